@@ -14,7 +14,7 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hands the arguments to the module of the command. Exit status: the command's; 2 for one that there is not."""
+    """Runs the module of the command. Returns the exit status: the command's; 2 for an unknown command."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     own = "python -m jrl" if Path(sys.argv[0]).name == "__main__.py" else "jrl"
     if name in ("-h", "--help"):
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (name := name.replace("_", "-")) not in command.COMMANDS:
         near = difflib.get_close_matches(name, command.COMMANDS, 1)
         mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(command.COMMANDS)}"
-        print(f"error: {own} {name}: there is no such command: {mend}", file=sys.stderr)
+        print(f"error: {own} {name}: unknown command: {mend}", file=sys.stderr)
         return 2
     command.typed_as(f"{own} ")
     package = f"jrl.{name.replace('-', '_')}"
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> int:
-    """The entry point of the installed `jrl`. The user's own modules are found where it is typed, as by `python -m`."""
+    """Runs the installed `jrl`. The user's own modules are found where it is typed, as by `python -m`."""
     if not sys.flags.safe_path:
         with contextlib.suppress(FileNotFoundError):  # a directory that was deleted: the command tells
             sys.path.insert(0, os.getcwd())

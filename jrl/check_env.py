@@ -11,15 +11,15 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
-    p = command.parser("check-env", "Step an environment with random actions and tell what is wrong with it.")
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
+    p = command.parser("check-env", "Step an environment with random actions and report its faults.")
     p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
     p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or jax")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")
     p.add_argument("--action-mask-info", metavar="NAME", help="as env.action_mask_info: the entry of the infos")
-    p.add_argument("--steps", type=int, default=200, help="of each environment (default 200)")
-    p.add_argument("--envs", type=int, default=2, help="side by side (default 2)")
-    p.add_argument("--seed", type=int, default=0, help="of environments and actions (default 0)")
+    p.add_argument("--steps", type=int, default=200, help="steps of each environment (default 200)")
+    p.add_argument("--envs", type=int, default=2, help="environments side by side (default 2)")
+    p.add_argument("--seed", type=int, default=0, help="seed of environments and actions (default 0)")
     return p
 
 

@@ -11,7 +11,7 @@ from jrl.settings import config, multi_agent, plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`show` or `validate` a config, or `migrate` one of RLlib's; the exit status: 0, or 2 for bad input."""
+    """Shows, validates or migrates a config, and returns the exit status: 0, or 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "migrate":
         from jrl import migrate
@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return migrate.main(argv[1:])
     parser = command.parser(
         "config",
-        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (migrate --help "
-        "tells how).",
+        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (see migrate "
+        "--help).",
     )
     parser.add_argument("command", choices=("list", "show", "validate", "migrate"))
     parser.add_argument("config", nargs="?", help="YAML file, or a name of `list`; without it: the defaults")
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--network",
         action="store_true",
-        help="with show: the networks' parameters instead, for which one environment is made",
+        help="with show: the networks' parameters instead, which needs one environment",
     )
     args = parser.parse_args(argv)
     if args.network and args.command != "show":
@@ -84,7 +84,7 @@ def given(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None],
 ) -> Mapping[str, Any]:
-    """Plain data of the config that a command was given, of RLlib's what the migration makes of it.
+    """Returns plain data of the config that a command was given; RLlib's is migrated.
 
     Args:
       source: a file, the name of one that comes with jrl, what one holds, or None.

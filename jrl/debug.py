@@ -25,7 +25,7 @@ _MOST_ROWS = 8  # that are looked for and printed
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     text = "Name the operation and the transition that made a run's update non-finite."
     p = command.parser("debug", text)
     p.add_argument("bundle", help="<run>/nonfinite/<iteration>, or a run directory: its latest bundle")
@@ -67,7 +67,7 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why an update is not finite."""
+    """Explanation of an update that is not finite."""
 
     bad: tuple[str, ...]  # results that are not finite: parts of the state, losses
     operation: "Operation | None"
@@ -76,7 +76,7 @@ class Explanation:
 
     @property
     def finite(self) -> bool:
-        """Whether the update is finite when repeated."""
+        """Returns whether the update is finite when repeated."""
         return not self.bad
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
 
 
 def _transitions(update: Callable, state, batch, key, bad: list[int]) -> tuple[tuple[Transition, ...], str]:
-    """The rows that each make the results `bad` non-finite, and what else is to be said."""
+    """Returns the rows that each make the results `bad` non-finite, and a note on them."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -198,7 +198,7 @@ def _smallest(is_bad: Callable[[list[int]], bool], rows: list[int]) -> list[list
 
 
 def _only(batch: "Batch | Rollout", keep) -> Any:
-    """The batch with every row masked and zero that is not in `keep`, [N] or [T, B] bool."""
+    """Returns the batch with every row masked and zero that is not in `keep`, [N] or [T, B] bool."""
     import jax
     import jax.numpy as jnp
 
@@ -284,7 +284,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
 def _like(
     algo: "Algo", spec: "EnvSpec", rollout: "Rollout", extras: "dict[str, PyTree]"
 ) -> "Batch | SequenceBatch | Rollout":
-    """The containers of what an algorithm learns from; their leaves are of any shape.
+    """Returns the containers of what an algorithm learns from; their leaves are of any shape.
 
     Args:
       algo, spec: of the run.
@@ -314,7 +314,7 @@ def _text(x: Any) -> str:
 
 
 def _named(tree, prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves with their names, such as params.policy.kernel."""
+    """Returns the leaves with their names, such as params.policy.kernel."""
     import jax
 
     names = lambda path: filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator=".")))
@@ -322,7 +322,7 @@ def _named(tree, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _magnitude(tree) -> float:
-    """The largest finite absolute value among the floats."""
+    """Returns the largest finite absolute value among the floats."""
     import numpy as np
 
     floats = (np.abs(np.asarray(x, np.float64)) for _, x in _named(tree) if np.issubdtype(x.dtype, np.floating))

@@ -45,7 +45,7 @@ def _sum(terms: Iterable[jax.Array]) -> jax.Array:
 
 @struct.dataclass
 class Categorical:
-    """One of A actions. Actions are [...] int32, results [...] f32.
+    """A distribution over A actions. Actions are [...] int32, results [...] f32.
 
     >>> dist = Categorical(jnp.log(jnp.array([0.5, 0.25, 0.25])))
     >>> dist.mode(), round(float(jnp.exp(dist.log_prob(jnp.array(2)))), 6)
@@ -115,7 +115,7 @@ class MultiCategorical:
         return _sum(mine.kl(its) for mine, its in zip(self.choices(), other.choices(), strict=True))
 
     def choices(self) -> list[Categorical]:
-        """The K choices, each with its part of the logits."""
+        """Returns the K choices, each with its part of the logits."""
         _check_shape("logits", self.logits, (*self.logits.shape[:-1], sum(self.nvec)))
         return [Categorical(logits) for logits in _split(self.logits, self.nvec)]
 
@@ -183,7 +183,7 @@ class DiagGaussian:
         return self.from_noise(random.normal(key, self.mean.shape))
 
     def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
-        """The sample that standard normal numbers of the shape of `mean` make, and its log-probability."""
+        """Returns the sample that standard normal numbers [*mean.shape] make, and its log-probability."""
         log_std = self._log_std()
         return self.mean + jnp.exp(log_std) * noise, self._standard_log_prob(noise, log_std)
 
@@ -221,7 +221,7 @@ class TanhGaussian:
         return jnp.tanh(self._base().sample(key))
 
     def mode(self) -> jax.Array:
-        """tanh(mean), the usual choice for acting without noise: the median of each element."""
+        """Returns tanh(mean), the usual choice for acting without noise: the median of each element."""
         return jnp.tanh(self.mean)
 
     def log_prob(self, action) -> jax.Array:
@@ -235,11 +235,11 @@ class TanhGaussian:
         return self._log_prob_before_tanh(jnp.arctanh(jnp.clip(action, -inside, inside)))
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
-        """The log-probability is computed from the sample before tanh, exact however near to +-1 it lies."""
+        """Draws a sample; its log-probability is computed before tanh, exact however near to +-1 it lies."""
         return self.from_noise(random.normal(key, self.mean.shape))
 
     def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
-        """The sample that standard normal numbers of the shape of `mean` make, and its log-probability."""
+        """Returns the sample that standard normal numbers [*mean.shape] make, and its log-probability."""
         before, log_prob = self._base().from_noise(noise)
         return jnp.tanh(before), log_prob - self._log_slope(before)
 
@@ -251,7 +251,7 @@ class TanhGaussian:
         return self._base().log_prob(before) - self._log_slope(before)
 
     def _log_slope(self, before):
-        """log(1 - tanh(u)^2), summed, in a form that neither overflows nor rounds to log(0)."""
+        """Returns log(1 - tanh(u)^2), summed, in a form that neither overflows nor rounds to log(0)."""
         return self._base()._sum(2.0 * (math.log(2.0) - before - jax.nn.softplus(-2.0 * before)))
 
     def _base(self) -> DiagGaussian:
@@ -293,7 +293,7 @@ class Joint:
         return _sum(mine.kl(its) for mine, its in zip(self._leaves(), self._of(other.parts), strict=True))
 
     def _map(self, fn, *others) -> PyTree:
-        """`fn` of each part and what stands at its place in the lists `others`."""
+        """Applies `fn` to each part and what stands at its place in the lists `others`."""
         return self._tree().unflatten([fn(*args) for args in zip(self._leaves(), *others, strict=True)])
 
     def _keys(self, key):
@@ -310,12 +310,12 @@ class Joint:
 
 
 def is_distribution(x: Any) -> bool:
-    """Whether a node of a tree is a distribution over one array."""
+    """Returns whether a node of a tree is a distribution over one array."""
     return isinstance(x, Categorical | MultiCategorical | Bernoulli | DiagGaussian | TanhGaussian)
 
 
 def batched(dist: Any) -> Any:
-    """The distribution with all of its arrays [..., *], `log_std` too: so its rows can be picked."""
+    """Returns the distribution with all arrays [..., *], `log_std` too, so that its rows can be picked."""
     match dist:
         case Joint():
             return Joint(dist._map(batched))
@@ -335,7 +335,7 @@ class Head(NamedTuple):
 
 
 def action_distribution(space: Space, *, squash: bool = False) -> Head:
-    """The distribution over the actions of `space`.
+    """Makes the distribution over the actions of `space`.
 
     Discrete: Categorical; MultiDiscrete: MultiCategorical; MultiBinary: Bernoulli; they ignore `log_std`. Box of
     floats: DiagGaussian, or TanhGaussian if `squash`; the outputs are the mean, `log_std` is needed, actions have the
@@ -429,12 +429,12 @@ def _part(space: Leaf, squash: bool, path: str) -> _Part:
 
 
 def _shaped(x, shape):
-    """[..., size] -> [..., *shape]"""
+    """Reshapes [..., size] to [..., *shape]."""
     return jnp.reshape(x, (*x.shape[:-1], *shape))
 
 
 def _split(x, sizes: Sequence[int]) -> list[jax.Array]:
-    """Along the last axis, in parts of these sizes."""
+    """Splits along the last axis into parts of these sizes."""
     return jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=-1)
 
 

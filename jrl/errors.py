@@ -29,7 +29,7 @@ class EnvironmentFailed(RuntimeError):
 
 
 def details(error: BaseException) -> str:
-    """The traceback behind an error whose message has no more than the user's lines; empty where there is none."""
+    """Returns the traceback behind an error whose message has only the user's lines; empty where there is none."""
     at: BaseException | None = error
     while at is not None:
         if found := getattr(at, "details", ""):
@@ -39,7 +39,7 @@ def details(error: BaseException) -> str:
 
 
 def cannot_import(package: str, error: ImportError, install: str = "") -> str:
-    """Why a package cannot be imported, and what to install: the package, or another one that it needs.
+    """Returns why a package cannot be imported, and what to install: the package, or another one that it needs.
 
     Args:
       package: its name.

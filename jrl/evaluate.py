@@ -14,16 +14,16 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("evaluate", "Play episodes with a trained policy.")
     command.take_checkpoint(p)
-    p.add_argument("--episodes", type=int, default=100, help="exactly so many (default 100)")
-    p.add_argument("--unit", choices=("episodes", "timesteps"), default="episodes", help="of --episodes")
+    p.add_argument("--episodes", type=int, default=100, help="number of episodes, exactly (default 100)")
+    p.add_argument("--unit", choices=("episodes", "timesteps"), default="episodes", help="unit of --episodes")
     p.add_argument("--envs", type=int, help="environments at once (default: up to 16)")
     p.add_argument("--num-env-runners", type=int, default=0, help="processes that play (default: this one)")
-    p.add_argument("--seed", type=int, help="of the environments (default: the run's, never those of training)")
+    p.add_argument("--seed", type=int, help="seed of the environments (default: the run's, never those of training)")
     p.add_argument("--explore", action="store_true", help="sample actions as in training")
-    p.add_argument("--per-episode", action="store_true", help="tell the return and length of each episode, too")
+    p.add_argument("--per-episode", action="store_true", help="print the return and length of each episode, too")
     p.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override the config")
     return p
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Tells what `evaluate` found, in words."""
+    """Yields what `evaluate` found, in words."""
     for i, (total, steps) in enumerate(zip(found.get("returns", ()), found.get("lengths", ())), start=1):
         yield f"episode {i}: return {total:g}, {counted(steps, 'step')}"
     where = f"{found['checkpoint']} after {found['env_steps']:,} steps of training"
@@ -62,8 +62,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean, deviation and range of the returns, mean and deviation of the lengths, in environments as the run evaluates
-    in; with `args.per_episode` the `returns` and `lengths` themselves.
+    """Evaluates a checkpoint: mean, deviation and range of the returns, mean and deviation of the lengths, in
+    environments as the run evaluates in; with `args.per_episode` the `returns` and `lengths` themselves.
     """
     if args.episodes < 1:
         raise InputError(f"--episodes: expected at least 1, got {args.episodes}")

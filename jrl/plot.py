@@ -15,16 +15,16 @@ from jrl.report.runs import MEMBERS
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; nothing heavy is imported for it."""
+    """Returns the parser of the command line; nothing heavy is imported for it."""
     p = command.parser("plot", "Draw the learning curve of a run, or of several: the seeds of one config are a group.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
     p.add_argument("--out", type=Path, help="PNG (default: learning_curve.png, of one run in its directory)")
     p.add_argument(
         "--y",
         metavar="METRIC",
-        help="of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
+        help="key of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
     )
-    p.add_argument("--x", default="env_steps", metavar="METRIC", help="such as time_s (default env_steps)")
+    p.add_argument("--x", default="env_steps", metavar="METRIC", help="axis, such as time_s (default env_steps)")
     return p
 
 
@@ -74,7 +74,7 @@ def plot(
 
 
 def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
-    """Run directories by what their configs (plain data) have that those of other groups have not: label -> runs."""
+    """Groups run directories by the settings (plain data) in which configs differ: label -> runs."""
     groups: dict[str, list[Path]] = {}
     for path, label in methods.names({path: schema.flatten(config) for path, config in configs.items()}).items():
         groups.setdefault(label or "all", []).append(path)
@@ -82,7 +82,7 @@ def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
 
 
 def _name(configs: Iterable[Mapping[str, Any]], key: str) -> str:
-    """The value of a key, or of several configs the values."""
+    """Returns the value of a key, or of several configs the values."""
     return ", ".join(dict.fromkeys(str(schema.flatten(config).get(key)) for config in configs))
 
 

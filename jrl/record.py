@@ -10,12 +10,12 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("record", "Write a video of episodes of a trained policy.")
     command.take_checkpoint(p)
     p.add_argument("--out", default="video.mp4", help="FILE.mp4, or FILE.gif (default video.mp4)")
-    p.add_argument("--episodes", type=int, default=1, help="one after the other in one file (default 1)")
-    p.add_argument("--seed", type=int, help="of the environment (default: the run's, never those of training)")
+    p.add_argument("--episodes", type=int, default=1, help="episodes, one after the other in one file (default 1)")
+    p.add_argument("--seed", type=int, help="seed of the environment (default: the run's, never those of training)")
     p.add_argument("--fps", type=float, help="steps per second (default: as the environment says)")
     p.add_argument("--max-steps", type=int, default=10_000, help="cut an episode there (default 10000)")
     return p

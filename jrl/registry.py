@@ -23,17 +23,17 @@ _registered: dict[str, Any] = {}
 
 
 def register(name: str, found: Any) -> None:
-    """Makes `found` known as `name`; another of that name gives way."""
+    """Makes `found` known as `name`, in the place of another of that name."""
     _registered[name] = found
 
 
 def registered(name: str) -> Any | None:
-    """Returns what `register` was told of that name, None for an unknown one."""
+    """Returns what was registered under that name, None for an unknown one."""
     return _registered.get(name)
 
 
 def reference(found: Any) -> str:
-    """A name by which `load` finds this class or function; a text is one already."""
+    """Returns a name by which `load` finds this class or function; a text is one already."""
     if isinstance(found, str):
         return found
     for known_as, known in _registered.items():
@@ -53,7 +53,7 @@ def reference(found: Any) -> str:
 
 
 def everything() -> dict[str, Any]:
-    """All that is registered, for `install` in another process."""
+    """Returns all that is registered, for `install` in another process."""
     return dict(_registered)
 
 
@@ -68,12 +68,12 @@ def needed(tree: Any) -> dict[str, Any]:
 
 
 def install(found: Mapping[str, Any]) -> None:
-    """Registers what `everything` gave."""
+    """Registers what `everything` returned."""
     _registered.update(found)
 
 
 def imported(name: str, what: str) -> Any:
-    """The module of a dotted name. Raises InputError that begins with `what`, whatever happens while it is imported."""
+    """Imports the module of a dotted name. Raises InputError that begins with `what`, whatever happens meanwhile."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise InputError(f"{what}: {short(name)} is no name of a module: expected package.module, letters and dots")
     try:
@@ -91,7 +91,7 @@ def imported(name: str, what: str) -> Any:
 
 
 def load(path: str, key: str) -> Any:
-    """The class or function of a name.
+    """Loads the class or function of a name.
 
     Args:
       path: package.module:name, package.module.name, or a registered name.
@@ -127,7 +127,7 @@ def load(path: str, key: str) -> Any:
 
 
 def class_path(text: str) -> str | None:
-    """`package.module:Name` of a dotted path or of a printed class; None of what no process could import.
+    """Returns `package.module:Name` of a dotted path or of a printed class; None of what no process could import.
 
     >>> class_path("<class 'my_project.envs.Corridor'>"), class_path("my_project.envs:Corridor"), class_path("<lambda>")
     ('my_project.envs:Corridor', 'my_project.envs:Corridor', None)
@@ -139,7 +139,7 @@ def class_path(text: str) -> str | None:
 
 
 def importable(value: Any) -> str | None:
-    """The name by which `load` finds a class or function, which may itself be given; None: there is none."""
+    """Returns the name by which `load` finds a class or function, which may itself be given; None: there is none."""
     if isinstance(value, str) and registered(value) is None:
         return class_path(value)
     return reference(value) if isinstance(value, str) or callable(value) else None

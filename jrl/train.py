@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Clients(Protocol):
-    """Those who play the episodes of a run, of which this process is told (`jrl.serve`)."""
+    """Clients that play the episodes of a run, as `jrl.serve` hands them to this process."""
 
     def open(self, cfg: config.RunConfig) -> contextlib.AbstractContextManager[Any]:
-        """Takes the address where they come, for the time of the context. Raises InputError."""
+        """Takes the address at which they come, while the context is open. Raises InputError."""
 
     def source(self, cfg: config.RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Any]:
-        """What makes the source of a run (`build.MakeSource`) that goes on after so many iterations."""
+        """Returns the maker of the source of a run (`build.MakeSource`) that goes on after so many iterations."""
 
 
 class _Start(NamedTuple):
-    """Where training begins."""
+    """Start of training."""
 
     saved: Path | None = None  # checkpoint to continue from
     weights: Path | None = None  # checkpoint whose weights are taken over
@@ -42,7 +42,7 @@ class _Start(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What all parts of a run have in common."""
+    """Settings that all parts of a run share."""
 
     directory: Path
     transcript: output.Transcript
@@ -53,7 +53,7 @@ class _Options(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Why training ended."""
+    """End of training, and its reason."""
 
     reason: str | None  # the criterion that was met
     fault: Path | None = None  # bundle of an update that was not finite
@@ -61,12 +61,12 @@ class _End(NamedTuple):
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
-    """The command line of a command that trains. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of a command that trains. Neither jax nor an environment library is imported for it."""
     p = command.parser(name, what)
     p.add_argument(
         "config",
         nargs="?",
-        help="YAML file, or a name that `jrl config list` tells; without it the defaults, and --algo, --env and --stop",
+        help="YAML file, or a name of `jrl config list`; without it the defaults, and --algo, --env and --stop",
     )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
@@ -86,28 +86,26 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
-    p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
-    p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
+    p.add_argument("-v", "--verbose", action="count", default=0, help="show where the time goes; -vv: all of jax's log")
+    p.add_argument("--as-test", action="store_true", help="exit with 1 unless a criterion other than env_steps is met")
     p.set_defaults(seeds=None, processes=None, until=None, rows=None)
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 when --as-test was not met or an update was not finite; 2 for bad input; 129, 130 or 143 after
-    a signal.
-    """
+    """Trains. Returns 0; 1 if --as-test failed or an update was not finite; 2 for bad input; 128 + n after signal n."""
     p = parser()
     p.add_argument(
-        "--seeds", type=int, metavar="N", help="so many runs side by side, with seeds run.seed, run.seed + 1, ..."
+        "--seeds", type=int, metavar="N", help="number of runs side by side, with seeds run.seed, run.seed + 1, ..."
     )
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
-    p.add_argument("--rows", metavar="JSON", help="what each result row has besides, e.g. '{\"pbt/copies\": 0}'")
+    p.add_argument("--rows", metavar="JSON", help="further keys of each result row, e.g. '{\"pbt/copies\": 0}'")
     return run(p.parse_args(argv))
 
 
 def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
-    """Trains what a command line of `parser` says; `clients` play where the config has a section external."""
+    """Trains as a command line of `parser` says; `clients` play where the config has a section external."""
     verbose = args.verbose > 0
     with output.recorded() as transcript:
         try:
@@ -168,7 +166,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
 
 
 def _name(args: argparse.Namespace, cfg: config.RunConfig) -> str:
-    """The name of a directory for a run that is given none, with the time."""
+    """Returns the name of a directory for a run that is given none, with the time."""
     return f"{_title(args, cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -180,7 +178,7 @@ def _title(args: argparse.Namespace, cfg: config.RunConfig) -> str:
 def _tell_end(
     args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: faults.Signals
 ) -> int:
-    """Prints why the run ended and what there is to do with it; the exit status."""
+    """Prints why the run ended and what can be done with it; returns the exit status."""
     from jrl.run import checkpoint
 
     key = plan.counts_by(cfg)
@@ -188,7 +186,7 @@ def _tell_end(
     kept = checkpoint.exists(directory)
     if end.fault:
         print(
-            f"ended by an update that was not finite; {command.typed('debug')} {end.fault} tells why", file=sys.stderr
+            f"ended by an update that was not finite; {command.typed('debug')} {end.fault} explains it", file=sys.stderr
         )
     elif interrupted and kept:
         print("interrupted: continue with --resume", directory)
@@ -213,7 +211,7 @@ def _tell_end(
 
 
 def _best(directory: Path) -> str:
-    """Says which checkpoint acts from now on, where it is not the last one."""
+    """Returns a line on the checkpoint that acts from now on, if it is not the last one."""
     from jrl.run import checkpoint
 
     found = checkpoint.locate(directory, best=None)
@@ -228,7 +226,7 @@ def _best(directory: Path) -> str:
 
 
 def _rllib(text: str | None) -> dict[str, Any] | None:
-    """The mapping that --config gives, as JSON. Raises InputError."""
+    """Reads the mapping that --config gives, as JSON. Raises InputError."""
     found = None if text is None else _mapping(text)
     if text is None or found is not None:
         return found
@@ -237,7 +235,7 @@ def _rllib(text: str | None) -> dict[str, Any] | None:
 
 
 def _told(text: str | None) -> dict[str, Any]:
-    """The values that --rows gives, as JSON. Raises InputError."""
+    """Reads the values that --rows gives, as JSON. Raises InputError."""
     found = {} if text is None else _mapping(text)
     if found is None or not all(isinstance(value, str | int | float | None) for value in found.values()):
         raise InputError(f"--rows: expected JSON of numbers and text such as '{{\"x/y\": 1}}', got {text!r:.60}")
@@ -245,7 +243,7 @@ def _told(text: str | None) -> dict[str, Any]:
 
 
 def _mapping(text: str) -> dict[str, Any] | None:
-    """The mapping that a text is as JSON; None: it is none."""
+    """Reads a text as a mapping in JSON; None: it is none."""
     try:
         found = plain_yaml.parse_json(text)
     except ValueError:
@@ -254,7 +252,7 @@ def _mapping(text: str) -> dict[str, Any] | None:
 
 
 def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
-    """The run from its last checkpoint on, or from its beginning where there is none, with smaller step sizes."""
+    """Returns the run from its last checkpoint, or else from its beginning, with smaller step sizes."""
     from jrl.run import checkpoint
 
     with contextlib.suppress(InputError):
@@ -269,7 +267,7 @@ def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: i
 
 
 def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
-    """What the command line changes: the config file that is given, or the config of the run that is continued."""
+    """Returns the config that the command line changes: the given file, or the config of the run that is continued."""
     run = args.out if args.resume == "auto" else args.resume
     if args.config is not None or not run:
         return args.config
@@ -288,7 +286,7 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
 def _directory(
     args: argparse.Namespace, cfg: config.RunConfig, stack: contextlib.ExitStack
 ) -> tuple[Path, Path | None]:
-    """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
+    """Returns the run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run import checkpoint
 
     name = _title(args, cfg)
@@ -397,7 +395,7 @@ def _sinks(
     options: _Options,
     rows_until: int | None,
 ) -> "list[Sink]":
-    """Opens the files of the run directory and the displays until `stack` ends; who gets the result rows, in order."""
+    """Opens the files of the run directory and the displays until `stack` ends; returns the takers of result rows."""
     from jrl.metrics import progress
     from jrl.run import reporter, run_directory
 

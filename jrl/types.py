@@ -27,7 +27,7 @@ Metrics = dict[str, Any]
 
 @dataclass_transform()
 def hyperparams(cls: type) -> type:
-    """Class decorator: a frozen dataclass of hyper-parameters that is also a pytree.
+    """Makes a class a frozen dataclass of hyper-parameters that is also a pytree.
 
     Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
     batch of configs trains one agent per value. A field whose default is itself of such a class is a subtree. All other
@@ -73,7 +73,7 @@ class Box:
     high: float | tuple[float, ...] = math.inf
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """`low` and `high` as float64 arrays of `shape`."""
+        """Returns `low` and `high` as float64 arrays of `shape`."""
         expand = lambda b: np.broadcast_to(
             np.asarray(b, np.float64).reshape(self.shape if isinstance(b, tuple) else ()), self.shape
         )
@@ -94,7 +94,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """One integer in 0 .. nvec[i] - 1 for each i, shape (len(nvec),)."""
+    """Arrays of one integer in 0 .. nvec[i] - 1 for each i, shape (len(nvec),)."""
 
     nvec: tuple[int, ...]
     dtype: str = "int32"
@@ -114,8 +114,8 @@ class MultiBinary:
 
 @dataclasses.dataclass(frozen=True)
 class Dict:
-    """One element of each of the named spaces; elements are dicts. The order of the names is that of the environment,
-    that of the leaves of an element the alphabetical one, as everywhere in jax.
+    """Dicts of an element of each of the named spaces. Names are in the order of the environment, leaves of an element
+    in alphabetical order, as everywhere in jax.
     """
 
     items: tuple[tuple[str, "Space"], ...]
@@ -126,7 +126,7 @@ class Dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """One element of each of the spaces; elements are tuples."""
+    """Tuples of an element of each of the spaces."""
 
     items: tuple["Space", ...]
 
@@ -136,7 +136,7 @@ Space = Leaf | Dict | Tuple
 
 
 def element(space: Space) -> PyTree:
-    """Shapes and dtypes of one element of a space: a jax.ShapeDtypeStruct, or a dict or tuple of such."""
+    """Returns shapes and dtypes of one element of a space: a jax.ShapeDtypeStruct, or a dict or tuple of such."""
     match space:
         case Dict():
             return {name: element(part) for name, part in space.items}
@@ -162,7 +162,7 @@ class EnvSpec(NamedTuple):
 
     @property
     def games(self) -> int:
-        """The environments: B, or B / A of several agents."""
+        """Number of environments: B, or B / A of several agents."""
         return self.num_envs // max(1, len(self.agents))
 
 
@@ -170,7 +170,7 @@ class EnvSpec(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """One step of B environments, numpy or jax.
+    """Results of one step of B environments, numpy or jax.
 
     Environments reset on the step *after* an end: the row with `terminated` or `truncated` carries the true final
     observation; the next step ignores its action and returns the reset observation with reward 0 and both flags False.
@@ -187,7 +187,7 @@ class StepResult(NamedTuple):
 
 
 class Several(NamedTuple):
-    """Results of a step of several agents beside the columns' own results.
+    """Results of a step of several agents, beside those of each.
 
     An agent has rows of its own: its end is its own, and it may end before the others do. An agent that is not there,
     because it has ended or was not born yet, has masked rows; one that only waits for its turn has rows like any other,
@@ -229,10 +229,10 @@ class AsyncEnv(Protocol):
         """Begins new episodes in all of them; their first observations come by `recv`, with reward 0."""
 
     def send(self, action: Array, env_id: Array) -> None:
-        """Actions [n, *] for the environments `env_id` [n] i32, none of which is under way."""
+        """Sends actions [n, *] to the environments `env_id` [n] i32, none of which is under way."""
 
     def recv(self) -> tuple[Array, StepResult]:
-        """`env_id` [n] i32 and their results [n, *], 1 <= n <= batch_size. Waits until there are some."""
+        """Returns `env_id` [n] i32 and their results [n, *], 1 <= n <= batch_size. Waits until there are some."""
         ...
 
     def close(self) -> None: ...
@@ -302,9 +302,9 @@ NEXT_ACTION = "next_action"
 
 
 def seen_anew(before: Rollout, after: Rollout) -> Rollout:
-    """`after`, in which learning normalises the observations itself unless they are the very arrays of `before`.
+    """Returns `after`, whose observations learning normalises anew unless they are the very arrays of `before`.
 
-    Whoever changes observations between acting and learning has made worthless what acting saw of them.
+    Statistics that acting took of observations do not hold once these were changed.
     """
     pairs = zip(jax.tree.leaves(before.obs), jax.tree.leaves(after.obs), strict=True)
     if SEEN not in after.extras or all(a is b for a, b in pairs):
@@ -391,7 +391,7 @@ class ActOut(NamedTuple):
 NO_CHOICE = "env/no_valid_action"  # metric: the share of rows whose action mask allows nothing; absent without masks
 VALID_SHARE = "replay/valid_share"  # metric: the share of the rows in replay that are transitions
 BROKEN_STACKS = "replay/broken_stacks"  # metric: the share of rows whose frame stacks replay cannot rebuild
-NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where nobody looks
+NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where updates are not watched
 
 
 class UpdateAux(NamedTuple):
@@ -424,12 +424,12 @@ class Algo(NamedTuple):
 
     @property
     def on_policy(self) -> bool:
-        """Whether it learns from rollouts as they come."""
+        """Returns whether it learns from rollouts as they come."""
         return isinstance(self.data, Fresh)
 
     @property
     def sequences(self) -> bool:
-        """Whether it learns from sequences; in those of replay `extras["carry"]` is the memory before each row."""
+        """Returns whether it learns from sequences; in replay's `extras["carry"]` is the memory before each row."""
         return not isinstance(self.data, Fresh) and self.data.sequences
 
 

@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
         steps += 400
         args = [f"--set=devices.learners={list(range(devices))}", f"--stop=env_steps={steps}", "--resume=auto"]
         assert run(algo, *args, out=out) == 0
-        assert f"devices to {devices}: the columns are dealt out anew" in capsys.readouterr().out
+        assert f"devices to {devices}: the environments are dealt out anew" in capsys.readouterr().out
         row = loggers.read_rows(out / "result.jsonl")[-1]
         assert row["env_steps"] >= steps and row["episode/length"] > 5
         after = checkpoint.read(checkpoint.locate(out), "learner")

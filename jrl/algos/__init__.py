@@ -67,7 +67,7 @@ def names() -> tuple[str, ...]:
 
 
 def is_own(name: object) -> bool:
-    """Whether a name is that of a module of the user's: one with dots, or of a file that can be imported from here."""
+    """Returns whether a name is that of a user's module: one with dots, or of a file that can be imported from here."""
     if not isinstance(name, str) or name in _MODULES:
         return False
     if "." in name or not name.isidentifier():
@@ -113,8 +113,8 @@ def get(name: str) -> ModuleType:
 
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
-    """Returns why nothing of an algorithm, told by its Config, can be what the network's options of critics alone
-    (`value_inputs`, `critic_layer_norm`) are for, one message each."""
+    """Returns why an algorithm, by its Config, cannot use the options for critics alone (`value_inputs`,
+    `critic_layer_norm`), one message each."""
     asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
     if not asked or traits(cfg).has_critic:
         return network.sharing_faults()
@@ -125,8 +125,7 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:
-    """Picks the algorithms that can stand in for that of `cfg`: as those that learn from nothing but a data set, or as
-    the others."""
+    """Picks the algorithms that can replace that of `cfg`: those that learn from data sets alone, or the others."""
     needs_data = learns_from(type(cfg)) is Fixed
     return [name for name in others if (learns_from(get_config_class(name)) is Fixed) == needs_data]
 

@@ -55,7 +55,7 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step on a rollout [T, B]; it draws nothing."""
+    """Makes one gradient step on a rollout [T, B]; it draws nothing."""
     state = agents.rewarded(agent, state, rollout)
     rows, _, memory, value_metrics = actor_critic.gae_rows(cfg, agent, agents.begun(agent, state, rollout), rollout)
     rows = agents.cut(agent, rows, memory)

@@ -281,7 +281,7 @@ def _join(memory: PyTree, exploration: PyTree) -> PyTree:
 def descend(
     cfg: Common, agent: Agent, lr: Any, gradient: PyTree, opt_state: PyTree, params: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """One step of size `lr` against the gradient: (params, opt_state)."""
+    """Makes one step of size `lr` against the gradient: (params, opt_state)."""
     updates, opt_state = agent.optimizer(cfg).update(gradient, opt_state, params)
     return optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates)), opt_state
 

@@ -208,7 +208,7 @@ def loss(cfg: Any, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -
 
 
 def descend(cfg: Cloning, agent: Agent, state: State, own: Callable[..., Any], rows: Any) -> tuple[State, Metrics]:
-    """One gradient step on rows, and its metrics.
+    """Makes one gradient step on rows, and returns its metrics.
 
     Args:
       own: the algorithm's loss, (params, rows, ent_coef=) -> (scalar, metrics).
@@ -226,7 +226,7 @@ def descend(cfg: Cloning, agent: Agent, state: State, own: Callable[..., Any], r
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step."""
+    """Makes one gradient step."""
     batch = read(cfg, agent, state, batch)
     obs = from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
     rows = Rows(obs, batch.action, batch.weight)

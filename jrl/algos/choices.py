@@ -1,4 +1,4 @@
-"""Which distribution an algorithm's actions come from, with its exploration or without: to ask it for probabilities.
+"""Distributions of an algorithm's actions, with its exploration or without, which give their probabilities.
 
 The distribution of a policy that takes the best of a set of choices gives that one the probability 1. There is none of
 what is exactly one point of a continuum, of noise that remembers, and of a user's own exploration; those raise an error
@@ -57,7 +57,7 @@ def of(
             return _chosen(jnp.where(temperature > 0, soft, _sure(ops.masked_argmax(output, allowed), output)))
         case exploration.Gaussian():
             return DiagGaussian(output, jnp.log(schedules.value(cfg.std, env_steps)), output.ndim - 1)
-    raise InputError(f"algo.exploration.name {cfg.name}: nobody knows the probability of its actions")
+    raise InputError(f"algo.exploration.name {cfg.name}: the probability of its actions is not known")
 
 
 def _chosen(logits: jax.Array) -> Any:

@@ -69,7 +69,7 @@ def weight_of(cfg: Any, params: dict[str, PyTree]) -> Any:
 
 
 def weight_step(cfg: Any, agent: Agent, state: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """One step of the weight up the slope of weight * (gap - cql_target_gap), by metrics over all devices."""
+    """Moves the weight one step up the slope of weight * (gap - cql_target_gap), by metrics over all devices."""
     if cfg.cql_target_gap is None:
         return state, metrics
     weight = weight_of(cfg, state.params)

@@ -141,7 +141,7 @@ def step_policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: Py
 
 
 def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradient: PyTree) -> State:
-    """One step of the part `name` of the parameters, by a step size or a schedule of it."""
+    """Makes one step of the part `name` of the parameters, by a step size or a schedule of it."""
     lr = schedules.value(lr, state.env_steps)
     params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state[name], state.params[name])
     return replace(state, params={**state.params, name: params}, opt_state={**state.opt_state, name: opt_state})

@@ -101,7 +101,7 @@ class QLearning(Common):
 
     @property
     def draws(self) -> bool:
-        """Whether a key draws what the network puts out."""
+        """Returns whether a key draws what the network puts out."""
         return False
 
     def validate(self) -> list[str]:
@@ -137,7 +137,7 @@ class Config(QLearning):
 
     @property
     def draws(self) -> bool:
-        """Whether a key draws what the network puts out."""
+        """Returns whether a key draws what the network puts out."""
         return self.noisy
 
     def validate(self) -> list[str]:
@@ -354,7 +354,7 @@ def loss(
 def update(
     cfg: QLearning, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key
 ) -> tuple[State, UpdateAux]:
-    """One gradient step, then perhaps a move of the target network."""
+    """Makes one gradient step, then perhaps moves the target network."""
     keys = Keys(*jax.random.split(key, 3)) if cfg.draws else Keys()
     if isinstance(batch, SequenceBatch):
         td_batch = of_sequences(cfg, agent, state, sequences.without_masked(batch), keys)

@@ -98,7 +98,7 @@ def conditioned_spec(spec: EnvSpec) -> EnvSpec:
     found = spec.observation
     if not isinstance(found, Dict) or _PREV_REWARD not in dict(found.items):
         raise InputError(
-            "dt takes what it received off the return that it plays for: set network.use_prev_reward (and for its "
+            "dt subtracts each reward from its target return: set network.use_prev_reward (and for its "
             "memory network.use_prev_action) to true"
         )
     numbers = ((RETURN_TO_GO, Box((), "float32")), (TIMESTEP, Box((), "float32")))
@@ -129,7 +129,7 @@ def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step."""
+    """Makes one gradient step."""
     batch = bc.read(cfg, agent, state, read(cfg, batch))
     obs = bc.from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
     rows = bc.Rows(obs, batch.action, batch.weight)

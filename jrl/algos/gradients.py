@@ -67,7 +67,7 @@ class Given:
 
 
 def is_node(x: Any) -> bool:
-    """Whether this part of a State's `opt_state` is one of these."""
+    """Returns whether this part of a State's `opt_state` is one of these."""
     return isinstance(x, Taken | Given)
 
 

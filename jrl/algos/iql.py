@@ -183,7 +183,7 @@ def policy_gradient(
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step of V, of the policy and of the critics, and a move of the targets."""
+    """Makes one gradient step of V, of the policy and of the critics, and moves the targets."""
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
     params, burn_in, mean = state.params, critics.burn_in(batch), lambda x: jnp.mean(batch.weight * x)
     q = target_q(agent, state, batch)

@@ -54,7 +54,7 @@ class Config(dqn.QLearning):
 
     @property
     def draws(self) -> bool:
-        """Whether a key draws what the network puts out."""
+        """Returns whether a key draws what the network puts out."""
         return True
 
 

@@ -133,7 +133,7 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step."""
+    """Makes one gradient step."""
     rows, adv_norm, value_metrics = targets(cfg, agent, state, bc.read(cfg, agent, state, batch))
     state, metrics = bc.descend(cfg, agent, state, functools.partial(loss, cfg, agent), rows)
     return replace(state, own={**state.own, "adv_norm": adv_norm}), UpdateAux(metrics | value_metrics)

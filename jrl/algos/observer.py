@@ -100,7 +100,7 @@ class _Facts(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether there is one array, which stands for itself in the statistics."""
+        """Returns whether there is one array, which stands for itself in the statistics."""
         return len(self.arrays) == 1 and not isinstance(self.space, Dict | Tuple)
 
 

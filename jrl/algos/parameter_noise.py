@@ -95,7 +95,7 @@ def _drawn(cfg: ParameterNoise, noise: Noise, params: PyTree, env_steps: Array) 
 
 
 def _distance(cfg: Any, env_steps, exact, noisy, mask, axis_name) -> tuple[Array, Array]:
-    """(the distance that is wanted, the one that there is)."""
+    """Returns (the wanted distance, the present one)."""
     if isinstance(cfg, ParameterNoiseQ):
         mask = by_choice(mask, exact)
         epsilon = schedules.value(cfg.epsilon, env_steps)

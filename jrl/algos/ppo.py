@@ -255,7 +255,7 @@ def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """One iteration of learning from a rollout [T, B]."""
+    """Makes one iteration of learning from a rollout [T, B]."""
     state = agents.rewarded(agent, state, rollout)
     rows, memory, value_metrics = targets(cfg, agent, agents.begun(agent, state, rollout), rollout)
     state, metrics = improve(cfg, agent, state, rows, memory, key)

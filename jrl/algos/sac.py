@@ -266,7 +266,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: An
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step of the critics, perhaps one of the policy, and a move of the targets."""
+    """Makes one gradient step of the critics, perhaps one of the policy, and moves the targets."""
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
     noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
     noise: Any = (None, None)

@@ -199,7 +199,7 @@ def move_critic_targets(cfg: Config, state: State) -> State:
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step of the critics, and perhaps one of the policy."""
+    """Makes one gradient step of the critics, and perhaps one of the policy."""
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
     params = state.params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))

@@ -72,7 +72,7 @@ class Team(NamedTuple):
 
 
 def is_team(spec: EnvSpec) -> bool:
-    """Whether the spaces of a spec are those of a team, as `jrl.envs.team` makes them."""
+    """Returns whether the spaces of a spec are those of a team, as `jrl.envs.team` makes them."""
     named = dict(spec.observation.items) if isinstance(spec.observation, Dict) else {}
     return isinstance(spec.action, MultiDiscrete) and AGENTS in named and PRESENT in named
 
@@ -237,7 +237,7 @@ def mixed(cfg: Any, q: Array, weights: Array) -> Array:
 
 
 def joined(heads: Any) -> Array:
-    """All heads side by side [..., A * n + W]."""
+    """Joins all heads side by side, [..., A * n + W]."""
     return jnp.concatenate(heads, -1)
 
 

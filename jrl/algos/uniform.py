@@ -41,7 +41,7 @@ def log_prob(space: Space, mask: Array | None = None) -> Array | float:
 
 
 def covers(space: Space, action: PyTree) -> Array | bool:
-    """Whether `sample` can draw each action [*batch, *] where no mask forbids it: bool [*batch], or for all at once."""
+    """Returns whether `sample` can draw each action [*batch, *] where no mask forbids it: bool [*batch], or for all."""
     found: Array | bool = True
     for (_, leaf), x in zip(spaces.leaves(space), jax.tree.leaves(action), strict=True):
         if isinstance(leaf, Box):

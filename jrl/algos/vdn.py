@@ -58,7 +58,7 @@ class Config(teams.Mixing, dqn.QLearning):
 
 
 def flat(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """All heads side by side [M, A * n + W], whatever their leading axes were."""
+    """Joins all heads side by side, [M, A * n + W], whatever their leading axes were."""
     return teams.joined([x.reshape(-1, x.shape[-1]) for x in heads])
 
 

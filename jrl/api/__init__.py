@@ -40,7 +40,7 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"cql": ("sac", {"conservativ
 
 @functools.cache
 def config_class(name: str) -> "type[AlgorithmConfig]":
-    """The config class of an algorithm: PPOConfig of ppo, or that of the user's own module. Raises InputError."""
+    """Returns the config class of an algorithm: PPOConfig of ppo, or that of the user's module. Raises InputError."""
     from jrl import algos
     from jrl.api.classes import make_class, make_variant
 
@@ -52,7 +52,7 @@ def config_class(name: str) -> "type[AlgorithmConfig]":
 
 @functools.cache
 def algorithm_class(name: str) -> "type[Algorithm]":
-    """The Algorithm class of an algorithm: PPO of ppo, or that of the user's own module. Raises InputError."""
+    """Returns the Algorithm class of an algorithm: PPO of ppo, or that of the user's module. Raises InputError."""
     from jrl import algos
     from jrl.api.algorithm import Algorithm
 

@@ -1,4 +1,4 @@
-"""Policies that an Algorithm gets and loses as it goes on, by RLlib's names for it."""
+"""Policies that are added to an Algorithm and removed from it, by RLlib's names."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -51,7 +51,7 @@ class Adds:
         Returns:
           The policy.
         Raises:
-          InputError: no place is free, the name is taken, or mapping and training name a policy that there is not.
+          InputError: no place is free, the name is taken, or mapping and training name an unknown policy.
         """
         _check_where("add_policy", where)
         if config:
@@ -121,12 +121,12 @@ class Adds:
 
     @property
     def policy_map(self) -> dict[str, ActionPolicy]:
-        """The policies that there are, by name."""
+        """Policies of the run, by name."""
         return {name: self.get_policy(name) for name in known(self.session).ids}
 
 
 def _asked(train: Collection[str] | Callable[..., bool] | None) -> Any:
-    """RLlib's functions of (policy, batch) as functions of a name."""
+    """Turns RLlib's functions of (policy, batch) into functions of a name."""
     if not callable(train):
         return train
     return lambda name: bool(train(name, None) if _takes_two(train) else train(name))

@@ -43,7 +43,7 @@ class Algorithm(ByHand, Adds):
       checkpoint: to continue from.
     Attributes:
       config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: who collects and who evaluates: `foreach_worker(fn)`, `foreach_env(fn)`; of those
+      workers, evaluation_workers: collectors and evaluators: `foreach_worker(fn)`, `foreach_env(fn)`; of those
         that collect also `local_worker()`, which samples and learns by hand.
     Raises:
       InputError: all that is wrong.
@@ -73,7 +73,7 @@ class Algorithm(ByHand, Adds):
 
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
-        """A copy of a config, or that of a dict: of its arguments or sections, or RLlib's, which is migrated."""
+        """Returns a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
         from jrl import api
 
         if isinstance(given, AlgorithmConfig):
@@ -88,7 +88,7 @@ class Algorithm(ByHand, Adds):
 
     @classmethod
     def _rllibs(cls, given: Mapping[str, Any]) -> bool:
-        """Whether a dict is RLlib's: it has a name of theirs that is none of ours, and none that only we have."""
+        """Returns whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
         from jrl import api
 
         if not migrate.looks_like_rllib(given) or not cls.algo_name:
@@ -103,7 +103,7 @@ class Algorithm(ByHand, Adds):
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
-        """A fresh config of this algorithm."""
+        """Returns a fresh config of this algorithm."""
         return cls.read_config(None)
 
     def _open(self, saved: Path | None) -> None:
@@ -152,19 +152,19 @@ class Algorithm(ByHand, Adds):
             raise
 
     def training_step(self, step: Any) -> None:
-        """One iteration: collects and learns. Subclasses may do otherwise with a jrl.run.staged.Step."""
+        """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.run.staged.Step."""
         step.learn(step.sample())
 
     @staticmethod
     def loss(default: Callable, net: Any, params: PyTree, batch: Any) -> Any:
-        """(scalar, metrics) of a batch. Subclasses may return another; `default(params, batch)` is the algorithm's."""
+        """Returns (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
         return default(params, batch)
 
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
-        """One iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data alone
-        `updates_per_iteration` updates, if `offline_data` says so.
+        """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
+        alone it makes `updates_per_iteration` updates, if `offline_data` says so.
 
         The first one makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
 
@@ -202,7 +202,7 @@ class Algorithm(ByHand, Adds):
         return result
 
     def _about(self) -> dict[str, Any]:
-        """What a result says of this process and of the run, beside numbers."""
+        """Returns what a result says of this process and of the run, beside numbers."""
         result, since = self.session.result or {}, self._restored
         return {
             "config": self.config.to_dict(),
@@ -247,13 +247,13 @@ class Algorithm(ByHand, Adds):
         self.session.set_task(task)
 
     def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn(worker)` of all that collect, as `workers.foreach_worker`."""
+        """Returns `fn(worker)` of all that collect, as `workers.foreach_worker`."""
         return self.workers.foreach_worker(fn)
 
     # ------------------------------------------------------------ acting
 
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
-        """The policy as it is now, which acts for one agent: shows what its networks say, too.
+        """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
 
         Args:
           policy_id: its name, of several agents; of one policy `default_policy` is another name.
@@ -273,14 +273,14 @@ class Algorithm(ByHand, Adds):
     def compute_single_action(
         self, observation: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any
     ) -> Any:
-        """The action for one observation, of one agent where there are several.
+        """Returns the action for one observation, of one agent where there are several.
 
         `how`, results and errors: see `ActionPolicy.compute_single_action`.
         """
         return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
     def compute_actions(self, observations: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any) -> Any:
-        """The actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
+        """Returns the actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     # ------------------------------------------------------------ checkpoints and end
@@ -313,7 +313,7 @@ class Algorithm(ByHand, Adds):
 
         Args:
           export_dir: made; an earlier export in it is replaced.
-          policy_id: of which policy.
+          policy_id: id of the policy.
           onnx: RLlib's; a number: as ONNX.
           format: npz, stablehlo or onnx.
         Returns:
@@ -334,7 +334,7 @@ class Algorithm(ByHand, Adds):
     export_model = export_policy_model
 
     def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = POLICY) -> Saved:
-        """As `save(export_dir)`: a checkpoint has all policies, of which `jrl.load(path, policy=...)` takes one."""
+        """Saves as `save(export_dir)` does, all policies: `jrl.load(path, policy=...)` takes one of them."""
         self.get_policy(policy_id)
         return self.save(export_dir)
 
@@ -358,7 +358,7 @@ class Algorithm(ByHand, Adds):
         policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
         policies_to_train: Collection[str] | Callable[..., bool] | None = None,
     ) -> "Algorithm":
-        """The Algorithm of a checkpoint, with the config that is stored there.
+        """Makes the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
           path: of the checkpoint.
@@ -386,8 +386,8 @@ class Algorithm(ByHand, Adds):
         return begun
 
     def stop(self) -> None:
-        """Ends environments, processes and threads of the run; may be called again. In the run directory, if `train`
-        made one, are the last checkpoint and the learning curve then.
+        """Ends the run's environments, processes and threads; may be called again. The run directory, if there is one,
+        then has the last checkpoint and the learning curve.
         """
         self._close(ended=True)
 
@@ -413,7 +413,7 @@ class Algorithm(ByHand, Adds):
 
 @functools.cache
 def _node_ip() -> str:
-    """The address of this machine; that of the loopback where its name has none."""
+    """Returns the address of this machine; the loopback's where its name has none."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -1,4 +1,4 @@
-"""What an Algorithm does beside its iterations: weights in and out, samples, updates and gradients by hand."""
+"""Work of an Algorithm beside its iterations: weights in and out, samples, updates and gradients by hand."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from jrl.types import Batch, SequenceBatch
 
 
 class ByHand(Learns):
-    """Methods of an Algorithm, of its `session` and `config`."""
+    """Methods of an Algorithm that use its `session` and `config`."""
 
     session: Session
     workers: Workers
@@ -25,10 +25,10 @@ class ByHand(Learns):
     # ------------------------------------------------------------ weights
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """By policy, of one agent `default_policy`: the fields of the algorithm's State that are weights, numpy arrays.
+        """Returns the weights by policy (of one agent `default_policy`), numpy arrays by field of the State.
 
         Args:
-          policies: of which; None: of all. Raises KeyError: there is none of that id.
+          policies: their ids; None: all. Raises KeyError: there is none of that id.
         """
         return self.workers.local_worker().get_weights(policies)
 
@@ -41,11 +41,11 @@ class ByHand(Learns):
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
           mapping: a parameter's name, as `get_policy().parameters()` has it, to the array's name in the file; with
             `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
-          policy_id: of which policy, where there are several.
+          policy_id: id of the policy, where there are several.
         Returns:
           The names of the parameters that were replaced; the others stay.
         Raises:
-          InputError: the file cannot be read, names that there are not, or other shapes.
+          InputError: the file cannot be read, unknown names, or other shapes.
         """
         name = known(self.session).named(policy_id) if self.session.policies else None
         weights, names = read_weights(Path(path), mapping, self.session.get_weights(name))
@@ -55,8 +55,8 @@ class ByHand(Learns):
     # ------------------------------------------------------------ samples, updates, gradients
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """A batch as the next gradient step would draw one of replay or data sets, in numpy. Raises InputError: there
-        is neither, or nothing in it yet.
+        """Returns a batch as the next gradient step would draw one of replay or data sets, in numpy. Raises InputError:
+        there is neither, or nothing in it yet.
         """
         return self.session.by_hand.sample_replay()
 
@@ -66,22 +66,20 @@ class ByHand(Learns):
     # ------------------------------------------------------------ as RLlib's Trainable
 
     def get_config(self) -> AlgorithmConfig:
-        """`config`, by RLlib's name."""
+        """Returns `config`, by RLlib's name."""
         return self.config
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Is called with each result before `train` returns it, after its row was written: a subclass may note, send or
-        change it. By itself it does nothing.
-        """
+        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of the run, as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
+        """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
         session = self.session
         arrays = checkpoint.on_host(session.parts())
         return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Goes on from what `__getstate__` gave. Raises InputError: it does not fit this Algorithm's config."""
+        """Goes on from what `__getstate__` returned. Raises InputError: it does not fit this Algorithm's config."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
             checkpoint.write(path, state["arrays"], state["meta"])

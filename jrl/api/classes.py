@@ -9,7 +9,7 @@ from jrl.api.config import AlgorithmConfig
 
 
 def make_variant(name: str, of: type[AlgorithmConfig], flags: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """The config class of an algorithm with flags under a name of their own: CQLConfig of cql."""
+    """Makes the config class of an algorithm with flags under a name of their own: CQLConfig of cql."""
     told = ", ".join(f"{key} {value}" for key, value in flags.items())
     doc = f"Settings of {name.upper()}: those of {of.__name__}, with {told}."
     members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_flags": dict(flags)}
@@ -17,7 +17,7 @@ def make_variant(name: str, of: type[AlgorithmConfig], flags: Mapping[str, Any])
 
 
 def make_class(name: str, algo_config: type) -> type[AlgorithmConfig]:
-    """The config class of an algorithm, with a method per group."""
+    """Makes the config class of an algorithm, with a method per group."""
     given = groups.arguments(algo_config)
     methods = {group: groups.method(group, known, AlgorithmConfig._set) for group, known in given.items()}
     title = algos.title(name)

@@ -49,7 +49,7 @@ class AlgorithmConfig:
         return super().__new__(cls)
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None):
-        # the tree of what was set in our words
+        # the tree of the keys that were set by our names
         self._given: dict[str, Any] = {"algo": dict(self._flags)} if self._flags else {}
         self._theirs: dict[str, Any] = {}  # what was set in RLlib's, as `jrl.migrate.KEYS` has the names
         self._said: dict[str, str] = {}  # of older names of arguments, what became of them
@@ -59,7 +59,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ setting
 
     def stop(self, **criteria: float) -> Self:
-        """When a run ends by itself: env_steps=1_000_000, or metrics of the result rows such as
+        """Sets when a run ends by itself: env_steps=1_000_000, or metrics of the result rows such as
         `**{"episode/return": 475}`. `Algorithm.train` may be called without any.
         """
         self._merge({"stop": criteria})
@@ -80,7 +80,7 @@ class AlgorithmConfig:
             raise InputError(*wrong)
 
     def _put_theirs(self, group: str, name: str, value: Any) -> list[str]:
-        """Takes a name of RLlib's; what is wrong with it."""
+        """Takes a name of RLlib's, and returns what is wrong with it."""
         latest = translation.newest(name)
         places = self.names()
         argument = self._arguments[places[latest]][latest] if latest in places else None
@@ -137,7 +137,7 @@ class AlgorithmConfig:
         self._merge(translation.nested(key, plain))
 
     def _plain(self, key: str, value: Any) -> Any:
-        """`value` as the tree holds it: objects by their names."""
+        """Returns `value` as the tree holds it: objects by their names."""
         if translation.is_search(value) and not isinstance(value, Mapping):
             return value
         if translation.is_search(value):
@@ -213,8 +213,8 @@ class AlgorithmConfig:
         self._merge(copy.deepcopy({**tree, "algo": algo} if "algo" in tree else dict(tree)))
 
     def arguments(self) -> dict[str, Any]:
-        """What was set, by the names that methods take, searches included: Tune's tables, its schedulers and the names
-        of trials show them. `update_from_dict` takes it back; what has no argument stays in its section.
+        """Returns what was set, by the names that methods take, searches included: Tune's tables, its schedulers and
+        the names of trials show them. `update_from_dict` takes it back; what has no argument stays in its section.
         """
         tree, found = copy.deepcopy(self._given), {}
         for name, group in self.names().items():
@@ -231,12 +231,12 @@ class AlgorithmConfig:
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        """The arguments of all methods, and the method of each."""
+        """Returns the arguments of all methods, and the method of each."""
         return {name: group for group, known in reversed(cls._arguments.items()) for name in known}
 
     @classmethod
     def overrides(cls, **keywords: Any) -> dict[str, Any]:
-        """Some settings as a tree, for `evaluation(evaluation_config=...)`: overrides(explore=False, env_config={...}).
+        """Returns settings as a tree, for `evaluation(evaluation_config=overrides(explore=False, env_config={...}))`.
 
         Raises:
           InputError: unknown names.
@@ -256,8 +256,8 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole tree, defaults included; `from_dict` gives an equal config back. Of a config without an algorithm
-        what was set, for `update_from_dict`.
+        """Returns the whole tree, defaults included; `from_dict` makes an equal config of it. Of a config without an
+        algorithm what was set, for `update_from_dict`.
         """
         return self._resolved(defaults=True) if self.algo_name else self.arguments()
 
@@ -276,19 +276,19 @@ class AlgorithmConfig:
         return tree
 
     def _job(self) -> tuple[Job, dict[str, list[str]]]:
-        """What RLlib's names come to, with a line or several for each; searches are worked out in each trial."""
+        """Translates RLlib's names, with a line or several for each; searches are worked out in each trial."""
         theirs = {name: value for name, value in self._theirs.items() if not translation.is_search(value)}
         own = algos.get_config_class(self.algo_name)
         return translation.job(self.algo_name, self.variant or self.algo_name, own, theirs, self._given)
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
+        """Returns whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
         return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
 
     def translations(self) -> list[str]:
-        """A line for each of RLlib's names that was given, with what became of it: `clip_param -> algo.clip_eps: 0.3`.
-        Names that are jrl's, too, have one where not all of it could be had.
+        """Returns a line for each of RLlib's names that was given, with what became of it: `clip_param ->
+        algo.clip_eps: 0.3`. Names that are jrl's, too, have one where not all of it could be had.
         """
         places = self.names()
         lines = [*self._said.values()]
@@ -307,7 +307,7 @@ class AlgorithmConfig:
         return made
 
     def to_run_config(self) -> RunConfig:
-        """The config of a run.
+        """Returns the config of a run.
 
         Raises:
           InputError: all that is wrong.
@@ -317,7 +317,7 @@ class AlgorithmConfig:
         return config.from_dict(tree)
 
     def to_yaml(self, path: str | Path | None = None) -> str:
-        """The whole tree as YAML, for `python -m jrl.train`; written to `path`, if given."""
+        """Returns the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
         text = schema.dump(self._resolved(defaults=True))
         if path is not None:
             Path(path).write_text(text)
@@ -325,7 +325,7 @@ class AlgorithmConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AlgorithmConfig":
-        """The config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
+        """Makes the config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
         from jrl import api
 
         if cls.algo_name and "algo" not in data:
@@ -335,7 +335,7 @@ class AlgorithmConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "AlgorithmConfig":
-        """The config of a YAML file. Raises InputError."""
+        """Reads the config of a YAML file. Raises InputError."""
         return cls.from_dict(schema.read_yaml(Path(path)))
 
     def validate(self) -> Self:
@@ -344,18 +344,18 @@ class AlgorithmConfig:
         return self
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """An equal config; frozen or not as this one, or as told."""
+        """Returns an equal config; frozen or not as this one, or as told."""
         other = copy.copy(self)
         other._given, other._theirs, other._said = copy.deepcopy(self._given), dict(self._theirs), dict(self._said)
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
     def freeze(self) -> None:
-        """From now on, setting raises AttributeError."""
+        """Freezes the config: setting raises AttributeError from now on."""
         self._frozen = True
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> "Algorithm":
-        """The Algorithm, ready to train, in `env` if given; this config is copied and frozen. Raises InputError.
+        """Builds the Algorithm, in `env` if given; this config is copied and frozen. Raises InputError.
 
         Args:
           env: over that of the config.
@@ -373,7 +373,7 @@ class AlgorithmConfig:
     build_algo = build
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
+        """Returns the value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
         latest = translation.newest(name) or name
         for given, value in self._theirs.items():
             if translation.newest(given) == latest:
@@ -396,26 +396,26 @@ class AlgorithmConfig:
         self.update_from_dict({name: value})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """`config.lr = 1e-3` sets what `training(lr=1e-3)` sets."""
+        """Sets an argument: `config.lr = 1e-3` does what `training(lr=1e-3)` does."""
         if name.startswith("_") or name == "algo_class":
             object.__setattr__(self, name, value)
         else:
             self.update_from_dict({name: value})
 
     def keys(self) -> list[str]:
-        """The names that `config[name]` takes."""
+        """Returns the names that `config[name]` takes."""
         return list(self.names())
 
     def values(self) -> list[Any]:
-        """What they are, in that order."""
+        """Returns the values of `keys()`, in that order."""
         return [self[name] for name in self.names()]
 
     def items(self) -> list[tuple[str, Any]]:
-        """Both."""
+        """Returns (key, value) of each."""
         return [(name, self[name]) for name in self.names()]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As `config[name]`; `default` where there is no such name."""
+        """Returns `config[name]`; `default` where there is no such name."""
         try:
             return self[name]
         except KeyError:

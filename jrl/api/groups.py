@@ -1,4 +1,4 @@
-"""The groups of `AlgorithmConfig`: which argument of which method is which key of the config tree.
+"""Groups of `AlgorithmConfig`: methods whose arguments are keys of the config tree.
 
 Names are RLlib's newest where it has the option, the tree's own where it has not. Annotation, default and documentation
 of an argument are those of its key, in `jrl.settings.sections` and in the algorithm's Config.
@@ -224,7 +224,7 @@ NOT_SET = _NotSet()
 
 
 def arguments(algo_config: type) -> dict[str, dict[str, Argument]]:
-    """Group -> keyword -> Argument, for an algorithm."""
+    """Returns group -> keyword -> Argument, for an algorithm."""
     replay = learns_from(algo_config) is not Fresh
     found: dict[str, dict[str, Argument]] = {}
     for group, mapping in GROUPS.items():
@@ -291,7 +291,7 @@ def _shown(field: dataclasses.Field) -> str:
 
 
 def method(group: str, given: Mapping[str, Argument] | None, setter: Callable[..., Any]) -> Callable[..., Any]:
-    """A method `group(self, *, ...)` that hands its keywords to setter(self, group, keywords) and returns self.
+    """Makes a method `group(self, *, ...)` that hands its keywords to setter(self, group, keywords) and returns self.
 
     Args:
       given: the arguments that are its signature; None: it has none.

@@ -47,7 +47,7 @@ class ActionPolicy(WorkerPolicy):
         self._outputs = jax.jit(outputs) if outputs else None
 
     def _act(self, given: _Given, state: PyTree, explore: bool | None, **units: bool | None):
-        """(actions [N, *], state, extras); `units`: as `Policy.step`."""
+        """Returns (actions [N, *], state, extras); `units`: as `Policy.step`."""
         obs, items, num = given
         if self._seen != self._session.version:
             self._policy.use(self._session.actor(self._name))
@@ -58,7 +58,7 @@ class ActionPolicy(WorkerPolicy):
         return action, self._state(after), extras
 
     def _memory(self, state: PyTree, num: int) -> Memory:
-        """A state as users hold it: the network's memory, and with it the past where observations tell of one."""
+        """Returns a state as users hold it: the network's memory, with the past where observations have history."""
         if self._inputs.history is None:
             return Memory(num, state, None)
         return Memory(num, state[0], Past(*jax.tree.map(np.asarray, tuple(state[1]))))
@@ -67,13 +67,13 @@ class ActionPolicy(WorkerPolicy):
         return memory.carry if memory.past is None else (memory.carry, memory.past)
 
     def get_initial_state(self) -> PyTree:
-        """The state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
+        """Returns the state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
         if not self.recurrent:
             return []
         return jax.tree.map(lambda x: np.asarray(x)[0], self._state(self._policy.start(1)))
 
     def is_recurrent(self) -> bool:
-        """`recurrent`, by RLlib's name."""
+        """Returns `recurrent`, by RLlib's name."""
         return self.recurrent
 
     def _observations(
@@ -99,7 +99,7 @@ class ActionPolicy(WorkerPolicy):
         return found, items, num
 
     def _own_units(self, action: PyTree) -> PyTree:
-        """Actions in the environment's units as those of the policy."""
+        """Returns actions in the environment's units as those of the policy."""
         if self._spec.env_action is None:
             return action
 
@@ -126,7 +126,7 @@ class ActionPolicy(WorkerPolicy):
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:
-        """The action for one observation, in the environment's own units. Observation statistics stay as they are.
+        """Returns the action for one observation, in the environment's own units. Observation statistics do not change.
 
         Args:
           obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
@@ -162,7 +162,7 @@ class ActionPolicy(WorkerPolicy):
         prev_reward: Any = None,
         explore: bool | None = None,
     ) -> Any:
-        """The actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
+        """Returns the actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
 
         The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
         state has leading axes N. Returns (actions, state, extras) where that would return them.
@@ -183,7 +183,7 @@ class ActionPolicy(WorkerPolicy):
     def predict(
         self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, PyTree]:
-        """(actions, state) of one observation or of many, with SB3's arguments.
+        """Returns (actions, state) of one observation or of many, with SB3's arguments.
 
         Args:
           observation: [*] or [N, *], in the environment's own units.
@@ -203,7 +203,7 @@ class ActionPolicy(WorkerPolicy):
         return (found[0], found[1]) if self._gives_state(state) else (found, None)
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
-        """log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
+        """Returns log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
@@ -213,7 +213,7 @@ class ActionPolicy(WorkerPolicy):
         return self.recurrent or not _is_empty(state)
 
     def _is_batch(self, observations: Mapping) -> bool:
-        """Whether this is a batch of one Dict space, not observations by agent."""
+        """Returns whether this is a batch of one Dict space, not observations by agent."""
         space = self.observation_space
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
         return names <= set(observations) and set(observations) - names <= set(self._inputs.added)
@@ -221,7 +221,7 @@ class ActionPolicy(WorkerPolicy):
     # ------------------------------------------------------------ what the networks say
 
     def outputs(self, observations: Any) -> dict[str, Any]:
-        """What the networks say of observations [N, *].
+        """Returns the outputs of the networks for observations [N, *].
 
         Returns:
           Of `distribution` (batched [N]: sample(key), log_prob(action), entropy(), mode()), `value` [N] and `q` [N, A]
@@ -236,18 +236,18 @@ class ActionPolicy(WorkerPolicy):
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
-        """Of the actions, batched [N]. Raises ValueError for algorithms without one."""
+        """Returns the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
         return self._one("distribution", observations)
 
     def value_function(self, observations: Any) -> np.ndarray:
-        """V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
+        """Returns V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
         found = self.outputs(observations)
         if "value" not in found and "q" in found:
             return np.asarray(found["q"]).max(-1)
         return np.asarray(self._pick(found, "value"))
 
     def q_values(self, observations: Any) -> np.ndarray:
-        """Q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
+        """Returns q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
         return np.asarray(self._one("q", observations))
 
     def _one(self, name: str, observations: Any) -> Any:
@@ -270,13 +270,13 @@ class ActionPolicy(WorkerPolicy):
     # ------------------------------------------------------------ parameters
 
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
-        """(name, shape, count) of every array of the networks that learn."""
+        """Returns (name, shape, count) of every array of the networks that learn."""
         params = self._session.learner_state(self._name).params
         name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
         return [(name(path), tuple(x.shape), int(x.size)) for path, x in jax.tree.leaves_with_path(params)]
 
     def summary(self) -> str:
-        """The parameters as a table, with their sum."""
+        """Returns the parameters as a table, with their sum."""
         rows = self.parameters()
         width = max(len(name) for name, _, _ in rows)
         lines = [f"{name:<{width}}  {shape!s:<20} {count:>10,}" for name, shape, count in rows]
@@ -284,5 +284,5 @@ class ActionPolicy(WorkerPolicy):
 
 
 def _is_empty(state: PyTree) -> bool:
-    """Whether no state is given: RLlib's programs pass [] to policies without one."""
+    """Returns whether no state is given: RLlib's programs pass [] to policies without one."""
     return state is None or (isinstance(state, list | tuple) and not state)

@@ -1,4 +1,4 @@
-"""What an Algorithm leaves on disk: its run directory, as the command writes it, and what `save` returns."""
+"""Files of an Algorithm: its run directory, as the command writes it, and the checkpoints of `save`."""
 
 import contextlib
 import datetime
@@ -38,7 +38,7 @@ class Saved(str):
         return self
 
     def to_directory(self, path: str | Path | None = None) -> str:
-        """The path; of a copy at `path`, if that is given."""
+        """Returns the path; of a copy at `path`, if that is given."""
         if path is None:
             return self.path
         import shutil
@@ -47,12 +47,12 @@ class Saved(str):
 
     @contextlib.contextmanager
     def as_directory(self) -> Any:
-        """The path, for a `with`."""
+        """Yields the path."""
         yield self.path
 
 
 def path_of(given: Any) -> Path:
-    """The path of what `save` returned, of a Ray checkpoint, or of a path."""
+    """Returns the path of `save`'s result, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
     return Path(given if isinstance(given, str) else getattr(given, "path", given))
 
@@ -114,7 +114,7 @@ class Records:
 
     @property
     def directory(self) -> Path:
-        """Where this run puts what it writes; made when it is asked for."""
+        """Directory of this run's files; made when it is asked for."""
         if self._directory is None:
             cfg = self._session.config
             if cfg.run.out:
@@ -154,7 +154,7 @@ class Records:
             session.run.program.restart(session.iteration)
 
     def save(self, path: str | Path | None) -> Saved:
-        """See `Algorithm.save`."""
+        """Writes a checkpoint: see `Algorithm.save`."""
         session = self._session
         target = path_of(path) if path is not None else self.directory / "checkpoints" / str(session.iteration)
         target, again = target.absolute(), 1

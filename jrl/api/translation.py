@@ -40,24 +40,24 @@ FUNCTIONS = ("multi_agent.mapping", "multi_agent.policies_to_train")
 
 
 def newest(name: str) -> str | None:
-    """The newest name of a key of RLlib's; None for what is none."""
+    """Returns the newest name of a key of RLlib's; None for an unknown name."""
     return KEYS[name].name if name in KEYS else None
 
 
 def same_key(name: str, key: str | None) -> bool:
-    """Whether a key of RLlib's becomes this key of ours and nothing beside; None: a key that follows from it."""
+    """Returns whether a key of RLlib's becomes this key of ours and nothing else; None: a key that follows from it."""
     return key is None or KEYS[name].ours == key
 
 
 def spelled(name: str, value: Any) -> dict[str, Any]:
-    """The keys of the table that a name stands for: `optimizer={"epsilon": 1}` is optimizer.epsilon."""
+    """Returns the keys of the table that a name stands for: `optimizer={"epsilon": 1}` is optimizer.epsilon."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):  # RLlib's DefaultModelConfig
         value = dataclasses.asdict(value)
     return dict(canonical({name: value}))
 
 
 def split(key: str, value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of a dict for a section of ours, (what is ours, RLlib's keys as the table has them)."""
+    """Splits a dict for a section of ours into (our keys, RLlib's keys as the table has them)."""
     theirs, own = _DICTS.get(key, ("", set(value)))
     found = {name: f"{theirs}.{name}" for name in value if name not in own and f"{theirs}.{name}" in KEYS}
     ours = {name: given for name, given in value.items() if name not in found}
@@ -65,7 +65,7 @@ def split(key: str, value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def forgotten(theirs: Iterable[str], keys: Iterable[str]) -> list[str]:
-    """Those of RLlib's names that say the same as keys of ours that are set now: the later of two counts."""
+    """Returns RLlib's names that mean the same as keys of ours that are set now: the later of two counts."""
     keys = set(keys)
     return [name for name in theirs if keys & {KEYS[name].ours, *_SAME.get(KEYS[name].name, ())}]
 
@@ -73,7 +73,7 @@ def forgotten(theirs: Iterable[str], keys: Iterable[str]) -> list[str]:
 def job(
     algo: str, source: str, config_class: type, theirs: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Job, dict]:
-    """The translation of RLlib's names over a tree of ours, and the lines of each name.
+    """Translates RLlib's names over a tree of ours, and returns the lines of each name.
 
     Args:
       algo, config_class: the algorithm.
@@ -92,7 +92,7 @@ def job(
 
 
 def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_class: type) -> Iterator[tuple[str, Any]]:
-    """RLlib's names, and of our tree what RLlib's other names follow from."""
+    """Yields RLlib's names, and those whose values follow from our tree, on which others depend."""
     yield from theirs.items()
     if runners := _count(given, "env_runners", "num"):
         yield "num_env_runners", runners
@@ -103,7 +103,7 @@ def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_clas
 
 
 def _count(tree: Mapping[str, Any], section: str, key: str) -> int | None:
-    """A whole number above 0 in a tree; None where there is none, and where the check of the tree will say so."""
+    """Returns a whole number above 0 in a tree; None where there is none, which the check of the tree reports."""
     found = (tree.get(section) or {}).get(key)
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
@@ -119,25 +119,25 @@ def install_environment(name: Any) -> None:
 
 
 def near(name: str, among: Iterable[str]) -> str | None:
-    """The name of RLlib's, or of those given, that the writer of `name` most likely meant."""
+    """Returns the name of RLlib's, or of those given, that the writer of `name` most likely meant."""
     found = difflib.get_close_matches(name, {*among, *(n for n in KEYS if "." not in n)}, 1, 0.75)
     return found[0] if found else None
 
 
 def is_search(value: Any) -> bool:
-    """Whether Ray Tune is to choose: a grid, or one of its distributions."""
+    """Returns whether Ray Tune is to choose: a grid, or one of its distributions."""
     if isinstance(value, Mapping):
         return set(value) == {"grid_search"}
     return type(value).__module__.startswith("ray.tune.search")
 
 
 def synonymous(a: str, b: str) -> bool:
-    """Whether two names of RLlib's are of one key."""
+    """Returns whether two names of RLlib's are of one key."""
     return newest(a) == newest(b)
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """The tree of one key.
+    """Returns the tree of one key.
 
     >>> nested("algo.lr", 0.1)
     {'algo': {'lr': 0.1}}
@@ -148,7 +148,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
-    """Policies in any of RLlib's spellings as the tree has them: each with the sections that it has of its own.
+    """Returns policies in any of RLlib's spellings as the tree has them: each with its own sections.
 
     Args:
       value: see `jrl.migrate.policies.read`.

@@ -70,7 +70,7 @@ class _Trial:
 
     @property
     def algorithm(self) -> Algorithm:
-        """Made when it is first needed: a trial that continues from a checkpoint makes one only."""
+        """Algorithm of the trial, made when first needed: a trial that continues from a checkpoint makes one only."""
         if self._algorithm is None:
             self._algorithm = self.algorithm_class(self._settings)
         return self._algorithm
@@ -87,7 +87,7 @@ class _Trial:
         self.algorithm.save(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Weights, optimizer and counters of the checkpoint, hyper-parameters of this trial's config."""
+        """Loads weights, optimizer and counters of the checkpoint; hyper-parameters are of this trial's config."""
         if self._algorithm is not None:
             self._algorithm.restore(checkpoint)
         else:
@@ -112,7 +112,7 @@ class _Trial:
 
 
 def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
-    """A subclass of `ray.tune.Trainable` that trains an algorithm.
+    """Makes a subclass of `ray.tune.Trainable` that trains an algorithm.
 
     Its config is what `Tuner` takes as `param_space`, without searches. One step is one `Algorithm.train`, whose result
     Tune gets. Its checkpoints are the Algorithm's: `jrl.load` opens them. The resources that it asks for follow from
@@ -136,7 +136,7 @@ def _objects(space: Any) -> dict[str, Any]:
 
 
 def resources(cfg: _RunConfig) -> Any:
-    """What a trial of this config reserves, a `ray.tune.PlacementGroupFactory`.
+    """Returns the resources that a trial reserves, a `ray.tune.PlacementGroupFactory`.
 
     The first bundle is of the process that learns: a CPU, and in a cluster with GPUs one for each device of
     `devices.learners` and `devices.actors`, which is one unless they are given. Each environment runner, for training
@@ -155,7 +155,7 @@ def resources(cfg: _RunConfig) -> Any:
 
 
 def _use_reserved_devices() -> None:
-    """Before jax looks for devices: those that were reserved for this trial, and of a shared one a share."""
+    """Limits jax, before it looks for devices, to those reserved for this trial, and to its share of a shared one."""
     import jax
     import ray
 
@@ -172,7 +172,7 @@ def _use_reserved_devices() -> None:
 
 
 def read(algorithm: type[Algorithm], given: AlgorithmConfig | Mapping[str, Any]) -> AlgorithmConfig:
-    """The config of an Algorithm, from a config, a dict of its arguments or sections, or RLlib's dict.
+    """Reads the config of an Algorithm, from a config, a dict of its arguments or sections, or RLlib's dict.
 
     Raises:
       InputError: all that is wrong.
@@ -198,7 +198,7 @@ def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
 
 
 def _with_registered(fn: Callable) -> Callable:
-    """`fn`, a function form, in whose process the user's registered objects are known, too."""
+    """Wraps `fn`, a function form, so that its process knows the user's registered objects, too."""
     registered = registry.everything()
 
     @functools.wraps(fn)
@@ -210,7 +210,7 @@ def _with_registered(fn: Callable) -> Callable:
 
 
 def _made(given: Any, space: Any = None) -> Any:
-    """What Tune takes, of what our users give it."""
+    """Returns what Tune takes in the place of a name, an Algorithm class or a trainable."""
     if isinstance(given, type) and issubclass(given, Algorithm):
         return trainable(given, space)
     if isinstance(given, type) and issubclass(given, _Trial):  # with what is registered now
@@ -225,7 +225,7 @@ def _made(given: Any, space: Any = None) -> Any:
 
 
 def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
-    """The trainable and the search space for Tune. Raises InputError."""
+    """Returns the trainable and the search space for Tune. Raises InputError."""
     _ray_tune()
     if isinstance(space, AlgorithmConfig):
         if isinstance(given, str) and algos.spelled(given) == space.algo_name and space.algo_class:
@@ -241,17 +241,17 @@ def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
 
 
 def with_resources(trainable: Any, resources: Any) -> Any:
-    """`ray.tune.with_resources`, also of the name of an algorithm or an Algorithm class."""
+    """Calls `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
     return _ray_tune().with_resources(_made(trainable), resources)
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Any:
-    """`ray.tune.with_parameters`, of a function form. What is registered now travels with it."""
+    """Calls `ray.tune.with_parameters`, of a function form. What is registered now travels with it."""
     return _ray_tune().with_parameters(_made(trainable), **parameters)
 
 
 def run(run_or_experiment: Any, *, config: Any = None, **keywords: Any) -> Any:
-    """`ray.tune.run`, also of the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
+    """Calls `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
     made, space = _prepared(run_or_experiment, config)
     _begin_ray()
     return _ray_tune().run(made, config=space, **keywords)
@@ -299,7 +299,7 @@ def _tuner() -> type:
 
         @classmethod
         def restore(cls, path: str, trainable: Any, *args: Any, param_space: Any = None, **keywords: Any) -> Any:
-            """As Tune's, with the trainable and the param_space that `Tuner` was given."""
+            """Restores as Tune's does, with the trainable and the param_space that `Tuner` was given."""
             trainable, param_space = _prepared(trainable, param_space, check=False)
             return super().restore(path, trainable, *args, param_space=param_space, **keywords)
 

@@ -16,7 +16,7 @@ from jrl.types import PyTree
 def read_weights(
     path: Path, mapping: Mapping[str, str] | None, weights: Mapping[str, PyTree]
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Parameters with the arrays of a file in their places.
+    """Puts the arrays of a file in the place of parameters.
 
     Args:
       path: npz or safetensors.

@@ -48,8 +48,8 @@ def in_program(fn: Fn) -> Fn:
 class Callbacks:
     """Methods called at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
 
-    All arguments are given by keyword; end yours with `**kwargs`. What a method raises ends the run. Episodes of
-    training and of an evaluation that runs beside it are never told of at the same time. With env runners, all but
+    All arguments are given by keyword; end yours with `**kwargs`. An exception in a method ends the run. Methods
+    are not called for training and for a parallel evaluation at the same time. With env runners, all but
     `on_sub_environment_created` are called in the process that learns.
 
     Attributes:
@@ -66,7 +66,7 @@ class Callbacks:
         """A vector of environments was made; `env` is what steps it."""
 
     def on_sub_environment_created(self, *, worker, sub_environment, env_context, env_index, **kwargs) -> None:
-        """One Gymnasium environment was made; of worker processes and env runners it is called in theirs."""
+        """One Gymnasium environment was made; worker processes and env runners call this in theirs."""
 
     def on_create_policy(self, *, policy_id, policy, **kwargs) -> None:
         """A policy was made: once each, before `on_algorithm_init`; that of one agent has the id "default_policy"."""
@@ -112,10 +112,10 @@ class Callbacks:
 
 
 def load(paths: Sequence[str]) -> Callbacks | None:
-    """The callbacks that `custom.callbacks` names; several as one; None for none.
+    """Loads the callbacks that `custom.callbacks` names; several as one; None for none.
 
     Raises:
-      InputError: a name that leads nowhere or to no subclass of Callbacks, a moment that there is not, an argument
+      InputError: a name that leads nowhere or to no subclass of Callbacks, an unknown moment, an argument
         that no moment gives, or a mark that does not fit.
     """
     classes = [registry.load(path, KEY) for path in paths]
@@ -172,7 +172,7 @@ def _parts(callbacks: Callbacks) -> list[Callbacks]:
 
 
 def make_multi_callbacks(classes: Sequence[type[Callbacks]]) -> type[Callbacks]:
-    """A class whose methods call those of all `classes`, in order; a batch that one returns goes on to the next."""
+    """Makes a class whose methods call those of all `classes`, in order; a batch that one returns goes to the next."""
 
     def of(name: str) -> Callable[..., Any]:
         batch = MOMENTS[name][0]
@@ -196,7 +196,7 @@ def _overrides(callbacks: Callbacks, name: str) -> bool:
 
 
 def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, called with those of the keywords that it takes."""
+    """Wraps `fn`, which gets those of the keywords that it takes."""
     parameters = inspect.signature(fn).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return fn
@@ -205,7 +205,7 @@ def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_batch(fn: Callable[..., Any], name: str) -> Callable[[Any], Any]:
-    """A pure function, of one argument: the batch."""
+    """Returns a pure function of one argument: the batch."""
     keyword = any(p.name == name and p.kind is p.KEYWORD_ONLY for p in inspect.signature(fn).parameters.values())
     return functools.wraps(fn)(lambda batch: fn(**{name: batch}) if keyword else fn(batch))
 
@@ -244,7 +244,7 @@ class CallbackList:
 
     @property
     def needs_episodes(self) -> bool:
-        """Whether anybody looks at episodes."""
+        """Returns whether anybody looks at episodes."""
         return any(self._host[name] for name in EPISODE_MOMENTS)
 
     @property
@@ -253,7 +253,7 @@ class CallbackList:
 
     @property
     def needs_rollouts(self) -> bool:
-        """Whether rollouts have to pass through the host, between two programs."""
+        """Returns whether rollouts have to pass through the host, between two programs."""
         return self.needs_episodes or any(self._host[name] for name in PURE_MOMENTS)
 
     def check(self, *, on_policy: bool, collects: bool = True, evaluates: bool = False) -> None:
@@ -263,7 +263,7 @@ class CallbackList:
         check(asked, on_host, on_policy=on_policy, collects=collects, evaluates=evaluates)
 
     def collecting(self, env: Any, *, env_runners: bool = False) -> tuple[dict[str, bool], str]:
-        """Options for whoever collects from `env`, and a note for the user, "" for none.
+        """Returns options for whoever collects from `env`, and a note for the user, "" for none.
 
         Raises:
           InputError: infos are needed, and there are none.
@@ -282,11 +282,11 @@ class CallbackList:
         return options, f"callbacks: episodes have no infos: {why}"
 
     def program_transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """Pure functions Rollout -> Rollout, between collecting and learning."""
+        """Returns pure functions Rollout -> Rollout, between collecting and learning."""
         return tuple(fn for name in ROLLOUT_MOMENTS for fn in self._pure[name])
 
     def batch_transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """Pure functions batch -> (batch, metrics), before each gradient step."""
+        """Returns pure functions batch -> (batch, metrics), before each gradient step."""
 
         def one(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def transform(batch: Any) -> tuple[Any, dict[str, Any]]:
@@ -335,7 +335,7 @@ class CallbackList:
     # ------------------------------------------------------------ rollouts and episodes
 
     def watch(self, source: Any, num_envs: int, *, episodes: bool = True, batches: bool = True) -> "Watch":
-        """`source`, whose rollouts are shown to the callbacks: their episodes, and they as batches."""
+        """Wraps `source`, so that callbacks see its rollouts: their episodes, and they as batches."""
         from jrl.rollout.replay_episodes import Watch
 
         called: list[Any] = []
@@ -396,7 +396,7 @@ class CallbackList:
         return changed
 
     def drain(self) -> dict[str, Any]:
-        """Custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
+        """Returns custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
 
         See `jrl.metrics.custom.CustomMetrics.drain`.
         """

@@ -48,7 +48,7 @@ class MemoryTracking(Callbacks):
 
 
 def live_arrays() -> dict[str, Arrays]:
-    """Live jax arrays of this process by dtype and shape, such as "float32[128,64]"."""
+    """Returns live jax arrays of this process by dtype and shape, such as "float32[128,64]"."""
     import jax  # here, so that the names in a config are checked without it
 
     counts, sizes = Counter[str](), Counter[str]()
@@ -63,7 +63,7 @@ def live_arrays() -> dict[str, Arrays]:
 
 
 def _device_mb() -> float | None:
-    """MiB in use on all devices; None unless each of them knows."""
+    """Returns MiB in use on all devices; None unless each of them knows."""
     import jax
 
     stats = [device.memory_stats() or {} for device in jax.local_devices()]

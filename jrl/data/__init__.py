@@ -1,4 +1,4 @@
-"""Data sets: episodes on disk and in memory, whoever wrote them.
+"""Data sets: episodes on disk and in memory, of jrl's and other formats.
 
     store = data.read("runs/pendulum-mixed")           # whatever format: data.formats
     store.num_episodes, store.returns().mean()

@@ -11,7 +11,7 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hands the arguments to the module of the command. The exit status: the command's, or 2 for bad input."""
+    """Runs the module of the command. Returns the exit status: the command's, or 2 for bad input."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     own = command.typed("data")
     if name in ("-h", "--help"):
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in commands.NAMES:
         near = difflib.get_close_matches(name, commands.NAMES, 1)
         mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands.NAMES)}"
-        return command.refused(InputError(f"{own} {name}: there is no such command: {mend}"))
+        return command.refused(InputError(f"{own} {name}: unknown command: {mend}"))
     module = importlib.import_module(commands.ABOVE.get(name, f"jrl.data.commands.{name}"))
     args = module.parser().parse_args(rest)
     try:

@@ -1,4 +1,4 @@
-"""What is wrong with a data set, or may be, and what to do about it; all at once."""
+"""Findings about a data set: what is wrong with it, or may be, and what to do about it; all at once."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,15 +16,13 @@ _TOLERANCE = 1e-6  # beyond a bound, relative to it: a clip in another dtype
 
 
 class Finding(NamedTuple):
-    """One thing that was found."""
-
     kind: str  # a name for it, as `nan`
     what: str  # where it is
     mend: str  # what to do
 
 
 def findings(store: EpisodeStore) -> list[Finding]:
-    """Everything that was found in a data set; [] for nothing."""
+    """Returns all findings about a data set; [] for none."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
         _notes, _not_finite, _outside, log_probs, _ends, _rewards, _constant, _duplicates,
     )  # fmt: skip
@@ -37,7 +35,7 @@ def _notes(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _named(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """(name, array [R, *], whether final rows count) of every array."""
+    """Yields (name, array [R, *], whether final rows count) of every array."""
     for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
         for (path, _), x in zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True):
             yield f"{name} {path}".strip(), x, name == "obs"
@@ -48,7 +46,7 @@ def _named(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
 
 
 def _rows(store: EpisodeStore, x: np.ndarray, wrong: Callable[[np.ndarray], np.ndarray], final: bool) -> np.ndarray:
-    """Whether `wrong(part)` [n, *] holds of any number of a row, [R] bool; looked at block by block."""
+    """Returns whether `wrong(part)` [n, *] holds of any number of a row, [R] bool; looked at block by block."""
     found = np.zeros(len(x), bool)
     size = max(1, _BLOCK_BYTES // max(1, x[:1].nbytes))
     for at in range(0, len(x), size):
@@ -58,7 +56,7 @@ def _rows(store: EpisodeStore, x: np.ndarray, wrong: Callable[[np.ndarray], np.n
 
 
 def _place(store: EpisodeStore, rows: np.ndarray) -> str:
-    """How many of the rows [R] bool there are, and where the first is."""
+    """Describes how many of the rows [R] bool there are, and where the first is."""
     first = int(np.argmax(rows))
     episode = int(np.searchsorted(store.offsets, first, "right")) - 1
     place = f"episode {episode}, step {first - int(store.offsets[episode])}"
@@ -89,7 +87,7 @@ def _outside(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _beyond(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
-    """Tells which numbers are in none of a leaf's elements; NaN is not among them."""
+    """Returns which numbers are outside a leaf's space; NaN is not among them."""
     match leaf:
         case Discrete():
             return lambda x: (x < 0) | (x >= leaf.n)
@@ -104,7 +102,7 @@ def _beyond(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def log_probs(store: EpisodeStore) -> Iterator[Finding]:
-    """Log-probabilities of choices cannot be above 0; where all are of [0, 1], and differ, they are probabilities."""
+    """Checks log-probabilities: those of choices are not above 0; where all are in [0, 1], they are probabilities."""
     found = store.columns.get(LOG_PROB)
     if not isinstance(found, np.ndarray):
         return
@@ -148,7 +146,7 @@ def _rewards(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _constant(store: EpisodeStore) -> Iterator[Finding]:
-    """Numbers of observations of at most one axis that never change; pictures have such everywhere."""
+    """Finds numbers of observations of at most one axis that never change; images are left out, where many do not."""
     if store.num_rows < 2:
         return
     for (path, leaf), x in zip(spaces.leaves(store.observation), jax.tree.leaves(store.obs), strict=True):
@@ -197,7 +195,7 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _hashes(tree: PyTree, rows: int) -> np.ndarray:
-    """A hash of each row of the arrays [R, *] of a tree, [R] u64: equal rows have equal ones."""
+    """Returns a hash of each row of the arrays [R, *] of a tree, [R] u64: equal rows have equal ones."""
     found = np.zeros(rows, np.uint64)
     for number, x in enumerate(jax.tree.leaves(tree)):
         flat = np.ascontiguousarray(x).reshape(rows, -1)
@@ -212,7 +210,7 @@ def _hashes(tree: PyTree, rows: int) -> np.ndarray:
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Bits in which each bit of the numbers [*] u64 has a say: SplitMix64's last step (Steele et al., 2014)."""
+    """Mixes the bits of the numbers [*] u64: SplitMix64's last step (Steele et al., 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

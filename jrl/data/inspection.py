@@ -1,4 +1,4 @@
-"""What is in a data set: a summary that can be written as JSON, and a histogram of its returns as text."""
+"""Summary of a data set, which can be written as JSON, and a histogram of its returns as text."""
 
 import collections
 from typing import Any
@@ -18,7 +18,7 @@ _MOST_VALUES = 8  # of a label
 
 
 def summary(store: EpisodeStore) -> dict[str, Any]:
-    """What is in a data set, as plain data; returns and lengths with mean, standard deviation and `QUANTILES`."""
+    """Summarises a data set as plain data; returns and lengths with mean, standard deviation and `QUANTILES`."""
     terminated, truncated = store.terminated, store.truncated
     return {
         "path": store.name,
@@ -47,7 +47,7 @@ def summary(store: EpisodeStore) -> dict[str, Any]:
 
 
 def distribution(x: np.ndarray) -> dict[str, float]:
-    """The mean, the standard deviation and the `QUANTILES` of those numbers of [N] that are finite, by name."""
+    """Returns mean, standard deviation and `QUANTILES` of the finite numbers of [N], by name."""
     x = x[np.isfinite(x)]
     if not len(x):
         return dict.fromkeys(("mean", "std", *_NAMES), float("nan"))
@@ -61,12 +61,12 @@ def _shape(x: np.ndarray) -> str:
 
 
 def _values(x: np.ndarray) -> dict[str, int]:
-    """How many episodes have each value of a label, of those that most have."""
+    """Counts the episodes of each value of a label, for the most frequent values."""
     return {str(value): n for value, n in collections.Counter(x.tolist()).most_common(_MOST_VALUES)}
 
 
 def histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
-    """Lines with the bounds of a bin, a bar and the count in it, for numbers [N]; those not finite are left out."""
+    """Returns lines with the bounds of a bin, a bar and the count in it, for the finite ones of numbers [N]."""
     x = np.asarray(x, np.float64)
     x = x[np.isfinite(x)]
     if not len(x):
@@ -85,7 +85,7 @@ def histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
 
 
 def lines(store: EpisodeStore, found: dict[str, Any]) -> list[str]:
-    """The summary `found` of a data set as lines of text, with the histogram of returns."""
+    """Returns the summary `found` of a data set as lines of text, with the histogram of returns."""
     ends = ", ".join(f"{n:,} {how}" for how, n in found["ends"].items() if n)
     told = {
         "path": _path(found),
@@ -125,7 +125,7 @@ def _distribution_text(found: dict[str, float]) -> str:
 
 
 def space_text(space: Space) -> str:
-    """A space in few words."""
+    """Describes a space in few words."""
     match space:
         case Dict():
             return "{" + ", ".join(f"{name}: {space_text(part)}" for name, part in space.items) + "}"

@@ -1,4 +1,4 @@
-"""Spaces as JSON: what checkpoints and data sets say of their environment. What is read may be anybody's."""
+"""Spaces as JSON, in checkpoints and data sets. Anybody may have written what is read."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _MOST = 2**31 - 1  # elements of an observation or action
 
 
 def plain(tree: Any) -> Any:
-    """A tree as JSON can hold it. It has no numbers that are not finite: `float` reads them from these strings."""
+    """Returns a tree as JSON can hold it. Numbers that are not finite become strings that `float` reads."""
     if isinstance(tree, Mapping):
         return {k: plain(v) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
@@ -23,7 +23,7 @@ def plain(tree: Any) -> Any:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`, by name or in a list."""
+    """Returns a space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`."""
     match space:
         case Dict():
             return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
@@ -33,7 +33,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 
 
 def space_from_json(found: Any) -> Space:
-    """The space that `space_to_json` made this of. Raises ValueError, TypeError: it is of none."""
+    """Reads a space that `space_to_json` wrote. Raises ValueError, TypeError: it is not of that form."""
     match found:
         case {"kind": "Discrete", "n": n, "dtype": dtype}:
             return Discrete(_whole(n, least=1), _dtype(dtype))

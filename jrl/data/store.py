@@ -1,4 +1,4 @@
-"""Episodes laid end to end in numpy arrays: what every file of experience is read to and written from.
+"""Episodes end to end in numpy arrays: every file of experience is read to such a store and written from it.
 
 An episode of T steps takes T + 1 rows, the last of which holds its final observation and nothing else. So the rows are
 those of a replay ring (`jrl.replay.storage`): the observation after every step stands in the row behind it, whether the
@@ -56,35 +56,35 @@ class EpisodeStore:
 
     @property
     def num_episodes(self) -> int:
-        """E."""
+        """Number of episodes, E."""
         return len(self.offsets) - 1
 
     @property
     def num_rows(self) -> int:
-        """R, final observations included."""
+        """Number of rows, R, final observations included."""
         return int(self.offsets[-1])
 
     @property
     def num_steps(self) -> int:
-        """Transitions."""
+        """Number of transitions."""
         return self.num_rows - self.num_episodes
 
     def lengths(self) -> np.ndarray:
-        """Steps of each episode, [E] i64."""
+        """Returns the number of steps of each episode, [E] i64."""
         return np.diff(self.offsets) - 1
 
     def is_step(self) -> np.ndarray:
-        """Whether each row is a step, not a final observation, [R] bool."""
+        """Returns whether each row is a step, not a final observation, [R] bool."""
         found = np.ones(self.num_rows, bool)
         found[self.offsets[1:] - 1] = False
         return found
 
     def returns(self) -> np.ndarray:
-        """The sum of each episode's rewards, [E] f64."""
+        """Returns the sum of each episode's rewards, [E] f64."""
         return np.add.reduceat(self.reward, self.offsets[:-1], dtype=np.float64) if self.num_episodes else np.zeros(0)
 
     def episode(self, e: int) -> Episode:
-        """Episode number `e`; its arrays are views."""
+        """Returns episode number `e`; its arrays are views."""
         first, last = int(self.offsets[e]), int(self.offsets[e + 1])
         steps = lambda tree: jax.tree.map(lambda x: x[first : last - 1], tree)
         return Episode(
@@ -98,11 +98,11 @@ class EpisodeStore:
         )
 
     def episodes(self) -> Iterator[Episode]:
-        """All episodes, one after the other."""
+        """Yields all episodes."""
         return map(self.episode, range(self.num_episodes))
 
     def take(self, index: np.ndarray) -> "EpisodeStore":
-        """The store of the episodes `index` [n], in that order."""
+        """Returns the store of the episodes `index` [n], in that order."""
         index = np.asarray(index)
         lengths = self.lengths()[index] + 1
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -116,7 +116,7 @@ class EpisodeStore:
         )
 
     def where(self, labels: Mapping[str, str | int]) -> "EpisodeStore":
-        """Return the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
+        """Returns the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
 
         Raises:
           InputError: there is no such label, or no such episode: what there is.
@@ -132,7 +132,7 @@ class EpisodeStore:
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def map_rows(self, fn: Callable[[np.ndarray], np.ndarray]) -> "EpisodeStore":
-        """The store with `fn` of every array [R, *]."""
+        """Returns the store with `fn` applied to every array [R, *]."""
         apply = lambda tree: jax.tree.map(fn, tree)
         return dataclasses.replace(
             self,
@@ -143,7 +143,7 @@ class EpisodeStore:
         )
 
     def split(self, share: float, seed: int = 0) -> tuple["EpisodeStore", "EpisodeStore"]:
-        """Two stores, of whole episodes: all but, and about `share` of the steps (at least one episode each).
+        """Splits off a second store, of whole episodes with about `share` of the steps (at least one in each store).
 
         Raises:
           InputError: there is one episode only.
@@ -158,15 +158,15 @@ class EpisodeStore:
 
     @property
     def name(self) -> str:
-        """Where the store came from, for messages."""
+        """Returns where the store came from, for messages."""
         return str(self.meta.get("path", "the data set"))
 
     def num_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Returns the bytes of all rows."""
         return sum(x.nbytes for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)))
 
     def checksum(self) -> str:
-        """Sixteen hexadecimal digits that differ where rows or ends do."""
+        """Returns sixteen hexadecimal digits that differ where rows or ends do."""
         digest = hashlib.blake2b(digest_size=8)
         for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)):
             digest.update(np.ascontiguousarray(x).view(np.uint8).data)
@@ -176,7 +176,7 @@ class EpisodeStore:
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
-    """Return the first of many names as a text."""
+    """Returns the first of many names as a text."""
     found = list(map(str, names))
     return ", ".join(found[:most]) + f" and {len(found) - most} more" * (len(found) > most)
 
@@ -185,7 +185,7 @@ def of_episodes(
     observation: Space, action: Space, episodes: Sequence[Episode], *, meta: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> EpisodeStore:  # fmt: skip
-    """A store of episodes, whose columns and labels all have the same names.
+    """Makes a store of episodes, whose columns and labels all have the same names.
 
     Raises:
       InputError: there is none, or one of them does not fit the spaces or the others: its number and what is wrong.
@@ -219,7 +219,7 @@ def of_episodes(
 
 
 def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
-    """One store of the episodes of all, in their order. Columns and labels that one of them lacks are left out.
+    """Joins the episodes of all stores, in their order. Columns and labels that one of them lacks are left out.
 
     Raises:
       InputError: their spaces, or what their actions are, differ.
@@ -259,7 +259,7 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
 
 
 def _end_to_end(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The arrays one behind the other; the array itself of which they are all the parts in their order."""
+    """Concatenates arrays; returns the array itself where they are all of its parts in order."""
     whole = parts[0].base
     starts = np.cumsum([0, *(x.nbytes for x in parts)]).tolist()
     if (
@@ -274,7 +274,7 @@ def _end_to_end(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
-    """What is wrong with an episode beside the first of its data set; "" for nothing."""
+    """Describes what is wrong with an episode beside the first of its data set; "" for nothing."""
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"
@@ -304,12 +304,12 @@ def _same_structure(a: PyTree, b: PyTree) -> bool:
 
 
 def guessed_observation(x: np.ndarray) -> Space:
-    """The space of observations [N, *] of which nothing else is known: a Box without bounds, of its dtype."""
+    """Returns the space of observations [N, *] of which nothing is known: a Box without bounds, of their dtype."""
     return Box(x.shape[1:], x.dtype.name)
 
 
 def guessed_action(x: np.ndarray) -> Space:
-    """The space of actions [N, *] of which nothing else is known.
+    """Returns the space of actions [N, *] of which nothing is known.
 
     Integers [N] are a Discrete of as many choices as the largest needs, [N, K] a MultiDiscrete; numbers are a Box of
     [-1, 1] where they lie in it, else of the smallest and the largest number of each element.

@@ -87,7 +87,7 @@ class Writer:
             self._write()
 
     def close(self) -> None:
-        """Writes what is held."""
+        """Writes the episodes that are held."""
         if self._held:
             self._write()
 

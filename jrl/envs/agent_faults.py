@@ -1,4 +1,4 @@
-"""What is wrong with what an environment of several agents returned: for the first steps of runs, and for the checker.
+"""Faults in what an environment of several agents returned: for the first steps of runs, and for the checker.
 
 The words are those of `jrl.envs.step_faults`, with the agent's name before them. A kind that ends in `manners` is for
 the checker alone: a run can do without.
@@ -17,7 +17,7 @@ SAME_SPACE = "return the same object each time, such as self.observation_spaces[
 
 
 def refused(faults: Iterator[Fault]) -> list[str]:
-    """What a run cannot learn from, a line each: `step_faults.refused` says what is not among it."""
+    """Returns a line for each fault that a run cannot learn from: see `step_faults.refused`."""
     return [message for kind, wrong, message in faults if wrong and not kind.endswith(("bounds", "finite", "manners"))]
 
 
@@ -25,7 +25,7 @@ def refused(faults: Iterator[Fault]) -> list[str]:
 
 
 def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
-    """What is wrong with the reset of a PettingZoo parallel environment, and with its agents after it.
+    """Yields faults of the reset of a PettingZoo parallel environment, and of its agents after it.
 
     Args:
       env: the environment.
@@ -55,7 +55,7 @@ def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: s
 def of_parallel_step(
     env: Any, possible: Collection[Any], acted: Collection[Any], ended: Collection[Any], result: Any, where: str
 ) -> Iterator[Fault]:
-    """What is wrong with a step of a PettingZoo parallel environment, and with its agents after it.
+    """Yields faults of a step of a PettingZoo parallel environment, and of its agents after it.
 
     Args:
       env: the environment.
@@ -89,7 +89,7 @@ def of_parallel_step(
     for name, part in zip(_PARALLEL, result):
         extra = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
         if extra:
-            message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out who has ended"
+            message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out agents that have ended"
             yield f"{name} manners", False, message
     yield from _back(agents, ended, where)
     yield from of_space_objects(env, possible, where)
@@ -99,7 +99,7 @@ def of_parallel_step(
 
 
 def of_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
-    """What is wrong with the reset of an environment with RLlib's interface.
+    """Yields faults of the reset of an environment with RLlib's interface.
 
     Args:
       agents: all that may ever be there.
@@ -129,7 +129,7 @@ def of_rllib_step(
     *,
     waits: bool,
 ) -> Iterator[Fault]:
-    """What is wrong with a step of an environment with RLlib's interface; arguments as of the two before.
+    """Yields faults of a step of an environment with RLlib's interface; arguments as of the two before.
 
     Args:
       waits: an agent that has not ended and has no observation waits for its turn.
@@ -157,7 +157,7 @@ def of_rllib_step(
 
 
 def of_return(agent: Any, where: str) -> Iterator[Fault]:
-    """The fault of an agent that acted, had no observation for a while and has one again, and nobody said why."""
+    """Yields the fault of an agent that acted, then had no observation for a while, and has one again."""
     yield (
         "turns",
         True,
@@ -173,7 +173,7 @@ def of_return(agent: Any, where: str) -> Iterator[Fault]:
 def of_turn(
     env: Any, possible: Collection[Any], ended: Collection[Any], where: str, *, reset: bool, returned: Any = None
 ) -> Iterator[Fault]:
-    """What is wrong with the attributes of a PettingZoo environment whose agents take turns, after a reset or step.
+    """Yields faults in the attributes of a PettingZoo environment whose agents take turns, after a reset or step.
 
     Args:
       env: the environment.
@@ -219,7 +219,7 @@ def of_turn(
 
 
 def of_gone(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
-    """The faults of agents that left without a `step(None)`: those in `over` had ended, which `last()` told nobody."""
+    """Yields faults of agents that left without a `step(None)`; those in `over` ended, but `last()` did not say so."""
     mend = "set its flags, and keep it in agents until its step(None)"
     for agent in gone:
         if agent in over:
@@ -232,7 +232,7 @@ def of_gone(gone: Collection[Any], over: Collection[Any], where: str) -> Iterato
 
 
 def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
-    """What is wrong with `last()`, which tells what the attributes do, and the rewards since the agent's own step.
+    """Yields faults of `last()`, which must agree with the attributes and sum the rewards since the agent's own step.
 
     Args:
       env: after a reset or step.
@@ -272,7 +272,7 @@ def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], wh
 
 
 def of_stayed(agent: Any, where: str) -> Fault:
-    """The fault of an agent that has ended, had its step(None), and is there still."""
+    """Returns the fault of an agent that has ended, had its step(None), and is still in `agents`."""
     mend = "remove it there from agents and all dicts, such as by `self._was_dead_step(action); return` first in step"
     return "agents", True, f"{where}: agent {agent!r} has ended, but is in agents after its step(None): {mend}"
 
@@ -281,7 +281,7 @@ def of_stayed(agent: Any, where: str) -> Fault:
 
 
 def of_space_objects(env: Any, possible: Collection[Any], where: str) -> Iterator[Fault]:
-    """Spaces that are not the same objects at each call."""
+    """Yields a fault for each space that is another object at each call."""
     for agent in env.agents:
         for name in ("observation_space", "action_space"):
             space = getattr(env, name)
@@ -294,7 +294,7 @@ def of_space_objects(env: Any, possible: Collection[Any], where: str) -> Iterato
 
 
 def _of_class(env: Any) -> Iterator[Fault]:
-    """What is wrong with members that stay the same."""
+    """Yields faults in members of the class, which stay the same."""
     if getattr(env, "possible_agents", None) is None:
         message = (
             "possible_agents is missing, and agents stands for it: give a list of all names that may ever be there"
@@ -372,7 +372,7 @@ def _observed(
 
 
 def of_one(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
-    """What is wrong with the observation of one agent; nothing is said of one whose space is not known."""
+    """Yields faults in one agent's observation; none where the agent's space is not known."""
     try:
         found = space(agent)
     except (KeyError, LookupError):

@@ -15,7 +15,7 @@ class _Board:
 
 
 def tic_tac_toe() -> MultiDefinition:
-    """TicTacToe-v0: two players put pieces on a board of 3 x 3 by turns; three in a line win.
+    """TicTacToe-v0: two players put pieces on a 3 x 3 board by turns; three in a line win.
 
     Actions: the squares 0 .. 8, row by row, and 9, to do nothing. The rest as `_game` says of both games.
     """
@@ -49,12 +49,12 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
         return _Board(jnp.zeros((num_envs, 2, rows, cols), bool), jnp.zeros(num_envs, jnp.int32))
 
     def free(pieces: Array) -> Array:
-        """[G, moves] bool."""
+        """Returns the free moves, [G, moves] bool."""
         taken = jnp.any(pieces, axis=1)
         return ~(taken[:, 0] if falls else taken.reshape(-1, moves))
 
     def square(pieces: Array, action: Array) -> Array:
-        """[G, rows, cols] bool: where a piece goes; nowhere by doing nothing."""
+        """Returns the square that a piece goes to, [G, rows, cols] bool; none for the action that does nothing."""
         if not falls:
             return (action[:, None] == jnp.arange(moves)[None]).reshape(-1, rows, cols)
         at_column = action[:, None] == jnp.arange(cols)[None]
@@ -103,7 +103,7 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
 
 
 def _has_line(pieces: Array, length: int) -> Array:
-    """Whether there are `length` pieces [..., rows, cols] bool in a row, a column or a diagonal, [...] bool."""
+    """Returns whether `length` pieces of [..., rows, cols] bool are in a row, a column or a diagonal, [...] bool."""
     rows, cols = pieces.shape[-2:]
     found = jnp.zeros(pieces.shape[:-2], bool)
     for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):

@@ -1,4 +1,4 @@
-"""What one step of an environment says: shapes, dtypes, bounds, rewards, flags, exceptions. For `jrl.envs.checker`."""
+"""Checks of one step of an environment: shapes, dtypes, bounds, rewards, flags, exceptions. For `jrl.envs.checker`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from jrl.types import Box, Dict, Discrete, MultiDiscrete, PyTree, Space, StepRes
 
 
 class Findings:
-    """The first of each kind: a fault in every step is one line."""
+    """The first fault of each kind, so that a fault in every step is one line."""
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}
@@ -118,7 +118,7 @@ def look_at_rest(found: Findings, num_envs: int, where: str, result: StepResult)
 
 
 def _row_faults(name: str, space: Space, num_envs: int, obs: PyTree) -> Iterator[tuple[str, str]]:
-    """Of B environments, in our space: kinds and messages."""
+    """Yields faults in the observations of B environments, in our space, as (kind, message)."""
     if isinstance(space, Dict | Tuple):
         parts: Any = dict(space.items) if isinstance(space, Dict) else dict(enumerate(space.items))
         named = isinstance(space, Dict)
@@ -143,7 +143,7 @@ def _row_faults(name: str, space: Space, num_envs: int, obs: PyTree) -> Iterator
 
 
 def look_at_mask(found: Findings, action: Space, where: str, mask: np.ndarray, done: np.ndarray) -> None:
-    """Environments [B] that go on must allow an action: one of each choice that `mask` [B, K] bool is of."""
+    """Looks for environments [B] that go on with no action that `mask` [B, K] bool allows, for one of the choices."""
     at = 0
     for path, size in choices(action):
         none = ~mask[:, at : at + size].any(axis=-1) & ~done
@@ -161,7 +161,7 @@ def look_at_mask(found: Findings, action: Space, where: str, mask: np.ndarray, d
 def look_at_columns(
     found: Findings, agents: tuple[str, ...], reward: np.ndarray, done: np.ndarray, absent: np.ndarray, over: np.ndarray
 ) -> None:
-    """Steps of several agents, whose columns keep to `jrl.types.Several`.
+    """Looks at steps of several agents, whose slots must keep to `jrl.types.Several`.
 
     Args:
       agents: A names.
@@ -201,7 +201,7 @@ def look_at_columns(
 
 
 def choices(action: Space) -> list[tuple[str, int]]:
-    """What a mask is of: the path to a choice and how many numbers it is among, in the order of the mask."""
+    """Returns the choices that a mask is of, in its order: the path to each and how many values it has."""
     found: list[tuple[str, int]] = []
     for path, leaf in leaves(action):
         if isinstance(leaf, Discrete):

@@ -1,4 +1,4 @@
-"""Whether an environment keeps to what it says of itself, found by stepping it with random actions.
+"""Check of an environment against its own spaces and the contract, by stepping it with random actions.
 
 report = check_env("my_package.my_module:MyEnv", options={"size": 9})
 assert report.ok, report.problems
@@ -50,14 +50,14 @@ _UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medi
 
 
 class Report(NamedTuple):
-    """What `check_env` found; each entry is a sentence that names what is wrong and the mend."""
+    """Findings of `check_env`; each entry is a sentence that names what is wrong and the mend."""
 
     problems: list[str]  # learning from this environment would be wrong, or fail
     notes: list[str]  # worth knowing
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """Returns whether there are no problems."""
         return not self.problems
 
 
@@ -135,7 +135,7 @@ class _Runs:
         self._open: Any = None
 
     def stream(self, seed: int) -> _Stream | None:
-        """None where it could not be stepped to its end, for a reason that is among the findings."""
+        """Steps the environments; None where they could not be stepped to the end: the reason is in the findings."""
         env = self._graph or self._made(seed)
         if env is None:
             return None
@@ -168,7 +168,7 @@ class _Runs:
         return stream
 
     def _fits(self, spec: EnvSpec) -> bool:
-        """Whether three streams fit the memory, and the steps of one before they are put together."""
+        """Returns whether three streams fit the memory, and the steps of one before they are put together."""
         each = by_kind(spec)
         one = sum(kind.num_envs * num_bytes(kind.observation) for kind in each) // spec.num_envs
         free = room.host_available()
@@ -268,7 +268,7 @@ class _Runs:
 
 
 def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> PyTree:
-    """[T, B, *]; a Box's are uniform between its bounds, and normal where one is infinite."""
+    """Draws actions [T, B, *]; a Box's are uniform between its bounds, and normal where one is infinite."""
     rng = np.random.default_rng(seed)
     return map_leaves(lambda leaf: _random(leaf, rng, (steps, num_envs, *leaf.shape)), space)
 
@@ -285,7 +285,7 @@ def _random(space: Leaf, rng: np.random.Generator, shape: tuple[int, ...]) -> np
 
 
 def _allowed(space: Space, action: PyTree, mask: np.ndarray) -> PyTree:
-    """Each choice, or the next one that `mask` [B, K] allows; as it is where none is."""
+    """Returns the actions, each choice replaced by the next one that `mask` [B, K] allows, if any."""
     sizes = iter(choices(space))
     at = 0
 
@@ -330,7 +330,7 @@ def _compare(first: _Stream, again: _Stream | None, other: _Stream | None, backe
 
 
 def _first_difference(a: _Stream, b: _Stream) -> int | None:
-    """The first step whose results differ, 0 for the reset; None where none does."""
+    """Returns the first step whose results differ, 0 for the reset; None where none does."""
     for t in range(len(a.reward) + 1):
         rows = zip(jax.tree.leaves(a.obs), jax.tree.leaves(b.obs))
         same = all(_equal(x[t], y[t]) for x, y in rows)
@@ -346,7 +346,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _contract(stream: _Stream, found: Findings) -> None:
-    """What follows an end: a row of reward 0 that ends nothing, and another observation than the final one."""
+    """Checks the step after an end: it has reward 0 and no end, and another observation than the final one."""
     after = np.zeros_like(stream.done)
     after[1:] = stream.done[:-1]
     wrong = after & (stream.done | (stream.reward != 0))

@@ -74,7 +74,7 @@ def pendulum() -> Definition:
 
 
 def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> Definition:
-    """What both mountain cars share. State position, velocity; `push(action)` is the car's acceleration."""
+    """Makes one of the two mountain cars. State position, velocity; `push(action)` is the car's acceleration."""
     low, high, max_speed = -1.2, 0.6, 0.07
 
     def step(state, action, draws):

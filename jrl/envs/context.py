@@ -1,4 +1,4 @@
-"""The user's own environments: what a name in `env.id` stands for, and what it is told of its place in the run."""
+"""The user's own environments: how a name in `env.id` is found, and the EnvContext that it is called with."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ _KEPT_AS = "_jrl_context"  # attribute of an environment
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Which of a run's environments a vector has, and in which process it is."""
+    """Place of a vector of environments in a run: its role, its environments among all, and its process."""
 
     role: str = "train"  # or eval, or data: one role has no environment in common with the other
     index: int = 0  # nor have vectors of one role with different indices
@@ -31,7 +31,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class OnFailure:
-    """What is looked for in Gymnasium environments, and what becomes of one that fails."""
+    """Checks of Gymnasium environments, and what becomes of one that fails."""
 
     restart: bool = False  # it is made anew (`StepResult.failed` tells); False: the first failure ends the run
     step_timeout_s: float | None = None  # a step or reset in a worker process that takes longer has failed
@@ -43,7 +43,7 @@ ENDS_RUN = OnFailure()
 
 
 class EnvContext(dict):
-    """`env.options`, and which environment of the run they are for.
+    """Options of an environment (`env.options`), and its place in the run.
 
     Attributes:
       worker_index: 0 in the main process, 1 .. num_workers in env runners.
@@ -77,7 +77,7 @@ class EnvContext(dict):
         return self.num_workers
 
     def of(self, i: int) -> "EnvContext":
-        """For the environment that comes i after this one in the vector, with options of its own to change."""
+        """Returns the context of the i-th next environment of the vector, with its own copy of the options."""
         there = EnvContext(self)
         there.__dict__.update(self.__dict__)
         there.vector_index = self.vector_index + i
@@ -86,7 +86,7 @@ class EnvContext(dict):
 
 
 def of(env: Any) -> EnvContext | None:
-    """What a Gymnasium environment of a run was made with, as `foreach_env` hands it out."""
+    """Returns the context that a Gymnasium environment of a run was made with, as `foreach_env` hands it out."""
     return getattr(env, _KEPT_AS, None)
 
 
@@ -94,7 +94,7 @@ def of(env: Any) -> EnvContext | None:
 
 
 def takes_context(found: Callable[..., Any], *, creator: bool, options: dict[str, Any]) -> bool:
-    """Whether a class or function is called with an EnvContext, rather than with the options as arguments.
+    """Returns whether a class or function is called with an EnvContext, rather than with the options as arguments.
 
     Args:
       found: what `env.id` names.
@@ -115,7 +115,7 @@ def takes_context(found: Callable[..., Any], *, creator: bool, options: dict[str
 def option_errors(
     id: str, found: Callable[..., Any], options: dict[str, Any], others: tuple[str, ...] = ()
 ) -> list[str]:
-    """What is wrong with the options of a class or function, without calling it.
+    """Returns faults in the options of a class or function, without calling it.
 
     Args:
       id: for the messages.
@@ -141,9 +141,7 @@ def option_errors(
 
 
 def is_in_jax(found: Any) -> bool | None:
-    """Whether what `env.id` names gives a `jrl.envs.jax_env.Definition` or a `jrl.envs.multi_agent.MultiDefinition`;
-    None where only a call would tell.
-    """
+    """Returns whether `env.id` names an environment written in JAX; None where only a call would tell."""
     if type(found).__name__ in DEFINITIONS:
         return True
     if inspect.isclass(found) or not callable(found):
@@ -158,7 +156,7 @@ def is_in_jax(found: Any) -> bool | None:
 
 
 class SeveralAgents(Exception):
-    """What was made is an environment of several agents, which the exception holds."""
+    """The environment that was made has several agents; the exception holds it."""
 
     def __init__(self, env: Any = None):
         super().__init__("it has several agents, and such environments are stepped in the process of the run only")
@@ -166,7 +164,7 @@ class SeveralAgents(Exception):
 
 
 def has_several(env: Any) -> bool:
-    """Tells whether an environment that was made has the members of one of several agents."""
+    """Returns whether an environment has the members of one of several agents."""
     named = any(getattr(env, name, None) for name in ("possible_agents", "_agent_ids"))
     return named or callable(getattr(env, "observation_space", None))
 
@@ -193,7 +191,7 @@ class Maker:
         self.horizon, self._soft = horizon, soft_horizon
 
     def raw(self, i: int) -> Any:
-        """Environment i as it is made, whatever it is."""
+        """Makes environment i, and does not look at it."""
         context = self._context.of(i)
         env = self._found(context) if self._by_context else self._found(**context)
         with contextlib.suppress(AttributeError):  # one with __slots__
@@ -217,7 +215,7 @@ _pickling = threading.Lock()
 
 @contextlib.contextmanager
 def by_value() -> Iterator[None]:
-    """In here, cloudpickle writes a Maker so that it can be read by a process that does not import jrl."""
+    """Lets cloudpickle write Makers by value, for a process that does not import jrl."""
     import cloudpickle
 
     modules = [sys.modules[cls.__module__] for cls in (Maker, Limited)]

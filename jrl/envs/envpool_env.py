@@ -34,7 +34,7 @@ def _quiet() -> Iterator[None]:
 
 
 def ids() -> tuple[str, ...]:
-    """Every id that EnvPool has; none where it is not installed."""
+    """Returns every id that EnvPool has; none where it is not installed."""
     try:
         envpool = envpool_import.load()
     except ImportError:
@@ -43,14 +43,14 @@ def ids() -> tuple[str, ...]:
 
 
 def family(id: str) -> str:
-    """The module that an id comes from: `envpool.atari`, `envpool.classic_control`, ..."""
+    """Returns the module that an id comes from: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():
         # the class itself is made at run time, in no module of EnvPool's; the one it extends is compiled
         return type(envpool_import.load().make_spec(id)).__mro__[1].__module__
 
 
 def num_players(id: str) -> int:
-    """The players of a game; 1 of all other environments, and of those that need what is not installed."""
+    """Returns the number of players of a game; 1 of other environments, and where something is not installed."""
     try:
         with _quiet():
             return int(envpool_import.load().make_spec(id).config.max_num_players)
@@ -59,7 +59,7 @@ def num_players(id: str) -> int:
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
-    """What is wrong with the options, each with its mend."""
+    """Returns faults in the options, each with its mend."""
     with _quiet():
         spec = envpool_import.load().make_spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
@@ -78,7 +78,7 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
 
 
 class Frames(NamedTuple):
-    """What EnvPool's Atari makes of images: [size * channels, H, W], the newest frame last."""
+    """Stacks of EnvPool's Atari images: [size * channels, H, W], the newest frame last."""
 
     size: int  # frames of a stack
     channels: int  # of a frame: 3 of a coloured one
@@ -86,7 +86,7 @@ class Frames(NamedTuple):
 
 
 def frames(id: str, options: dict[str, Any]) -> Frames:
-    """The stacks that an Atari game observes with these options."""
+    """Returns the stacks that an Atari game observes with these options."""
     with _quiet():
         config = envpool_import.load().make_spec(id).config
     value = lambda name: options.get(name, getattr(config, name))
@@ -94,7 +94,7 @@ def frames(id: str, options: dict[str, Any]) -> Frames:
 
 
 def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:
-    """The options with which episodes have at most `horizon` steps.
+    """Returns the options with which episodes have at most `horizon` steps.
 
     A smaller `max_episode_steps` stays, where the task knows its own before an episode begins; some of BabyAI do not,
     and say 0.
@@ -119,8 +119,8 @@ def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, 
 
 @functools.cache
 def _ends_at_limit(id: str) -> bool:
-    """Whether an episode of at most one step has one. Those of Catch-v0, CliffWalking-v1 and Highway's have more, and
-    call their true end a time limit then.
+    """Returns whether an episode of at most one step ends with it. Those of Catch-v0, CliffWalking-v1 and Highway's
+    last longer, and report their true end as a time limit.
     """
     pool = _pool(EnvConfig(id, "envpool", 1, {"max_episode_steps": 1}), 0, None)
     try:
@@ -149,14 +149,14 @@ def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
 
 
 def _actions(pool: Any) -> spaces.Actions:
-    """EnvPool takes other dtypes than its spaces have; the last of its keys is the action's."""
+    """Returns the pool's action space, with the dtype that its step takes: that of the last of its keys."""
     with _quiet():
         space = pool.action_space
     return spaces.actions(space, list(pool.spec.action_array_spec.values())[-1].dtype)
 
 
 def info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of what the infos have, of one environment, by name."""
+    """Returns the shapes of one environment's infos, by name."""
     found = {name[5:]: tuple(x.shape) for name, x in pool.spec.state_array_spec.items() if name.startswith("info:")}
     return {name: shape for name, shape in found.items() if "env_id" not in name and -1 not in shape}
 
@@ -165,7 +165,7 @@ class Pool:
     """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform.
 
     Args:
-      cfg: what is right by `jrl.envs.check`.
+      cfg: the section, checked by `jrl.envs.check`.
       seed: environment i gets seed + i.
       batch_size: environments of a step that wait for each other; None: all.
     Raises:
@@ -195,14 +195,14 @@ class Pool:
         self.spec = EnvSpec(seen.space, taken.space, cfg.num_envs, None if limit == _UNLIMITED else limit)
 
     def _mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
-        """The entry of the infos that is the mask."""
+        """Returns the name of the infos' entry that is the mask."""
         if not masks.looked_for(name, observed, action, id):
             return None
         found = masks.shape(name, info_shapes(self._pool), action, id)
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
-        """In EnvPool's dtype. Raises ValueError unless it is of `spec.action`."""
+        """Returns the action in EnvPool's dtype. Raises ValueError unless it is of `spec.action`."""
         action = spaces.on_host(action)
         spaces.check_action(self.spec.action, num_envs, action)
         return self._taken(action)
@@ -220,14 +220,14 @@ class EnvPoolEnv(Pool):
         self._in_program = False
 
     def reset(self) -> PyTree:
-        """[B, *] observations of new episodes."""
+        """Begins new episodes and returns their observations [B, *]."""
         self._host_only()
         obs, info = self._pool.reset()
         self.infos.of_pool(info)
         return self._observe(obs, info)
 
     def step(self, action: PyTree) -> StepResult:
-        """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        """Steps all. Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         self._host_only()
         obs, reward, terminated, truncated, info = self._pool.step(self._action(action, self.spec.num_envs))
         self.infos.of_pool(info)
@@ -238,7 +238,7 @@ class EnvPoolEnv(Pool):
             raise RuntimeError("this pool belongs to a program: step it there, or make another one")
 
     def to_jax(self) -> JaxEnv | None:
-        """The same pool inside a program, or None where EnvPool has no XLA interface: several players, or on a TPU.
+        """Returns the same pool inside a program; None without an XLA interface: several players, or on a TPU.
 
         The state is a token that orders the steps; the pool itself is a constant of the program, so that one pool must
         be traced into one program only. `reset` runs on the host and ignores its key: the pool was seeded when made.
@@ -288,13 +288,13 @@ class AsyncEnvPoolEnv(Pool):
         self._stale = np.zeros(cfg.num_envs, bool)  # what is under way was sent before the latest reset
 
     def reset(self) -> None:
-        """Begins new episodes in all of them; those whose step is under way when it is done, and that is lost."""
+        """Begins new episodes in all. Steps under way are finished first, and their results are lost."""
         self._stale = self._under_way.copy()
         self._pool._reset(np.flatnonzero(~self._under_way).astype(np.int32))
         self._under_way[:] = True
 
     def send(self, action: PyTree, env_id: Array) -> None:
-        """Actions [n, *] for the environments `env_id` [n] i32.
+        """Sends actions [n, *] to the environments `env_id` [n] i32.
 
         Raises:
           ValueError: another shape, dtype or range than `spec.action`, or an environment that is under way.
@@ -308,7 +308,7 @@ class AsyncEnvPoolEnv(Pool):
         self._pool.send(action, env_id)
 
     def recv(self) -> tuple[np.ndarray, StepResult]:
-        """`env_id` [n] i32 and results [n, *]. Raises RuntimeError where fewer than `least` are under way."""
+        """Returns `env_id` [n] i32 and results [n, *]. Raises RuntimeError where fewer than `least` are under way."""
         if self._under_way.sum() < self.least:
             raise RuntimeError(
                 f"recv waits for {self.least} environments, of which {self._under_way.sum()} are under way"
@@ -330,7 +330,7 @@ class AsyncEnvPoolEnv(Pool):
 
 
 def _opaque(fn: Callable) -> Callable:
-    """`fn` as one operation of which jax does not know that it has side effects; XLA still does.
+    """Makes `fn` one operation of whose side effects jax does not know; XLA still does.
 
     A program with effects that jax knows of is dispatched by Python, at half a millisecond a call: more than ten steps
     of eight CartPoles. The token of the state keeps the steps in order, and every step's results are used.
@@ -354,6 +354,6 @@ def _opaque(fn: Callable) -> Callable:
 
 
 def _reward(reward: Any, info: dict[str, Any]) -> Any:
-    """float32, and 0 on reset rows, where EnvPool's dm_control repeats the last reward, or has what lay in memory."""
+    """Returns rewards f32, 0 on the step that resets, where EnvPool's dm_control has the last one or garbage."""
     xp = reward.__array_namespace__()  # numpy or jax.numpy
     return xp.where(info["elapsed_step"] != 0, reward.astype("float32"), xp.float32(0.0))

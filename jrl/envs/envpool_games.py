@@ -1,4 +1,4 @@
-"""EnvPool's games of several players, from the host: each player of each game is a column.
+"""EnvPool's games of several players, stepped on the host: each player of each game has a slot in the batch.
 
 EnvPool gives a row for each player and one for each game, in the order in which its threads were done; `env_id` says of
 which game each is. Here they are in order: player k of game i is column i * P + k. All players of a game end with it.
@@ -50,11 +50,11 @@ class EnvPoolGames(Pool):
         self._current = np.zeros(self._games, np.int32)  # who moves
 
     def _shown(self, cfg: EnvConfig) -> tuple[Space, Space]:
-        """The spaces of a player; where players take turns, with the action that waits and the mask."""
+        """Returns the spaces of a player; where players take turns, with the action that waits and the mask."""
         observation, action = self.spec.observation, self.spec.action
         if self._key.startswith("players."):
             if cfg.action_mask_info is not None:
-                mend = f"its players, who all act at once, have no mask in {cfg.action_mask_info}: leave it out"
+                mend = f"its players all act at once and have no mask in {cfg.action_mask_info}: leave it out"
                 raise InputError(f"env.action_mask_info: {cfg.id} has several agents, and {mend}")
             return observation, action
         infos = info_shapes(self._pool)
@@ -69,19 +69,17 @@ class EnvPoolGames(Pool):
         return spaces.with_mask(observation, waiting), waiting
 
     def _mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
-        """None: the infos have a mask for a game, of whoever moves, and none for a player."""
+        """Returns None: the infos have one mask per game, of the player who moves, and none per player."""
         return None
 
     def reset(self) -> PyTree:
-        """[B, *] observations of new games."""
+        """Begins new games and returns their observations [B, *]."""
         obs, info = self._pool.reset()
         self._over[:] = False
         return self._seen(obs, info, np.argsort(info["env_id"]))
 
     def step(self, action: PyTree) -> StepResult:
-        """Raises ValueError for actions of another shape, dtype or range than `spec.action`, and for one that waits of
-        whoever is to move.
-        """
+        """Steps all games. Raises ValueError: no actions of `spec.action`, or the player who moves waits."""
         given = self._given(self._action(action, self.spec.num_envs))
         obs, reward, terminated, truncated, info = self._pool.step(given)
         order = np.argsort(info["env_id"])
@@ -95,7 +93,7 @@ class EnvPoolGames(Pool):
         return StepResult(seen, earned, to_all(terminated), to_all(truncated), several=several)
 
     def _given(self, action: Array) -> dict[str, Array]:
-        """Actions [B] as the pool takes them: of each player, or of those who move."""
+        """Returns actions [B] as the pool takes them: of each player, or of those who move."""
         games = np.arange(self._games, dtype=np.int32)
         if self._choices is None:
             return {self._key: action, "env_id": games, "players.env_id": np.repeat(games, self._players)}
@@ -110,7 +108,7 @@ class EnvPoolGames(Pool):
         return {self._key: moves, "env_id": games, "players.env_id": games}
 
     def _seen(self, obs: Any, info: dict[str, Any], order: Array) -> PyTree:
-        """The observations of all columns; `order` [G] of the rows of games."""
+        """Returns the observations of all players; `order` [G] sorts the rows of games."""
         self.infos.of_pool(info)
         rows = _by_game(info)
         seen = self._observe(jax.tree.map(lambda x: x[rows], obs), info)
@@ -124,5 +122,5 @@ class EnvPoolGames(Pool):
 
 
 def _by_game(info: dict[str, Any]) -> Array:
-    """The order of the players' rows; those of a game follow one another."""
+    """Returns the order of the players' rows in which those of a game follow one another."""
     return np.argsort(info["players"]["env_id"], kind="stable")

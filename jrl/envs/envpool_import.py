@@ -1,4 +1,4 @@
-"""The import of EnvPool, without what of it is not used: a second less until the first step of a run.
+"""Import of EnvPool without the parts that are not used, which saves a second before the first step of a run.
 
 `import envpool` loads the compiled library of every family of tasks (and with one of them matplotlib), only because
 each package `envpool.FAMILY` holds the `registration.py` that names its ids. Here a family is loaded when something of
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def load() -> Any:
-    """The module `envpool`. Raises ImportError where it is not installed."""
+    """Imports the module `envpool`. Raises ImportError where it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "envpool" in sys.modules:

@@ -23,7 +23,7 @@ from jrl.types import InputError
 
 
 class Kind(NamedTuple):
-    """What agents of equal spaces see and do, in Gymnasium's spaces."""
+    """Agents of equal spaces, with their observations and actions in Gymnasium's spaces."""
 
     numbers: tuple[int, ...]  # the agents, among all
     own: tuple[Any, Any]  # the environment's observation and action space of an agent
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the agents of all games of a vector see and do."""
+    """Agents of all games of a vector, by kinds."""
 
     agents: tuple[Any, ...]
     kinds: tuple[Kind, ...]  # one, or where agents have different spaces those of `EnvSpec.kinds`
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A reset that was made before anybody asked for it."""
+    """A reset that was made early, to know the spaces."""
 
     seed: int
     turn: Turn
@@ -55,7 +55,7 @@ class Begun(NamedTuple):
 
 
 def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int) -> tuple[Layout, Begun | None]:
-    """What the agents of `play` see and do, and the first reset where there had to be one for that.
+    """Returns the layout of the agents of `play`, and the first reset where one was needed for that.
 
     Args:
       play: an environment.
@@ -75,8 +75,8 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
         spaces.observations(observation)
         if play.waits and kind(action) != "Discrete":
             raise InputError(
-                f"env.id {id}: its agents take turns, and who waits needs an action for that, which only a Discrete "
-                f"space can be given: expected Discrete actions, got {action}"
+                f"env.id {id}: its agents take turns, and one that waits needs a further action, which only a Discrete "
+                f"space can get: expected Discrete actions, got {action}"
             )
         looked_for.append(masks.looked_for(mask_info, observation, ours, id))
     begun = _first_turn(play, id, seed) if any(looked_for) or state else None
@@ -94,7 +94,7 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
 
 
 def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, id: str, *, waits: bool) -> Kind:
-    """What agents see and do with a mask and a global view."""
+    """Returns a kind of agents, whose observations have the mask and the global view."""
     from gymnasium import spaces as gym
 
     observation, action = own
@@ -117,7 +117,7 @@ def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, 
 
 
 def _first_turn(play: Play, id: str, seed: int) -> Begun:
-    """Raises InputError: what the reset returned is nothing that can be read."""
+    """Returns the first reset. Raises InputError: it cannot be read."""
     looks: list[Callable[[], Iterator[Fault]]] = []
     play.look = looks.append
     try:
@@ -130,7 +130,7 @@ def _first_turn(play: Play, id: str, seed: int) -> Begun:
 
 
 def _own_spaces(play: Play) -> list[tuple[Any, Any]]:
-    """Each agent's observation and action space."""
+    """Returns each agent's observation and action space."""
     return [(play.observation_space(agent), play.action_space(agent)) for agent in play.agents]
 
 
@@ -151,7 +151,7 @@ def _state_space(play: Play, id: str) -> Any:
 
 
 class _Rows:
-    """What the agents of one kind see: arrays [A_k, *], written in place.
+    """Observations of the agents of one kind: arrays [A_k, *], written in place.
 
     Attributes:
       rows: the arrays, as an element of the observation space has them.
@@ -172,12 +172,12 @@ class _Rows:
         self._seen = [(path, array) for path, array in rest if all(array is not other for other in without)]
 
     def clear(self) -> None:
-        """Nobody was seen yet."""
+        """Writes the observations of agents that were not seen yet."""
         for array, nothing in zip(self._arrays, self._nothing):
             array[:] = nothing
 
     def show(self, j: int, agent: Any, obs: Any) -> None:
-        """Writes what agent j of the kind sees. Raises Breach: it has another shape."""
+        """Writes the observation of agent j of the kind. Raises Breach: it has another shape."""
         for path, array in self._seen:
             value = np.asarray(_at(obs, path))
             if value.shape != array.shape[1:]:  # numpy would repeat a smaller one
@@ -232,15 +232,15 @@ class Game:
         play.look = self._look
 
     def begin_with(self, begun: Begun) -> None:
-        """The next reset with that seed was made already."""
+        """Keeps a reset that was made already for the next `reset` with that seed."""
         self._begun = begun
 
     def forget(self) -> None:
-        """The next reset is one, whatever was made before."""
+        """Drops the kept reset: the next one resets the environment."""
         self._begun = None
 
     def reset(self, seed: int | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
-        """The first row of a game, on which all are absent."""
+        """Begins a game and returns its first row, on which all are absent."""
         begun, self._begun = self._begun, None
         if begun is not None and begun.seed == seed:
             turn = begun.turn
@@ -258,7 +258,7 @@ class Game:
         return self._row(np.zeros(size), nobody, nobody, ~nobody, self._there), self._infos(turn)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """The actions of those that are absent or wait are not read."""
+        """Steps the game; actions of agents that are absent or wait are not read."""
         layout, acted = self._layout, self._there.copy()
         given = {
             agent: self._action(agent, k, action) for k, agent in enumerate(layout.agents) if agent in self._movers
@@ -301,7 +301,7 @@ class Game:
         return {str(agent): info for agent, info in turn.infos.items()}
 
     def _show(self, turn: Turn) -> None:
-        """Writes what each agent sees; who sees nothing new goes on seeing the latest."""
+        """Writes what each agent observes; one without a new observation keeps the latest."""
         self._movers = turn.movers
         for k, agent in enumerate(self._layout.agents):
             moves, waits = agent in turn.movers, agent in turn.waiting
@@ -321,7 +321,7 @@ class Game:
                 rows.state[:] = view
 
     def _allowed(self, own_kind: Kind, turn: Turn, agent: Any, obs: Any, moves: bool) -> Any:
-        """The mask of an agent: its own, and where some wait, one entry more for that."""
+        """Returns an agent's mask: its own, with one more entry for waiting where some wait."""
         waits, mask_info, choices = self._layout.waits, own_kind.mask_info, own_kind.own[1]
         own: Any = np.ones(choices.n, bool) if waits else None
         if mask_info is not None and moves:
@@ -401,13 +401,13 @@ class Maker:
 
 
 def _alike(play: Play, layout: Layout) -> bool:
-    """Whether a game has the agents and spaces of a layout."""
+    """Returns whether a game has the agents and spaces of a layout."""
     own = {k: one.own for one in layout.kinds for k in one.numbers}
     return play.agents == layout.agents and all(found == own[k] for k, found in enumerate(_own_spaces(play)))
 
 
 def _nothing(path: tuple[Any, ...], space: Any) -> Any:
-    """What stands for an agent that was not seen yet: the numbers of the space nearest to 0; of a mask, all allowed."""
+    """Returns what stands for an agent that was not seen yet: numbers nearest to 0; of a mask, all allowed."""
     if path == (ACTION_MASK,):
         return np.ones(space.shape, space.dtype)
     low, high = bounds(space)

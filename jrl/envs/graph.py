@@ -1,4 +1,4 @@
-"""The name under which `jrl.envs.jax_env` was imported before: what a file of one's own takes from here stays valid."""
+"""The former name of `jrl.envs.jax_env`, kept so that users' imports stay valid."""
 
 from jrl.envs.jax_env import Definition as Definition
 from jrl.envs.jax_env import JaxState as GraphState

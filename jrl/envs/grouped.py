@@ -1,10 +1,10 @@
-"""Agents by teams: each group is one agent of the view, named after it, and who is in no group stays an agent alone.
+"""Groups of agents that act as one: each group is an agent, a team, and agents in no group stay alone.
 
 The names of the view follow those of the environment: a team stands where the first of its members does. What a team
 sees, does and earns is what it would as the only one (`jrl.envs.team`). It is there while any of its members is, and so
 has rows, ends and masks of its own like any agent (`jrl.types.Several`): on rows on which none of them acted it is
 absent, and it ends when the last of those who are there does, with a time limit if that cut one of them off. A member
-that ends before ends nothing, one that comes later joins in, and a team of which somebody is back has another life.
+that ends before ends nothing, one that comes later joins in, and a team with a returned member begins another episode.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class _Unit(NamedTuple):
 
 
 def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
-    """The agents of the view. Raises InputError: a team whose actions cannot be put together."""
+    """Returns the agents of the view. Raises InputError: a team whose actions cannot be put together."""
     kinds = spec.kinds or (tuple(range(len(spec.agents))),)
     of_team = {agent: name for name, members in groups.items() for agent in members}
     members: dict[str, list[int]] = {}
@@ -88,13 +88,13 @@ def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
 
 
 def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
-    """Makes (xp, actions of the view) -> those of the environment's columns, whose spec is `spec`."""
+    """Makes the function from (xp, actions of the view) to those of the environment's agents, whose spec is `spec`."""
     kinds = shown.kinds or (tuple(range(len(units))),)
     place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
     by_kind = spaces.by_kind(spec)
 
     def of_members(action: PyTree, i: int) -> PyTree:
-        """[G, n, *] of the members of unit i."""
+        """Returns the actions [G, n, *] of the members of unit i."""
         unit, (k, j) = units[i], place[i]
         mine = jax.tree.map(
             lambda x: x.reshape(spec.games, len(kinds[k]), *x.shape[1:])[:, j], action[k] if shown.kinds else action
@@ -116,7 +116,7 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
 
 
 class _Rows(NamedTuple):
-    """A step of a unit's members, [G, n] bool each, of numpy or jax."""
+    """One step of a unit's members, [G, n] bool each, of numpy or jax."""
 
     absent: Any
     terminated: Any
@@ -125,7 +125,7 @@ class _Rows(NamedTuple):
 
 
 class _View:
-    """What the units see, and what becomes of a step."""
+    """Observations of the units, and the joining of their members' steps."""
 
     def __init__(self, spec: EnvSpec, units: Sequence[_Unit]):
         self._spec, self._units = spec, units
@@ -136,12 +136,12 @@ class _View:
         self._kinds = spaces.kinds([unit.spec._replace(agents=()) for unit in units])
 
     def first(self, xp: Any, obs: PyTree) -> PyTree:
-        """The observations after a reset: everybody is taken for present."""
+        """Returns the observations after a reset, where all count as present."""
         everybody = [xp.ones((self._spec.games, len(unit.members)), bool) for unit in self._units]
         return self._seen(xp, obs, everybody, everybody)
 
     def joined(self, xp: Any, result: StepResult) -> StepResult:
-        """A step of the view's agents."""
+        """Returns a step of the view's agents, made of one of the environment's."""
         told = result.several
         assert told is not None
         begun = told.absent.reshape(self._spec.games, -1).all(-1, keepdims=True)  # the first row of a game
@@ -165,11 +165,11 @@ class _View:
         )
 
     def _by_unit(self, x: Array) -> list[Array]:
-        """What the members of each unit [G, n] have of columns [G * A]."""
+        """Returns the members' part [G, n] of x [G * A], for each unit."""
         return [_taken(x, self._spec.games, unit.members) for unit in self._units]
 
     def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
-        """The observations of the view, of the columns'."""
+        """Returns the observations of the view's agents, made of the environment's."""
         each: list[PyTree] = [None] * len(self._units)
         for k, of_kind in enumerate(obs if self._spec.kinds else (obs,)):
             for i, unit in enumerate(self._units):
@@ -185,12 +185,12 @@ class _View:
 
 
 def _taken(x: Array, games: int, numbers: Sequence[int]) -> Array:
-    """Of columns [G * A, *], those of some agents [G, n, *]."""
+    """Returns the part [G, n, *] of x [G * A, *] that belongs to some agents."""
     return x.reshape(games, -1, *x.shape[1:])[:, np.array(numbers)]
 
 
 def _standing(unit: _Unit, rows: _Rows) -> tuple[Array, Array, Array, Array]:
-    """(terminated [G], truncated [G], members that are not there any more [G, n], those that are [G, n]) after a step.
+    """Returns (terminated [G], truncated [G], members that have left, members that are present [G, n]) after a step.
 
     Those whom a time limit cuts off as the team ends are there in the observation from which is bootstrapped.
     """

@@ -20,7 +20,7 @@ from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
 
 
 def ids() -> tuple[str, ...]:
-    """Every registered id; none where Gymnasium is not installed."""
+    """Returns every registered id; none where Gymnasium is not installed."""
     try:
         import gymnasium
     except ImportError:
@@ -29,7 +29,7 @@ def ids() -> tuple[str, ...]:
 
 
 def load_class(id: str) -> Callable[..., Any] | None:
-    """What `package.module:Name` names, or was registered under the id; None if the id is of another form.
+    """Returns what `package.module:Name` names, or was registered under the id; None if the id is of another form.
 
     Raises:
       InputError: no such module or name.
@@ -59,7 +59,7 @@ def load_class(id: str) -> Callable[..., Any] | None:
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
-    """What is wrong, as far as can be told without making one: a class that is not there, an option that was."""
+    """Returns faults that can be found without making an environment: an unknown class or option."""
     errors: list[str] = []
     try:
         found = load_class(id)
@@ -70,7 +70,7 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
             errors += contexts.option_errors(id, found, options)
     if "vectorization" in options:
         errors.append(
-            "env.options.vectorization: there is no such option any more: env.remote_worker_envs true gives each "
+            "env.options.vectorization: the option was removed: env.remote_worker_envs true gives each "
             "environment a process of its own"
         )
     return errors
@@ -81,7 +81,7 @@ def _registered(id: str) -> bool:
 
 
 def _maker(cfg: EnvConfig, context: EnvContext) -> Maker:
-    """What makes the environments, here or in a process that has registered nothing of this one's."""
+    """Returns the Maker of the environments, which also works in a process that registered nothing."""
     import gymnasium
 
     found, by_context = load_class(cfg.id), False
@@ -102,7 +102,7 @@ def _in_workers(make: Maker, **settings: Any) -> Workers:
 
 
 def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
-    """`fn` of the environments that are in `jrl.envs.limits.Limited`, `masked.Masked` or both."""
+    """Makes `fn` act on the environments inside `jrl.envs.limits.Limited`, `masked.Masked` or both."""
 
     def call(around: Any) -> Any:
         for _ in range(depth):
@@ -115,18 +115,18 @@ def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
 
 
 class OnHost:
-    """What environments have that a vector steps from here."""
+    """Members of environments that a vector steps on the host."""
 
     _vector: Any
 
     @property
     def infos(self) -> Infos:
-        """What the environments say beside the results of the latest step, once it is wanted."""
+        """Returns the infos of the latest step, kept once they are wanted."""
         return self._vector.infos
 
     @property
     def num_restarts(self) -> int:
-        """How many environments failed and were made anew."""
+        """Returns how many environments failed and were made anew."""
         return self._vector.restarts.count
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class _Adapter(OnHost):
     """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform.
 
     Args:
-      cfg: what is right by `jrl.envs.check`.
+      cfg: the section, checked by `jrl.envs.check`.
       seed: environment i gets seed + i at the first reset.
       context: of environment 0, options included; None: they know of their options only.
       on_failure: see there. One that fails eleven times in a row ends the run.
@@ -180,7 +180,7 @@ class _Adapter(OnHost):
         self.spec = EnvSpec(seen.space, taken.space, cfg.num_envs, limit)
 
     def _mask(self, action: Space, name: str | None) -> bool:
-        """Whether the infos have a mask, which the environments then show."""
+        """Returns whether the infos have a mask, which the environments then show."""
         vector, id = self._vector, self._vector.restarts.id
         if not masks.looked_for(name, vector.observation_space, action, id):
             return False
@@ -191,13 +191,13 @@ class _Adapter(OnHost):
         return found is not None
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
-        """[n, *] in the environment's own dtypes and shapes. Raises ValueError unless it is of `spec.action`."""
+        """Returns the action [n, *] as the environment takes it. Raises ValueError unless it is of `spec.action`."""
         action = spaces.on_host(action)
         spaces.check_action(self.spec.action, num_envs, action)
         return self._taken(action)
 
     def _result(self, rows: Any, failed: np.ndarray) -> StepResult:
-        """The latest step of all environments, or of `rows` [n]: copies."""
+        """Returns copies of the latest step of all environments, or of `rows` [n]."""
         block = self._vector.block
         every = slice(None) if rows is None else rows
         return StepResult(
@@ -209,7 +209,7 @@ class _Adapter(OnHost):
         )
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What `fn(env)` returns for each environment, after the steps under way.
+        """Returns `fn(env)` of each environment, after the steps under way.
 
         In worker processes `fn` and what it returns travel pickled, and where it raises, a RuntimeError has its
         traceback. What an environment was made with: `jrl.envs.context.of(env)`.
@@ -217,7 +217,7 @@ class _Adapter(OnHost):
         return self._vector.foreach_env(_inside(fn, self._depth) if self._depth else fn)
 
     def _begin_anew(self) -> None:
-        """Before a reset of all: those that stand at a soft horizon are reset, too."""
+        """Resets environments that stand at a soft horizon, too, before a reset of all."""
         if self._goes_on and self._was_reset:
             self._vector.foreach_env(lambda limited: limited.begin_anew())
         self._was_reset = True
@@ -227,13 +227,13 @@ class GymnasiumEnv(_Adapter):
     """Host environments that wait for each other."""
 
     def reset(self) -> PyTree:
-        """[B, *] observations of new episodes; the first reset seeds the environments."""
+        """Begins new episodes and returns their observations [B, *]; the first reset seeds the environments."""
         self._begin_anew()
         self._vector.reset()
         return self._observe(self._vector.block.observations())
 
     def step(self, action: PyTree) -> StepResult:
-        """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        """Steps all. Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         failed = self._vector.step(self._action(action, self.spec.num_envs))
         return self._result(None, failed)
 
@@ -253,12 +253,12 @@ class AsyncGymnasiumEnv(_Adapter):
         self._workers, self.batch_size, self._more_s = self._vector, cfg.num_envs, cfg.batch_wait_ms / 1000
 
     def reset(self) -> None:
-        """Begins new episodes in all, when the steps under way are done; their results are lost."""
+        """Begins new episodes in all. Steps under way are finished first, and their results are lost."""
         self._begin_anew()
         self._workers.begin()
 
     def send(self, action: PyTree, env_id: Array) -> None:
-        """Actions [n, *] for the environments `env_id` [n] i32.
+        """Sends actions [n, *] to the environments `env_id` [n] i32.
 
         Raises:
           ValueError: another shape, dtype or range than `spec.action`, or an environment that is under way.
@@ -271,7 +271,7 @@ class AsyncGymnasiumEnv(_Adapter):
         self._workers.send(action, index)
 
     def recv(self) -> tuple[np.ndarray, StepResult]:
-        """`env_id` [n] i32, ascending, and results [n, *]. Raises RuntimeError where none is under way."""
+        """Returns `env_id` [n] i32, ascending, and results [n, *]. Raises RuntimeError where none is under way."""
         if not self._workers.busy and not self._workers.ready:
             raise RuntimeError("no environment is under way: reset, or send actions")
         self._workers.wait(1, self._more_s)

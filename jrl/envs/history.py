@@ -1,4 +1,4 @@
-"""What an observation tells of earlier steps: its latest frames, the previous action, the previous reward.
+"""History in observations: the latest frames, the previous action, the previous reward.
 
 All of it begins anew with an episode: on the row after an end, and where an environment failed and was made anew. At a
 soft horizon (`jrl.envs.limits`) the environment goes on and what an observation tells does not: as the state of a
@@ -35,7 +35,7 @@ PREV_ACTION, PREV_REWARD = "prev_action", "prev_reward"
 
 
 class History(NamedTuple):
-    """What is remembered of n environments, and what observations become by it; for numpy and jax arrays alike."""
+    """Memory of n environments, and how it enters their observations; for numpy and jax arrays alike."""
 
     spec: EnvSpec  # what the policy sees
     empty: Callable[[int], PyTree]  # n -> memory [n, ...] numpy, of environments that begin an episode
@@ -47,7 +47,7 @@ class History(NamedTuple):
 def history(
     spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
 ) -> History | None:
-    """What the observations of environments become with their history.
+    """Makes the history that a config asks for.
 
     Args:
       spec: of environments without; its action space is the policy's. Of agents by kind each kind has its own history.
@@ -110,7 +110,7 @@ def history(
 
 
 def _of_kinds(spec: EnvSpec, **asked: Any) -> History:
-    """The histories of agents of different kinds, side by side."""
+    """Returns the histories of agents of different kinds, side by side."""
     each = [found for one in spaces.by_kind(spec) if (found := history(one, **asked)) is not None]
     sizes = [len(kind) for kind in spec.kinds]
 
@@ -147,16 +147,14 @@ class _Stack(NamedTuple):
 
 
 def _stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
-    """For each leaf of the observation; None for one that stays."""
+    """Returns the stack of each leaf of the observation; None for one that stays."""
     masked = isinstance(spec.observation, Dict)
     found = [
         _stack(leaf, n) if isinstance(leaf, Box) and not (masked and path == spaces.ACTION_MASK) else None
         for path, leaf in spaces.leaves(spec.observation)
     ]
     if not any(found):
-        raise InputError(
-            f"env.frame_stack {n}: the observation {spec.observation} has no Box of which to stack the latest: use 1"
-        )
+        raise InputError(f"env.frame_stack {n}: the observation {spec.observation} has no Box to stack: use 1")
     return found
 
 
@@ -177,7 +175,7 @@ def _stack(leaf: Box, n: int) -> _Stack:
 
 
 def _replaced(space: Space, new: Any) -> Space:
-    """`space` with the leaves that the iterator `new` gives, in the order of `spaces.leaves`."""
+    """Returns `space` with the leaves that the iterator `new` gives, in the order of `spaces.leaves`."""
     if isinstance(space, Dict):
         found = {name: _replaced(part, new) for name, part in sorted(space.items)}
         return Dict(tuple((name, found[name]) for name, _ in space.items))
@@ -187,7 +185,7 @@ def _replaced(space: Space, new: Any) -> Space:
 
 
 def _along(fresh: Array, x: Array) -> Array:
-    """`fresh` [B] as [B, 1, ...], for elements [B, *]."""
+    """Returns `fresh` [B] as [B, 1, ...], for elements [B, *]."""
     return fresh.reshape(fresh.shape + (1,) * (x.ndim - 1))
 
 
@@ -195,7 +193,7 @@ def _along(fresh: Array, x: Array) -> Array:
 
 
 def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False) -> Any:
-    """`env`, a JaxEnv, Env or AsyncEnv, whose observations tell of earlier steps; itself where all is off.
+    """Returns `env`, a JaxEnv, Env or AsyncEnv, with history in its observations; `env` itself where all is off.
 
     Arguments and errors as of `history`. Nothing should stand around it that changes actions: the previous one is the
     one that `step` or `send` got.
@@ -209,13 +207,13 @@ def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_
 
 
 def _no_action(spec: EnvSpec) -> PyTree:
-    """Zeros in the place of the actions before the first."""
+    """Returns the zeros that stand for the action before the first."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spaces.elements(spec.action, spaces.columns(spec)))
 
 
 def _fresh(ended: Array, result: StepResult) -> Array:
-    """[B] bool: rows whose observation is the first of an episode. Of several agents, all rows on which one is absent:
-    what an agent sees as it comes is on the last of them.
+    """Returns [B] bool: rows whose observation is the first of an episode. Of several agents, all rows on which one is
+    absent: an agent's first observation is on the last of them.
     """
     if result.several is not None:
         ended = ended | result.several.absent
@@ -224,7 +222,7 @@ def _fresh(ended: Array, result: StepResult) -> Array:
 
 @struct.dataclass
 class HistoryState:
-    """Where B environments stand whose observations tell of earlier steps."""
+    """State of B environments with history."""
 
     env: PyTree  # of the environments
     memory: PyTree  # of `History`, [B, ...]

@@ -20,7 +20,7 @@ ENDED = -1  # JaxState.elapsed of an environment whose next step resets
 
 
 class Definition(NamedTuple):
-    """What B environments do at once.
+    """Definition of an environment written in JAX: functions of B environments at once.
 
     `draws` [num_draws, B] f32 are uniform numbers in [0, 1), all the randomness there is. State leaves are [B, ...];
     ours keep one [B] array per variable, which XLA fuses into a single loop over the environments.
@@ -42,7 +42,7 @@ class Definition(NamedTuple):
 
 @struct.dataclass
 class JaxState:
-    """Where B environments stand."""
+    """State of B environments."""
 
     inner: PyTree  # the definition's own state, leaves [B, ...]
     elapsed: Array  # [B] i32, steps since the reset; -1 after an end: the next step resets
@@ -50,7 +50,7 @@ class JaxState:
 
 
 def build(definition: Definition, num_envs: int) -> JaxEnv:
-    """B environments of a definition."""
+    """Makes B environments of a definition."""
 
     def reset(key: Key, *given: PyTree) -> tuple[PyTree, PyTree]:
         inner = definition.reset(random.uniform(key, (definition.num_draws, num_envs)), *given)
@@ -73,7 +73,7 @@ def build(definition: Definition, num_envs: int) -> JaxEnv:
 def under_contract(
     spec: EnvSpec, reset: Callable[..., tuple[PyTree, PyTree]], advance: Callable[..., Any], *, task: PyTree = None
 ) -> JaxEnv:
-    """Reset on the next step, time limit included (see `jrl.types.StepResult`).
+    """Adds the reset contract and the time limit to the functions of a definition (see `jrl.types.StepResult`).
 
     An episode that ends by itself on its last allowed step is terminated, not truncated.
 
@@ -141,14 +141,14 @@ def _number(x: Any) -> jax.Array:
 
 
 def _filled(held: Array, new: Array) -> Array:
-    """`new` [*] in each place of `held` [..., *], on its devices: or the next call would compile anew."""
+    """Returns `new` [*] in each place of `held` [..., *], on its devices: else the next call would compile anew."""
     filled = jnp.broadcast_to(jnp.asarray(new, held.dtype), held.shape)
     traced = isinstance(held, jax.core.Tracer)
     return filled if traced or not isinstance(held, jax.Array) else jax.device_put(filled, held.sharding)
 
 
 def _checked(new: PyTree, like: PyTree) -> PyTree:
-    """`new`. Raises InputError unless it is numbers in the structure and shapes of `like`."""
+    """Returns `new`. Raises InputError unless it is numbers in the structure and shapes of `like`."""
     numbers = lambda x: isinstance(x, bool | int | float | np.ndarray | np.generic | jax.Array)
     structure: Any = jax.tree.structure
     same = structure(new) == structure(like)
@@ -159,14 +159,14 @@ def _checked(new: PyTree, like: PyTree) -> PyTree:
 
 
 def described(task: PyTree) -> PyTree:
-    """A task's numbers as Python's, arrays as numpy's."""
+    """Returns a task's numbers as Python's, its arrays as numpy's."""
     arrays = (jax.Array, np.ndarray, np.generic)
     plain = lambda x: x.item() if x.ndim == 0 else np.asarray(x)
     return jax.tree.map(lambda x: plain(x) if isinstance(x, arrays) else x, task)
 
 
 def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Per environment: leaves [B, ...] of `on_true` where mask [B] holds, of `on_false` elsewhere."""
+    """Selects leaves [B, ...] of `on_true` where mask [B] holds, of `on_false` elsewhere."""
     pick = lambda a, b: jnp.where(jnp.expand_dims(mask, tuple(range(1, a.ndim))), a, b)
     return jax.tree.map(pick, on_true, on_false)
 
@@ -177,7 +177,7 @@ def index(draw: Array, size: int) -> Array:
 
 
 def time_limit(value: Any) -> int:
-    """`max_episode_steps` as an option gives it. Raises InputError unless it is a positive integer."""
+    """Returns the option `max_episode_steps`. Raises InputError unless it is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
         raise InputError(f"env.options.max_episode_steps: expected a positive integer, got {value!r}")
     return int(value)

@@ -1,4 +1,4 @@
-"""Environments of JaxMARL (`jaxmarl:NAME`), when that package is installed: each agent of each game is a column.
+"""Environments of JaxMARL (`jaxmarl:NAME`), if it is installed: each agent of each game has a slot in the batch.
 
 JaxMARL's own `step` resets in the step that ends an episode, so that the last observation is lost, and tells a time
 limit as an end like any other. Here `step_env` is called instead, and once more of a copy without a limit: that one's
@@ -30,7 +30,7 @@ _OVER = -1  # JaxmarlState.elapsed of a game whose next step begins another
 
 @struct.dataclass
 class JaxmarlState:
-    """Where B / A games stand."""
+    """State of B / A games."""
 
     inner: PyTree  # JaxMARL's own, leaves [B / A, ...]
     elapsed: Array  # [B / A] i32, steps since the reset; -1 once the game is over
@@ -38,7 +38,7 @@ class JaxmarlState:
 
 
 def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any, *, state: bool = False) -> JaxEnv:
-    """Games of a JaxMARL environment.
+    """Makes games of a JaxMARL environment.
 
     Args:
       env: the environment.
@@ -130,12 +130,12 @@ class _Games:
         return JaxmarlState(inner, jnp.where(over, _OVER, elapsed), ended), result
 
     def _begun(self, key: Key) -> tuple[PyTree, PyTree]:
-        """New games, and what is seen of them."""
+        """Returns new games and their observations."""
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(key, self.spec.games))
         return inner, self._observe(obs, inner)
 
     def _observe(self, obs: dict[str, Any], inner: PyTree) -> PyTree:
-        """Leaves [games, A, *], of several kinds a tuple of those of each."""
+        """Returns observations [games, A, *]; of several kinds a tuple of those of each."""
         parts = []
         view = None if self.view is None else jax.vmap(self.view)(obs, inner)
         for kind in self.kinds:
@@ -148,7 +148,7 @@ class _Games:
         return tuple(parts) if self.spec.kinds else parts[0]
 
     def _by_agent(self, action: PyTree) -> dict[str, PyTree]:
-        """Each agent's actions, leaves [games, *], of those of the columns."""
+        """Returns each agent's actions [games, *], by name."""
         num_envs = self.spec.games
         by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
         given: dict[str, PyTree] = {}
@@ -158,25 +158,25 @@ class _Games:
         return given
 
     def _stacked(self, by_agent: dict[str, Any], numbers: Iterable[int] | None = None) -> PyTree:
-        """What JaxMARL says of each agent, leaves [games, *], of all agents or some of them: [games, A, *]."""
+        """Stacks JaxMARL's dict by agent, leaves [games, *], to [games, A, *], for all agents or some of them."""
         named = self.spec.agents if numbers is None else [self.spec.agents[i] for i in numbers]
         return jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agent] for agent in named))
 
 
 def _flat(x: Array) -> Array:
-    """[games, A, *] as columns."""
+    """Returns [games, A, *] as [games * A, *]."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def quiet_import() -> Any:
-    """The package jaxmarl, which prints what it looks for while it is imported. Raises ImportError."""
+    """Imports the package jaxmarl without what it prints while it is imported. Raises ImportError."""
     with contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl
     return jaxmarl
 
 
 def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
-    """Whether the environment says which actions can be taken: one entry for each."""
+    """Returns whether the environment has an action mask with one entry for each action."""
     try:
         shapes = jax.eval_shape(lambda key: env.get_avail_actions(env.reset(key)[1]), jax.random.key(0))
     except NotImplementedError:  # what JaxMARL's base class says where an environment has no masks
@@ -185,7 +185,7 @@ def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
 
 
 def _view(env: Any, agents: tuple[str, ...]) -> tuple[Box, Callable[[Any, PyTree], Array]]:
-    """The view of all, flat f32: its space, and the function of one game's observations and state that gives it.
+    """Returns the space of the global view, flat f32, and the function from one game's observations and state to it.
 
     It is what the environment says, as `world_state` among its observations or by `get_world_state`. Where it says
     nothing, all agents' observations are joined in their order, as JaxMARL's own MAPPO does.

@@ -1,4 +1,4 @@
-"""Where episodes end beside the environment's own ends, and what an end means for the learner.
+"""Time limits beside the environment's own ends, and what an end means for the learner.
 
 `env.horizon` ends an episode after so many steps; a smaller limit of the environment's own stays. What the learner is
 told is `terminated` (the value after the row is 0) or `truncated` (it bootstraps from V of the true next observation):
@@ -14,13 +14,13 @@ told is `terminated` (the value after the row is 0) or `truncated` (it bootstrap
     no_done_at_end null      reset, bootstrap               goes on from where it stands, bootstrap
     no_done_at_end false     reset, no bootstrap            goes on, no bootstrap: as if it had ended
     no_done_at_end true      reset, bootstrap (so do true   goes on, bootstrap (so do true ends, which reset)
-                             ends, which reset as ever)
+                             ends, which reset as usual)
 
 An environment that goes on is not stepped on the row after the horizon, where others are reset: that row is masked as
 ever, its action is ignored, its reward 0, and its result shows the observation that the horizon had. A bootstrapped
-value then is an estimate across the horizon. A recurrent state is not carried across: whoever collects begins it anew
+value then is an estimate across the horizon. A recurrent state is not carried across: the collector begins it anew
 after every end, and the learner repeats that from the flags, which do not tell a soft horizon from others. A true end,
-and a limit of the environment's own, reset it as ever, also on the step that reaches the horizon.
+and a limit of the environment's own, reset it as usual, also on the step that reaches the horizon.
 
 The words are RLlib's; its default, `no_done_at_end: False`, is our false.
 """
@@ -38,7 +38,7 @@ _PAUSED, _FRESH = -1, -2  # SoftState.steps of an environment whose next row is 
 
 
 def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
-    """From (terminated, truncated) [B] bool of the environment to those of the learner; None: they are the same."""
+    """Returns the function from the environment's (terminated, truncated) [B] bool to the learner's; None: the same."""
     if no_done_at_end is None:
         return None
 
@@ -55,7 +55,7 @@ def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, 
 
 @struct.dataclass
 class SoftState:
-    """Where B environments stand that go on at the horizon."""
+    """State of B environments that go on at the horizon."""
 
     env: PyTree  # of the environments, [B, ...]
     obs: PyTree  # [B, *], the latest: shown once more after the horizon
@@ -63,7 +63,7 @@ class SoftState:
 
 
 def soften(env: JaxEnv, horizon: int) -> JaxEnv:
-    """`env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on."""
+    """Returns `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on."""
     limit = env.spec.max_episode_steps
     spec = env.spec._replace(max_episode_steps=horizon if limit is None else min(horizon, limit))
 
@@ -129,5 +129,5 @@ class Limited:
         return obs, reward, terminated, truncated, info
 
     def begin_anew(self) -> None:
-        """The next reset is one."""
+        """Makes the next reset one of the environment, too."""
         self._goes_on = False

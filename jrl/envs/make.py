@@ -67,7 +67,7 @@ _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four rol
 
 
 def ids(backend: str) -> tuple[str, ...]:
-    """The ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
+    """Returns the ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
     if backend == "jax":
         return tuple(IN_JAX)
     if backend == "envpool":
@@ -80,7 +80,7 @@ def ids(backend: str) -> tuple[str, ...]:
 
 
 def backends_of(id: str) -> tuple[str, ...]:
-    """The backends that have `id`, in the order that `auto` asks them; empty for an unknown id."""
+    """Returns the backends that have `id`, in the order in which `auto` asks them; empty for an unknown id."""
     return tuple(backend for backend in BACKENDS if _has(id, backend))
 
 
@@ -106,7 +106,7 @@ def _has(id: str, backend: str) -> bool:
 
 
 def resolve(id: str, backend: str = "auto") -> str:
-    """The backend that will step `id`: the first of EnvPool, gymnasium and jax that has it, under `auto`.
+    """Returns the backend that steps `id`: under `auto` the first of EnvPool, gymnasium and jax that has it.
 
     Raises:
       InputError: unknown id or backend, or that backend lacks the id.
@@ -155,10 +155,10 @@ def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings:
 
 
 def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
-    """The `env` section of a config, from an id and its other keys; None of them is its default.
+    """Returns the `env` section of a config, from an id and its other keys; None of them is its default.
 
     Raises:
-      InputError: a key that there is not, a value of another type or out of range: as for a config file.
+      InputError: an unknown key, a value of another type or out of range: as for a config file.
     """
     if isinstance(env, EnvConfig) and not settings:
         return env
@@ -172,7 +172,7 @@ def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
 
 
 def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterator[str]:
-    """The settings that the backend that steps the environments does not have."""
+    """Yields the settings that the backend does not have."""
     if found == "gymnasium" and several.declared(cfg.id, cfg.options):
         yield from several.refused(cfg)
         return
@@ -209,7 +209,7 @@ def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterat
 
 
 def _several_errors(cfg: EnvConfig) -> Iterator[str]:
-    """The settings that environments of several agents do not have."""
+    """Yields the settings that environments of several agents do not have."""
     if cfg.soft_horizon:
         yield (
             f"env.soft_horizon: {cfg.id} has several agents, who would go on at different times: leave it out; "
@@ -313,7 +313,7 @@ def _named(what: str, path: str) -> str:
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
-    """First seed of a vector; one of up to 65,536 environments shares none with one of another role or index.
+    """Returns the first seed of a vector; one of up to 65,536 environments shares none with another role or index.
 
     EnvPool's environment i of seed s is environment 0 of seed s + i: with seed + 1, an evaluation would replay the
     training environments. Indices that differ by a multiple of 8,192 share. All seeds fit int32.
@@ -328,7 +328,7 @@ def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
 
 
 def is_atari(id: str) -> bool:
-    """Whether the id is an Atari game, of EnvPool (`Pong-v5`) or of ale-py (`ALE/Pong-v5`, `PongNoFrameskip-v4`)."""
+    """Returns whether `id` is an Atari game: EnvPool's `Pong-v5`, ale-py's `ALE/Pong-v5`, `PongNoFrameskip-v4`."""
     if id.startswith("ALE/") or "NoFrameskip-v" in id:
         return True
     if not id.endswith("-v5") or "/" in id or ":" in id:  # without importing EnvPool
@@ -379,7 +379,7 @@ def make(
     cfg = section(env, **settings)
     errors = check(cfg, on_failure=on_failure)
     if state and not errors and not is_multi_agent(cfg):
-        errors = [f"multi_agent.state: {cfg.id} has one agent, who sees what there is to see: leave it out"]
+        errors = [f"multi_agent.state: {cfg.id} has one agent, which has no global view beside its own: leave it out"]
     if errors:
         raise InputError(*errors)
     made = _stepped(cfg, seed, place, host=host, on_failure=on_failure, state=state)
@@ -401,7 +401,7 @@ def make(
 
 
 def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure: OnFailure, state: bool = False) -> Any:
-    """The environments as their library steps them, with its own spaces."""
+    """Makes the environments as their library steps them, with its own spaces."""
     first, found = seed_range(seed, place.role, place.index) + place.offset, resolve(cfg.id, cfg.backend)
     if found == "jax":
         return _in_jax(cfg, state)
@@ -440,7 +440,7 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
 
 
 def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None) -> Env:
-    """Environments of several agents; `first` is the first of them where it was made already."""
+    """Makes environments of several agents; `first` is the first of them where it was made already."""
     from jrl.envs.multi_host import MultiHostEnv
 
     if errors := list(several.refused(cfg)):

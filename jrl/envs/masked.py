@@ -18,7 +18,7 @@ class MaskError(Breach):
 
 
 def shapes(info: Any) -> dict[str, tuple[int, ...]]:
-    """Of the entries of an info that are numbers, or dicts and tuples of them; those are one after the other."""
+    """Returns the shapes of an info's entries that are numbers, or dicts and tuples of them, which are joined."""
     found = {}
     for name, value in info.items():
         with contextlib.suppress(Exception):
@@ -29,7 +29,7 @@ def shapes(info: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _array(value: Any) -> np.ndarray:
-    """Parts of a dict are in the order of their names."""
+    """Returns one array; parts of a dict are in the order of their names."""
     if isinstance(value, Mapping):
         return np.concatenate([_array(value[name]).reshape(-1) for name in sorted(value)])
     if isinstance(value, tuple):
@@ -90,7 +90,7 @@ class Masked:
 
 
 def put_around(env: Any, mask: Any) -> tuple[Any, Any]:
-    """(what is stepped, its `Masked`).
+    """Returns (what is stepped, its `Masked`).
 
     Args:
       env: the environment.

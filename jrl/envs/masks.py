@@ -11,7 +11,7 @@ _KEY = "env.action_mask_info"
 
 
 def looked_for(name: str | None, observation: Any, action: Space, id: str) -> bool:
-    """Whether infos may have a mask: the one that is named, or `action_mask` without a name.
+    """Returns whether infos may have a mask: the one that is named, or `action_mask` without a name.
 
     Args:
       name: `env.action_mask_info`.
@@ -33,7 +33,7 @@ def looked_for(name: str | None, observation: Any, action: Space, id: str) -> bo
 def shape(
     name: str | None, infos: dict[str, tuple[int, ...]] | None, action: Space, id: str
 ) -> tuple[str, tuple[int, ...]] | None:
-    """(the entry of the infos, its shape); None where there is none and none is named.
+    """Returns (the entry of the infos, its shape); None where there is none and none is named.
 
     Args:
       name: `env.action_mask_info`.

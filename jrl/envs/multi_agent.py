@@ -1,4 +1,4 @@
-"""Environments of several agents written in JAX: the dynamics of one step, and the contract of columns around them.
+"""Environments of several agents written in JAX: the dynamics of one step, and the reset contract around them.
 
 Agents are columns: of G environments with A agents each, agent k of environment i has column i * A + k of B = G * A.
 So what a definition says of all agents of an environment, arrays [G, A, *], are the columns without being moved.
@@ -22,7 +22,7 @@ from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree
 
 
 class MultiDefinition(NamedTuple):
-    """What G environments of A agents each do at once.
+    """Definition of an environment of several agents: functions of G environments of A agents at once.
 
     `draws` [num_draws, G] f32 are uniform numbers in [0, 1), all the randomness there is. State leaves are [G, ...].
     Actions have the structure of the action space, arrays [G, A, *]; those of agents that are not there mean nothing.
@@ -55,7 +55,7 @@ class MultiDefinition(NamedTuple):
 
 @struct.dataclass
 class GamesState:
-    """Where G environments of A agents stand."""
+    """State of G environments of A agents."""
 
     inner: PyTree  # the definition's own state, leaves [G, ...]
     elapsed: Array  # [G] i32, steps since the reset; -1 after the game is over: the next step resets
@@ -63,13 +63,13 @@ class GamesState:
 
 
 def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) -> JaxEnv:
-    """G environments of a definition, as G * A columns under the contract of `jrl.types.StepResult` and `Several`.
+    """Makes G environments of a definition: a batch of G * A, as `jrl.types.StepResult` and `Several` say.
 
     Rows of an agent that is not there are absent: their action is ignored, reward 0, flags False. The step after a game
     is over resets it: on it all agents are absent, and observations are the first of the next game.
 
     Args:
-      definition: what the environments do.
+      definition: the environments' functions.
       num_envs: G.
       state: the observation of every agent is a Dict with one more item, `state`: the definition's view, the same for
         all agents of an environment. An observation that is no Dict becomes its item `obs`.
@@ -137,7 +137,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
 
 
 def _checked(name: str, x: Array, num_envs: int, count: int) -> Array:
-    """`x`. Raises InputError, while tracing, unless it is [G, A]: it would be broadcast silently."""
+    """Returns `x`. Raises InputError, while tracing, unless it is [G, A]: it would be broadcast silently."""
     if x.shape != (num_envs, count):
         raise InputError(
             f"MultiDefinition.{name}: expected arrays of shape {(num_envs, count)}, environments and agents, got "
@@ -147,7 +147,7 @@ def _checked(name: str, x: Array, num_envs: int, count: int) -> Array:
 
 
 def _of(what: str, definition: MultiDefinition, agent: str) -> Space:
-    """The space of one agent."""
+    """Returns the space of one agent."""
     given: Space | Mapping[str, Space] = getattr(definition, what)
     if not isinstance(given, Mapping):
         return given
@@ -162,7 +162,7 @@ def _of(what: str, definition: MultiDefinition, agent: str) -> Space:
 def _with_state(
     definition: MultiDefinition, observation: Space, kinds: tuple[tuple[int, ...], ...]
 ) -> tuple[Space, Callable[[PyTree], PyTree]]:
-    """The observation space and function of agents that see the view of all, too."""
+    """Returns the observation space and function of agents that see the global view, too."""
     space, view = definition.state, definition.view
     if space is None or view is None:
         raise InputError(

@@ -1,9 +1,9 @@
-"""Environments of several agents that step on the host: each agent of each game is a column.
+"""Environments of several agents that step on the host: each agent of each game has a slot in the batch.
 
 Environment i's agent k is column i * A + k; see `jrl.types.Several`. An agent that waits for its turn has a row like
 any other, whose action_mask allows the last action alone. Such rows are what is right for the learner: value,
 advantages and memory run through them, and rewards stand where they came. An agent that is absent without having ended
-(RLlib's interface without `turn_based`) breaks that off: whoever learns bootstraps from what it saw last, and what it
+(RLlib's interface without `turn_based`) breaks that off: the learner bootstraps from its last observation, and what it
 earned meanwhile comes with its next action, or is lost where the game ends before.
 """
 
@@ -28,7 +28,7 @@ class MultiHostEnv(OnHost):
     """A `jrl.types.Env` over games of several agents, one after the other in this process.
 
     Args:
-      cfg: what is right by `jrl.envs.check`; `num_envs` games. `options.state` puts `state()` into each observation,
+      cfg: checked by `jrl.envs.check`; `num_envs` games. `options.state` adds `state()` to each observation,
         `options.turn_based` says that agents of RLlib's interface wait for their turns.
       seed: game i gets seed + i at the first reset.
       context: of game 0, without our options; None: the environments know of their options only.
@@ -80,7 +80,7 @@ class MultiHostEnv(OnHost):
         self._infos = Infos(self.spec.num_envs)
 
     def reset(self) -> PyTree:
-        """[B, *] observations of new games; the first reset seeds the environments."""
+        """Begins new games and returns their observations [B, *]; the first reset seeds the environments."""
         self._vector.infos.wanted = self._infos.wanted
         self._vector.reset()
         self._tell()
@@ -88,7 +88,7 @@ class MultiHostEnv(OnHost):
         return self._columns(self._vector.block.observations()["obs"])
 
     def step(self, action: PyTree) -> StepResult:
-        """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        """Steps all games. Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         action = spaces.on_host(action)
         spaces.check_action(self.spec.action, columns(self.spec), action)
         by_game = lambda x: x.reshape(self.spec.games, -1, *x.shape[1:])
@@ -111,7 +111,7 @@ class MultiHostEnv(OnHost):
 
     @property
     def infos(self) -> Infos:
-        """What environments say beside the results, of each agent."""
+        """Returns the infos of each agent."""
         return self._infos
 
     def _tell(self) -> None:
@@ -124,18 +124,18 @@ class MultiHostEnv(OnHost):
         return self._each(flat, [seen.convert for seen, _ in self._kinds])
 
     def _each(self, tree: Any, converts: list[Callable[[Any], Any]]) -> Any:
-        """What the functions of all kinds make of what each has."""
+        """Applies the function of each kind to the kind's part of a tree."""
         if not self.spec.kinds:
             return converts[0](tree)
         return tuple(convert(part) for convert, part in zip(converts, tree, strict=True))
 
     @property
     def games(self) -> list[Any]:
-        """The `jrl.envs.game.Game` of each environment."""
+        """Returns the `jrl.envs.game.Game` of each environment."""
         return self._vector.foreach_env(lambda game: game)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What `fn(env)` returns for each environment, of which each has all agents."""
+        """Returns `fn(env)` of each environment, which has all agents of a game."""
 
         def call(game: Any) -> Any:
             game.forget()  # what `fn` does may show in the reset

@@ -44,14 +44,14 @@ def several(
     """
     if definition.task is not None:
         raise InputError(
-            "several: the definition has a task that can be set, which is of one agent: give one whose task is None"
+            "several: the definition has a task, which several agents cannot share: give one whose task is None"
         )
     count = num_agents
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
     by_agent = lambda tree: jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
 
     def dealt(draws: Array) -> Array:
-        """[num_draws, G * A] of [num_draws * A, G]."""
+        """Returns draws [num_draws * A, G] as [num_draws, G * A]."""
         return draws.reshape(definition.num_draws, count, -1).swapaxes(1, 2).reshape(definition.num_draws, -1)
 
     def reset(draws: Array) -> _Copies:
@@ -193,7 +193,7 @@ def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefini
         return _Moves(jnp.full((num_envs, 2), none, jnp.int32), jnp.zeros(num_envs, jnp.int32), habit)
 
     def played(state: _Moves, draws: Array) -> Array:
-        """[G] i32, the move of the opponent that does not learn."""
+        """Returns the move of the opponent that does not learn, [G] i32."""
         seen = state.last[:, 0]
         beats = jnp.where(seen == none, index(draws[0], 3), (seen + 1) % 3)
         return jnp.where(state.habit == none, beats, state.habit)
@@ -295,8 +295,8 @@ def late_arrivals() -> MultiDefinition:
         guest          x  E  .  x  E  .
         waiting        w  x  w  x  w  E
 
-    Step t pays 10 t + action to whoever acts, and 10 t to whoever waits. Actions: none 0, 1, 2. An agent that waits may
-    do none only, and gets what it would without acting, whatever it does. If all act by action 1: steady earns
+    Step t pays 10 t + action to agents that act, and 10 t to those that wait. Actions: none 0, 1, 2. One that waits
+    may do none only, and gets 10 t whatever it does. If all act by action 1: steady earns
     10 * 15 + 6 = 156, late 10 * 14 + 4 = 144, guest 12 in its first life and 72 in its second, waiting 153.
 
     Observation: obs [2] f32, the steps that are over and the agent's number; action_mask [3]. View of all [1] f32:

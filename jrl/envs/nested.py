@@ -1,4 +1,4 @@
-"""Nested-v0: a task whose observations and actions have all the kinds of spaces that there are."""
+"""Nested-v0: a task whose observations and actions have spaces of every kind."""
 
 from collections.abc import Callable
 
@@ -88,7 +88,7 @@ def nested(action: str = "discrete", mask: bool = False, length: int = 8) -> Def
 
 
 def _asked(draws: Array) -> dict[str, Array]:
-    """What an observation asks for, [B] or [B, k]."""
+    """Returns what an observation asks for, [B] or [B, k]."""
     number = lambda column, n: jnp.minimum((draws[:, column] * n).astype(jnp.int32), n - 1)
     return {
         "side": number(0, 2),
@@ -100,14 +100,14 @@ def _asked(draws: Array) -> dict[str, Array]:
 
 
 def _score(leaf: Leaf, taken: Array, right: Array) -> Array:
-    """[B] f32."""
+    """Returns the score of each environment, [B] f32."""
     taken, right = (x.reshape(x.shape[0], -1) for x in (taken, right))
     each = jnp.maximum(1 - jnp.abs(taken - right), 0) if isinstance(leaf, Box) else (taken == right)
     return each.astype(jnp.float32).sum(-1)
 
 
 def _choice(leaf: Leaf, right: Array) -> Array:
-    """[B, K] bool, the choices that are right; K = 0 where there are none."""
+    """Returns the choices that are right, [B, K] bool; K = 0 where there are none."""
     sizes = (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec if isinstance(leaf, MultiDiscrete) else ()
     right = right.reshape(right.shape[0], -1)
     parts = [right[:, i : i + 1] == jnp.arange(n)[None] for i, n in enumerate(sizes)]

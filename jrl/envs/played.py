@@ -1,4 +1,4 @@
-"""Environments that others play: known by their spaces alone, which a config says, or an environment that has them."""
+"""Environments that clients play: known by their spaces alone, which a config or an environment gives."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +38,11 @@ class Played:
         raise TypeError("clients play these environments: nobody here steps them")
 
     def close(self) -> None:
-        """Does nothing: there is nothing to end."""
+        """Does nothing."""
 
 
 def from_env(policy: Space, env: Space, action: PyTree) -> PyTree:
-    """The policy's action [*] that the environment's own is made of: the inverse of `to_env`, clipped to what it gives.
+    """Returns the policy's action [*] for one of the environment: the inverse of `to_env`, clipped to its range.
 
     Args:
       policy, env: the action spaces of the policy and of the environment.
@@ -66,7 +66,7 @@ def from_env(policy: Space, env: Space, action: PyTree) -> PyTree:
 def spec(
     observation: Mapping[str, Any], action: Mapping[str, Any], num_envs: int, agents: Sequence[str] | None = None
 ) -> EnvSpec:
-    """The spec of spaces as a config writes them.
+    """Makes the spec of spaces as a config writes them.
 
     Args:
       observation, action: a space, or with `agents` one for each by its name.
@@ -91,7 +91,7 @@ def spec(
 
 
 def _each(given: Mapping[str, Any], key: str, agents: Sequence[str], *, acts: bool) -> list[Space]:
-    """The space of each agent."""
+    """Returns the space of each agent."""
     if isinstance(given, Mapping) and not set(given) & set(_KINDS):
         if lost := [name for name in agents if name not in given]:
             raise InputError(f"{key}: there is none of {lost[0]}: name one for each of {', '.join(agents)}")
@@ -102,7 +102,7 @@ def _each(given: Mapping[str, Any], key: str, agents: Sequence[str], *, acts: bo
 
 
 def space(given: Any, key: str, *, acts: bool = False) -> Space:
-    """The space that a config writes as {kind: size}.
+    """Returns the space that a config writes as {kind: size}.
 
     >>> space({"box": [4]}, "external.observation")
     Box(shape=(4,), dtype='float32', low=-inf, high=inf)

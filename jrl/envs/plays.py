@@ -15,7 +15,7 @@ Look = Callable[[Callable[[], Iterator[Fault]]], None]  # takes what gives the f
 
 
 class Turn(NamedTuple):
-    """What a reset or step of one game says, each by agent."""
+    """Result of a reset or step of one game, each part by agent."""
 
     obs: Mapping[Any, Any]
     reward: Mapping[Any, Any]
@@ -28,7 +28,7 @@ class Turn(NamedTuple):
 
 
 class Play(Protocol):
-    """One environment of several agents."""
+    """One environment of several agents, behind whichever interface it has."""
 
     env: Any
     agents: tuple[Any, ...]  # all that may ever be there, in the order of columns
@@ -45,7 +45,7 @@ class Play(Protocol):
 
 
 def of(env: Any, id: str, turn_based: bool | None) -> Play:
-    """The interface that an environment has.
+    """Wraps an environment by the interface that it has.
 
     Args:
       env: an environment of several agents.

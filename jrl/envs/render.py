@@ -30,7 +30,7 @@ from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, 
 # they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
 _LONGER_SIDE = 256  # pixels that an observation is enlarged to, by a whole factor
-_FPS = 30.0  # where nobody says
+_FPS = 30.0  # where none is given
 _FPS_OBSERVED = 10.0  # of observations as pictures
 _PROBE = "import json, sys; from jrl.envs import render; render.probe(*json.loads(sys.argv[1]))"
 
@@ -42,12 +42,12 @@ class Drawn(Env, Protocol):
     fps: float  # steps per second at which it looks natural
 
     def render(self) -> np.ndarray:
-        """[H, W, 3] u8, the state that the latest observation shows."""
+        """Draws the state that the latest observation shows, [H, W, 3] u8."""
         ...
 
 
 def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any], Any] = lambda env: env) -> Drawn:
-    """An environment that a policy can be watched in, the first of these that can be made and drawn:
+    """Makes an environment that a policy can be watched in, the first of these that can be made and drawn:
 
     the backend of the run; EnvPool or Gymnasium, where one has the same id; the backend of the run with its
     observations as pictures, if they are images (the newest of a stack).
@@ -87,11 +87,11 @@ def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any]
 
 
 class _CannotDraw(Exception):
-    """Why, and the mend, if the library says one."""
+    """The reason why nothing can be drawn, and the mend, if the library names one."""
 
 
 def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvSpec) -> Drawn:
-    """One that has drawn its first picture. Raises _CannotDraw."""
+    """Returns an environment that has drawn its first picture. Raises _CannotDraw."""
     if errors := check(cfg):
         raise _CannotDraw("; ".join(errors))
     try:
@@ -122,7 +122,7 @@ def _check_picture(frame: Any) -> None:
 
 
 def _kind(space: Space) -> tuple:
-    """What two spaces must have in common; bounds they need not."""
+    """Returns what two spaces must have in common: all but their bounds."""
     if isinstance(space, Dict):
         return (type(space).__name__, {name: _kind(part) for name, part in space.items})
     if isinstance(space, Tuple):
@@ -159,7 +159,7 @@ def _envpool(cfg: EnvConfig, seed: int) -> _EnvPool:
 
 
 def _probe(id: str, options: dict[str, Any]) -> str:
-    """Why EnvPool cannot draw it, "" if it can; found out by a child, which may die of it."""
+    """Returns why EnvPool cannot draw it, "" if it can; tried in a child process, which may die of it."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # it needs no accelerator, and must not take its memory
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
@@ -183,7 +183,7 @@ def _is_atari(id: str) -> bool:
 
 
 def _native_fps(id: str) -> float:
-    """What Gymnasium's environment of the same id says of itself, if there is one."""
+    """Returns the frames per second that Gymnasium's environment of the same id declares, if there is one."""
     import gymnasium
 
     try:
@@ -225,7 +225,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {"envpool": {}, "gymnasium": {"render_mode
 
 
 def picture(space: Space) -> Callable[[PyTree], np.ndarray] | None:
-    """The function from an observation to a picture [H, W, 3] u8, its longer side 256 or more; None if it has no image.
+    """Returns the function from an observation to a picture [H, W, 3] u8 of 256 pixels or more; None without an image.
 
     Of several arrays, the first that is an image is shown.
 
@@ -339,7 +339,7 @@ class Games(_Stepped):
         raise InputError(f"env {id} cannot be drawn: {'; '.join(errors)}; and its agents observe no images")
 
     def _ways(self) -> Iterator[tuple[str, float, Callable[[int], np.ndarray]]]:
-        """What could draw, in words, its frames per second, and from a game's number to its picture."""
+        """Yields the ways to draw: in words, frames per second, the function from a game's number to its picture."""
         env: Any = self._env
         if not isinstance(env, JaxEnv):
             said = getattr(env.games[0].env, "metadata", None) or {}
@@ -351,7 +351,7 @@ class Games(_Stepped):
             yield "its agents' observations", _FPS_OBSERVED, lambda i: self._seen(own, i)
 
     def _seen(self, own: list[tuple[Callable[[PyTree], np.ndarray] | None, int]], number: int) -> np.ndarray:
-        """What the agents of a game see that see images, side by side."""
+        """Draws the observations of the agents of a game that see images, side by side."""
         found = []
         for (draw, count), obs in zip(own, self._obs if self.spec.kinds else (self._obs,), strict=True):
             if draw is not None:
@@ -360,12 +360,12 @@ class Games(_Stepped):
         return pictures.side_by_side(found)
 
     def render(self, number: int) -> np.ndarray:
-        """[H, W, 3] u8, the game of that number as the latest observations show it."""
+        """Draws the game of that number as the latest observations show it, [H, W, 3] u8."""
         return self._draw(number)
 
 
 def games(env: EnvConfig, make: Callable[[EnvConfig], JaxEnv | Env], *, seed: int = 0) -> Games:
-    """Games of several agents that can be watched.
+    """Makes games of several agents that can be watched.
 
     Args:
       env: of a run.

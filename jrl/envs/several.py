@@ -1,4 +1,4 @@
-"""Which ids are environments of several agents that step on the host, and what makes them.
+"""Ids of environments of several agents that step on the host, and how these are made.
 
 `pettingzoo:MODULE` names a module of PettingZoo's kind: `pettingzoo:mpe2.simple_spread_v3`,
 `pettingzoo:classic.tictactoe_v3`. A class or function of the user's gives an object with PettingZoo's members or with
@@ -27,9 +27,9 @@ _LISTS = ("possible_agents", "_agent_ids")
 
 
 def declared(id: str, options: dict[str, Any]) -> bool | None:
-    """Tells whether environments `id` that step on the host, or are JaxMARL's, have several agents, without making one.
+    """Returns whether `id`, stepped on the host or JaxMARL's, has several agents, without making one.
 
-    A class says so by its bases and members, a function by the annotation of what it returns; None where it has none.
+    A class is known by its bases and members, a function by its return annotation; None where it has none.
     """
     if id.startswith((PREFIX, jaxmarl_env.PREFIX)) and registry.registered(id) is None:
         return True
@@ -54,7 +54,7 @@ def _load(id: str) -> Callable[..., Any] | None:
 
 
 def _asked(found: Callable[..., Any], options: dict[str, Any]) -> bool:
-    """Whether there is an option of `OPTIONS` that the callable does not take itself."""
+    """Returns whether an option of `OPTIONS` is not taken by the callable itself."""
     try:
         parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):  # of a builtin
@@ -73,7 +73,7 @@ def _is_class_of_several(cls: type) -> bool:
 
 
 def _returned(found: Callable[..., Any]) -> str | None:
-    """The name of what a function says that it returns, or the first such name of its bases."""
+    """Returns the name of a function's declared result, or the first such name of its bases."""
     try:
         result = typing.get_type_hints(found).get("return")
     except (NameError, TypeError, AttributeError):  # names that are imported for type checkers only
@@ -91,12 +91,12 @@ def _returned(found: Callable[..., Any]) -> str | None:
 
 
 def own_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the environment gets: without ours."""
+    """Returns the options that the environment gets: without ours."""
     return {name: value for name, value in options.items() if name not in OPTIONS}
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
-    """What is wrong with the id and its options, as far as can be told without making one."""
+    """Returns faults in the id and its options that can be found without making an environment."""
     errors = [
         f"env.options.{name}: expected true or false, got {options[name]!r}"
         for name in OPTIONS
@@ -114,7 +114,7 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
 
 
 def refused(cfg: EnvConfig) -> Iterator[str]:
-    """The settings that do not go with several agents, each with its mend."""
+    """Yields the settings that do not go with several agents, each with its mend."""
     said = f"{cfg.id} has several agents, and their environments are stepped in this process, one after the other: "
     for name, given in (
         ("remote_worker_envs", cfg.remote_worker_envs),
@@ -131,7 +131,7 @@ def refused(cfg: EnvConfig) -> Iterator[str]:
 
 
 def maker(cfg: EnvConfig, context: contexts.EnvContext) -> contexts.Maker:
-    """What makes the environments, by `Maker.raw`."""
+    """Returns the Maker of the environments."""
     from jrl.envs import gym_env
 
     by_context = False

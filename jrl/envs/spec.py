@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to ours, and between their elements."""
+"""Conversion of Gymnasium's spaces to ours, and of their elements."""
 
 import math
 from collections.abc import Callable
@@ -33,13 +33,13 @@ class Actions(NamedTuple):
 
 
 def _bound(values: np.ndarray) -> float | tuple[float, ...]:
-    """One number where all are equal; the numbers in C order otherwise."""
+    """Returns bounds as one number where all are equal, else as the numbers in C order."""
     flat = np.asarray(values, np.float64).reshape(-1)
     return float(flat[0]) if flat.size and (flat == flat[0]).all() else tuple(flat.tolist())
 
 
 def box(shape: tuple[int, ...], low: Any, high: Any, dtype: str = "float32") -> Box:
-    """A Box from bounds that broadcast to `shape`, infinite where a library means so."""
+    """Makes a Box of bounds that broadcast to `shape`, infinite where a library means so."""
     low, high = map(_one, (low, high))
     unbounded = (high > _HUGE) & (low > 0) & (low < 1 / _HUGE)
     low = np.where(unbounded | (low < -_HUGE), -np.inf, low)
@@ -48,7 +48,7 @@ def box(shape: tuple[int, ...], low: Any, high: Any, dtype: str = "float32") -> 
 
 
 def _one(values: Any) -> np.ndarray:
-    """An array f64, as one number where all are equal: spaces of large images cost no copies of their bounds."""
+    """Returns an array f64, as one number where all are equal: a large image's bounds need no copies."""
     values = np.asarray(values)
     return (
         np.array(values.flat[0], np.float64)
@@ -63,7 +63,7 @@ def _from_box(space: Any) -> Box:
 
 
 def _parts(what: str, space: Any) -> dict[Any, Any]:
-    """The spaces in a Dict (by name) or Tuple (by place). Raises InputError: there are none, or a name is no text."""
+    """Returns the spaces in a Dict (by name) or Tuple (by place). Raises InputError: none, or no name as text."""
     found = dict(space.spaces.items() if kind(space) == "Dict" else enumerate(space.spaces))
     if not found:
         raise InputError(f"{what}: it is empty: leave it out")
@@ -76,7 +76,7 @@ def _parts(what: str, space: Any) -> dict[Any, Any]:
 
 
 def observations(space: Any) -> Observations:
-    """The observation space and the way into it.
+    """Returns our observation space, and the conversion of observations into it.
 
     Dict and Tuple stay such, dtypes stay what they are where jax has them (float64 becomes float32, int64 int32, uint64
     uint32; of a Discrete or a MultiDiscrete with 64 bits, int32), a Discrete or MultiDiscrete begins at 0, and a
@@ -141,14 +141,14 @@ def _multi_discrete(nvec: Any, dtype: Any) -> MultiDiscrete:
 
 
 def actions(space: Any, dtype: Any = None) -> Actions:
-    """The action space and the way out of it.
+    """Returns our action space, and the conversion of its actions to the environment's.
 
     A Box of integers becomes a MultiDiscrete, or a Discrete if it has one element. All choices are int32 and begin
     at 0, MultiBinary is int8, a Box float32.
 
     Args:
       space: Gymnasium's.
-      dtype: of what the environment takes, where that is another than the space's. Of a space that is one array.
+      dtype: of the environment's actions, where it is not the space's; for a space that is one array.
     Raises:
       InputError: a space without an equivalent, with the path to it.
     """
@@ -177,7 +177,7 @@ def _actions(what: str, space: Any, dtype: Any = None) -> Actions:
 
 
 def _action_leaf(what: str, name: str, space: Any) -> tuple[Leaf, np.ndarray]:
-    """Our space, and the numbers [*] that its zeros stand for."""
+    """Returns our space, and the numbers [*] that its zeros stand for."""
     dtype = np.dtype(space.dtype) if space.dtype is not None else None
     if name == "Discrete":
         return Discrete(int(space.n)), np.asarray(space.start)
@@ -204,7 +204,7 @@ def _action_leaf(what: str, name: str, space: Any) -> tuple[Leaf, np.ndarray]:
 
 
 def on_host(tree: Any) -> Any:
-    """Arrays of a tree as numpy's; one array without the microsecond that looking for a tree takes."""
+    """Returns a tree as numpy arrays; one array without the microsecond that looking for a tree takes."""
     return jax.tree.map(np.asarray, tree) if isinstance(tree, dict | tuple | list) else np.asarray(tree)
 
 
@@ -249,7 +249,7 @@ def _check_parts(space: Dict | Tuple, num_envs: int | tuple[int, ...], action: P
 
 
 def with_flat_mask(seen: Observations, taken: Actions) -> tuple[Observations, Actions]:
-    """Both, with an `action_mask` of several axes made flat: [K], as `jrl.spaces` says.
+    """Returns both spaces, with an `action_mask` of several axes made flat: [K], as `jrl.spaces` says.
 
     A mask [elements, choices] goes with a MultiDiscrete whose elements can be chosen each by itself. A mask with an
     axis for each element, of all combinations, goes with one choice among all of them: the space becomes Discrete.
@@ -275,15 +275,14 @@ def with_flat_mask(seen: Observations, taken: Actions) -> tuple[Observations, Ac
 
 
 def _unravelled(x: Any, sizes: tuple[int, ...]) -> Any:
-    """[B] numbers of combinations -> [B, len(sizes)], the last element changing fastest."""
+    """Returns numbers of combinations [B] as [B, len(sizes)], the last element changing fastest."""
     xp = x.__array_namespace__()  # numpy or jax.numpy
     strides = np.cumprod((1, *sizes[:0:-1]))[::-1]
     return xp.stack([x // int(stride) % int(n) for stride, n in zip(strides, sizes)], axis=-1)
 
 
 def with_mask_of_infos(seen: Observations, choices: tuple[int, ...]) -> Observations:
-    """The space with an `action_mask` bool of shape `choices`, and a `convert` of pairs (raw observation, mask
-    [B, *choices])."""
+    """Adds an `action_mask` bool of shape `choices` to a space; converts (raw observation, mask [B, *choices])."""
     inner = seen.convert
     mask = (ACTION_MASK, Box(choices, "bool", 0.0, 1.0))
     if isinstance(seen.space, Dict):

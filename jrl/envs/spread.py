@@ -45,13 +45,13 @@ def simple_spread(num_agents: int = 3) -> MultiDefinition:
         return _Plane(places[:, 0], jnp.zeros_like(places[:, 0]), places[:, 1])
 
     def apart(position: Array) -> tuple[Array, Array]:
-        """The ways from others to each agent [G, 2, A, A], and the distances [G, A, A], which are 1 to itself."""
+        """Returns the vectors to each agent from the others [G, 2, A, A], and their lengths [G, A, A], 1 to itself."""
         way = position[:, :, :, None] - position[:, :, None, :]
         square = (way**2).sum(1) + jnp.eye(n)[None]
         return way, jnp.sqrt(jnp.maximum(square, 1e-12))
 
     def pushes(position: Array) -> Array:
-        """[G, 2, A], the force on each agent by those that it overlaps, softly."""
+        """Returns the force on each agent by those that it overlaps, softly, [G, 2, A]."""
         way, distance = apart(position)
         depth = jnp.logaddexp(0.0, (2 * _RADIUS - distance) / _CONTACT_MARGIN) * _CONTACT_MARGIN
         return (way * (_CONTACT_FORCE * depth / distance)[:, None]).sum(-1)

@@ -1,4 +1,4 @@
-"""What is wrong with what a Gymnasium environment returned, and whose line it was that raised.
+"""Faults in what a Gymnasium environment returned, and the user's line that raised.
 
 One set of words for `jrl.envs.checker`, for the first steps of every run and for worker processes. These load this file
 by itself: it imports nothing of jrl.
@@ -28,7 +28,7 @@ Fault = tuple[str, bool, str]  # kind, whether it is a problem, message
 
 
 def kind(space: Any) -> str:
-    """The name of the class of a space, or of the first known one that it extends."""
+    """Returns the name of a space's class, or of the first known one that it extends."""
     names = [cls.__name__ for cls in type(space).__mro__]
     return next((name for name in names if name in _KINDS), names[0])
 
@@ -41,7 +41,7 @@ class Breach(ValueError):
 
 
 def refused(space: Any, result: Any, *, reset: bool, where: str = "") -> list[str]:
-    """What a run cannot learn from in the result of a reset or step, a line each.
+    """Returns a line for each fault in the result of a reset or step that a run cannot learn from.
 
     Bounds of floats are not among it, which many environments exceed by a little; nor are numbers that are not finite,
     which a transform of the user's may replace: `run.on_nonfinite` says what becomes of an update.
@@ -51,14 +51,14 @@ def refused(space: Any, result: Any, *, reset: bool, where: str = "") -> list[st
 
 
 def place_in_time(steps: int, *, reset: bool) -> str:
-    """When a result came: after so many steps."""
+    """Describes when a result came: after so many steps."""
     if not reset:
         return f"step {steps}"
     return f"the reset after step {steps}" if steps else "the first reset"
 
 
 def of_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """What is wrong with the result of a reset."""
+    """Yields faults in the result of a reset."""
     if not isinstance(result, tuple) or len(result) != 2:
         yield "reset", True, f"{where} returned no pair: return (observation, info)"
     else:
@@ -68,7 +68,7 @@ def of_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
 
 
 def of_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """What is wrong with the result of a step."""
+    """Yields faults in the result of a step."""
     if not isinstance(result, tuple) or len(result) != 5:
         size = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         mend = "return (observation, reward, terminated, truncated, info)"
@@ -96,7 +96,7 @@ def _of_info(info: Any, where: str) -> Iterator[Fault]:
 
 
 def of_reward(reward: Any) -> Iterator[tuple[str, str]]:
-    """Kind and message."""
+    """Yields faults of a reward: kind and message."""
     number = None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if shape := np.shape(reward):
@@ -112,14 +112,14 @@ def of_reward(reward: Any) -> Iterator[tuple[str, str]]:
 
 
 def plain(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
-    """Tells whether `of_step` would find nothing wrong beside the observation."""
+    """Returns whether `of_step` would find nothing wrong beside the observation."""
     if not (isinstance(info, dict) and type(terminated) in FLAGS and type(truncated) in FLAGS):
         return False
     return type(reward) in NUMBERS or all(fault.endswith("finite") for fault, _ in of_reward(reward))
 
 
 def of_observation(name: str, space: Any, obs: Any) -> Iterator[Fault]:
-    """What is wrong with the observation of one environment, in Gymnasium's space."""
+    """Yields faults in the observation of one environment, in Gymnasium's space."""
     what = kind(space)
     if what == "Dict":
         if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
@@ -144,7 +144,7 @@ def of_observation(name: str, space: Any, obs: Any) -> Iterator[Fault]:
 
 
 def bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest values [*shape] of a space that is one array."""
+    """Returns the lowest and highest values [*shape] of a space that is one array."""
     what = kind(space)
     if what == "Box":
         return np.asarray(space.low), np.asarray(space.high)
@@ -157,7 +157,7 @@ def bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 def of_array(
     name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, low: np.ndarray, high: np.ndarray
 ) -> Iterator[Fault]:
-    """What is wrong with an array of a space; `low` and `high` broadcast to `shape`."""
+    """Yields faults in an array of a space; `low` and `high` broadcast to `shape`."""
     if value.shape != shape:
         message = f"{name} of shape {value.shape}, but the space has {shape}: change the one or the other"
         yield f"{name} shape", True, message
@@ -189,7 +189,7 @@ def of_array(
 
 
 def place(wrong: np.ndarray) -> tuple[int, ...]:
-    """The index of the first true element."""
+    """Returns the index of the first true element."""
     return tuple(int(i) for i in np.argwhere(wrong)[0])
 
 
@@ -198,7 +198,7 @@ def _index(where: tuple[int, ...]) -> str:
 
 
 def takes_seed(env: Any) -> bool:
-    """Whether the reset of an environment, or of what it wraps, takes a seed."""
+    """Returns whether the reset of an environment, or of what it wraps, takes a seed."""
     reset = getattr(env, "unwrapped", env).reset
     try:
         parameters = inspect.signature(reset).parameters
@@ -208,7 +208,7 @@ def takes_seed(env: Any) -> bool:
 
 
 def seeded(env: Any, seed: int) -> Any:
-    """What `env.reset(seed=seed)` returns. Raises Breach: it takes no seed."""
+    """Returns `env.reset(seed=seed)`. Raises Breach: it takes no seed."""
     try:
         return env.reset(seed=seed)
     except TypeError as e:
@@ -228,7 +228,7 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "
 
 
 def own(error: BaseException) -> bool:
-    """Whether an exception is the environment's own, rather than a Ctrl-C or another signal that came while it ran.
+    """Returns whether an exception is the environment's own, and not a Ctrl-C or other signal that came while it ran.
 
     SystemExit and KeyboardInterrupt are, where the environment raises them: it has no say in when the run ends.
     """
@@ -250,7 +250,7 @@ def _code(handler: Any) -> Any:
 
 
 def line(error: BaseException) -> str:
-    """`file:line: Type: text` of the user's line that raised, or of what it called."""
+    """Returns `file:line: Type: text` of the user's line that raised, or of what it called."""
     error, frames = _traced(error)
     if not frames:
         return _said(error)
@@ -258,14 +258,14 @@ def line(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Kind, message and place of an exception, as part of a sentence."""
+    """Returns kind, message and place of an exception, as part of a sentence."""
     error, frames = _traced(error)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return _said(error) + where
 
 
 def stack(error: BaseException) -> str:
-    """The user's frames of an exception, a line each, outermost first."""
+    """Returns the user's frames of an exception, a line each, outermost first."""
     return "".join(f"\n  {_shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in _traced(error)[1])
 
 
@@ -276,8 +276,8 @@ def _said(error: BaseException) -> str:
 
 
 def _traced(error: BaseException) -> tuple[BaseException, list[traceback.FrameSummary]]:
-    """The exception, or what it was raised for where only others' frames are in it; and its frames, outermost first,
-    of the user's files or, where there are none, of all that are not jrl's."""
+    """Returns the exception, or its cause where only others' frames are in it, and its frames, outermost first, of the
+    user's files or, where there are none, of all that are not jrl's."""
     others: list[traceback.FrameSummary] = []
     at: BaseException | None = error
     while at is not None:
@@ -292,7 +292,7 @@ def _traced(error: BaseException) -> tuple[BaseException, list[traceback.FrameSu
 
 
 def of_making(error: BaseException) -> tuple[str, str] | None:
-    """What in a config keeps an environment from being made, `options` or `id`, and why; None where nothing does.
+    """Returns the key, `options` or `id`, that keeps an environment from being made, and why; None where it is another.
 
     A TypeError of the call itself, an argument that the constructor does not take, is told from one in its body.
     """
@@ -316,7 +316,7 @@ def _of_call(error: BaseException) -> bool:
 
 
 def _shown(path: str) -> str:
-    """Relative to the working directory, where that is shorter."""
+    """Returns the path relative to the working directory, where that is shorter."""
     with contextlib.suppress(OSError, ValueError):
         relative = os.path.relpath(path)
         return relative if not relative.startswith("..") and os.path.isabs(path) else path
@@ -324,7 +324,7 @@ def _shown(path: str) -> str:
 
 
 def mend_of_import(error: BaseException) -> str:
-    """`: pip install NAME` of a module that is missing."""
+    """Returns `: pip install NAME` of a module that is missing."""
     name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     return f": pip install {name.partition('.')[0]}" if name else ""
 

@@ -22,7 +22,7 @@ _NEVER = 2**30
 
 
 def check(id: str) -> list[str]:
-    """What is wrong with the id as far as can be told without importing its package."""
+    """Returns faults in the id that can be found without importing its package."""
     package = id.partition(":")[0]
     if importlib.util.find_spec(package) is None:
         return [f"env.id {id}: {package} is not installed: pip install {package}"]
@@ -38,7 +38,7 @@ def _import(module: str) -> Any:
 
 
 def make(id: str, num_envs: int, options: dict[str, Any], *, state: bool = False) -> JaxEnv:
-    """B environments `gymnax:NAME` or `brax:NAME`, or so many games `jaxmarl:NAME`.
+    """Makes B environments `gymnax:NAME` or `brax:NAME`, or so many games `jaxmarl:NAME`.
 
     Args:
       id: with its prefix.
@@ -64,7 +64,7 @@ def _vectorize(
     reset_one: Callable[[Key], tuple[PyTree, PyTree]],
     step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
 ) -> JaxEnv:
-    """B environments from the two functions of one; `step_one` returns (state, obs, reward, end)."""
+    """Makes B environments from the two functions of one; `step_one` returns (state, obs, reward, end)."""
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         return jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
@@ -139,7 +139,7 @@ def _gymnax_space(space: Any) -> Space:
 
 
 def _brax_space(size: Any) -> Space:
-    """Of a size, a shape, or a dict of them."""
+    """Returns the space of a size, a shape, or a dict of them."""
     if isinstance(size, Mapping):
         return Dict(tuple((name, _brax_space(part)) for name, part in size.items()))
     return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))

@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Handle:
-    """What a curriculum function gets in place of environments that are part of a program: one for the whole vector."""
+    """Stand-in for environments that are part of a program, for curriculum functions: one for the whole vector."""
 
     def __init__(self, get: Callable[[], PyTree], set: Callable[[PyTree], None]):
         self._get, self._set = get, set
@@ -64,11 +64,11 @@ class Handle:
         return self
 
     def get_task(self) -> PyTree:
-        """The present task, numbers as Python's."""
+        """Returns the present task, with numbers as Python's."""
         return described(self._get())
 
     def set_task(self, task: PyTree) -> None:
-        """Raises InputError for a task of another structure."""
+        """Sets the task. Raises InputError for a task of another structure."""
         self._set(task)
 
 
@@ -76,7 +76,7 @@ class Handle:
 
 
 def check(env: Any) -> None:
-    """That the environments have a task that can be set; EnvPool's, which are made anew for another, do.
+    """Checks that the environments have a task that can be set, as EnvPool's do, which are made anew for another.
 
     Args:
       env: JaxEnv, Env or AsyncEnv, or a source with one of the latter.
@@ -107,7 +107,7 @@ def _no_task() -> str:
 
 def _lacking() -> Callable[[Any], str | None]:
     def fn(env):
-        """The class that lacks a method, None if none does."""
+        """Returns the name of a class that lacks a method, None if none does."""
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)
         return None if hasattr(found, "set_task") and hasattr(found, "get_task") else type(found).__name__
 
@@ -118,7 +118,7 @@ def _lacking() -> Callable[[Any], str | None]:
 
 
 def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
-    """`rollout.unroll.UnrollState`, also stacked [D, ...], whose environments have that task; a pure function.
+    """Returns the `rollout.unroll.UnrollState`, also stacked [D, ...], with that task set; a pure function.
 
     Raises:
       InputError: environments without a task, or a task of another structure.
@@ -129,14 +129,14 @@ def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
 
 
 def get_in(state: Any, env: JaxEnv) -> PyTree:
-    """The task in a `rollout.unroll.UnrollState`, also stacked [D, ...]. Raises InputError where there is none."""
+    """Returns the task in a `rollout.unroll.UnrollState`, also stacked [D, ...]. Raises InputError: there is none."""
     if env.get_task is None:
         raise InputError(_no_task())
     return env.get_task(state.env_state)
 
 
 def apply_in(state: Any, env: JaxEnv, fn: TaskFn, result: dict[str, Any], context: EnvContext) -> tuple[Any, Any]:
-    """As `apply`, of environments without a source: (state, the task it has now)."""
+    """Does what `apply` does for environments without a source, and returns (state, the task that it has now)."""
     held = [state]
 
     def put(task: PyTree) -> None:
@@ -147,7 +147,7 @@ def apply_in(state: Any, env: JaxEnv, fn: TaskFn, result: dict[str, Any], contex
 
 
 def asked(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) -> Any:
-    """The task that a curriculum function leaves environments with which `handle` stands for."""
+    """Returns the task after a curriculum function was asked, for environments that `handle` stands for."""
     task = fn(result, handle, context)
     if task is not None:
         handle.set_task(task)
@@ -158,7 +158,7 @@ def asked(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) 
 
 
 def setter(task: Any) -> Callable[[Any], None]:
-    """A function for `foreach_env` that sets the task of one environment, behind its wrappers if need be."""
+    """Returns a function for `foreach_env` that sets the task of one environment, behind its wrappers if need be."""
 
     def fn(env):
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)

@@ -1,4 +1,4 @@
-"""A team: all agents of an environment as one, which sees what they see, acts for them and earns what they earn.
+"""A team: all agents of an environment as one, with all their observations, actions and the sum of their rewards.
 
 A joint policy (VDN, QMIX, PPO over the agents' choices at once) learns from it like from any other environment.
 """
@@ -80,7 +80,7 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
 
 
 class Joint(NamedTuple):
-    """How the columns of an environment are put together. `xp` is numpy or jax.numpy."""
+    """Functions that join the agents of an environment to a team. `xp` is numpy or jax.numpy."""
 
     spec: EnvSpec  # of what they become
     to_columns: Callable[[Any, PyTree], PyTree]  # (xp, actions in that spec) -> the columns' actions
@@ -89,7 +89,7 @@ class Joint(NamedTuple):
 
 
 def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
-    """Returns `env` with its columns put together."""
+    """Returns `env` with its agents joined."""
     spec, sizes = joint.spec, spaces.columns(joint.spec)
     if not isinstance(env, JaxEnv):
         return _Joint(env, joint)
@@ -107,7 +107,7 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
 
 
 class _Joint(Behind):
-    """A host environment with its columns put together."""
+    """A host environment with its agents joined."""
 
     def __init__(self, env: Any, joint: Joint):
         super().__init__(env, joint.spec)
@@ -126,7 +126,7 @@ class _Joint(Behind):
 
 
 def check_columns(env: Any) -> None:
-    """Raises InputError where `env` does not have several agents, or their columns do not step together."""
+    """Raises InputError where `env` does not have several agents, or they do not step together."""
     key = "multi_agent.group"
     if not env.spec.agents:
         raise InputError(f"{key}: expected an environment with several agents, got one with a single one: leave it out")
@@ -187,7 +187,7 @@ def observation(space: Space, count: int) -> Dict:
 
 
 def _own(space: Space) -> Space:
-    """What an agent sees beside the state and its mask, one part alone for itself; the state where there is no more."""
+    """Returns what an agent observes beside the state and its mask: one part by itself, without any the state."""
     if not isinstance(space, Dict):
         return space
     rest = tuple((name, part) for name, part in space.items if name not in (STATE, ACTION_MASK))
@@ -243,7 +243,7 @@ def joint_view(space: Space, games: int, count: int) -> Callable[..., PyTree]:
 
 
 def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepResult) -> StepResult:
-    """A step of a team, of that of its agents' columns."""
+    """Makes a step of the team of one of its agents."""
     assert isinstance(result.several, Several)
     by_game = lambda x: x.reshape(spec.games, len(spec.agents))
     over, absent = result.several.over, by_game(result.several.absent)

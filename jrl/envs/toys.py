@@ -89,7 +89,7 @@ def corridor(length: float = 5.0) -> Definition:
     """Corridor-v0: walk to the far end (after RLlib's SimpleCorridor); its length is a task, for curricula.
 
     Observation [2], position and length; actions left, right, which at the near end stays. 1 at the far end, where the
-    episode ends, else -0.01 per step; at most 200 steps. A new length counts at once: whoever stands beyond it is there
+    episode ends, else -0.01 per step; at most 200 steps. A new length counts at once: an agent beyond it is there
     with the next step that does not lead back. A random walk needs about length squared steps.
 
     Raises:

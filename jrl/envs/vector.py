@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Infos:
-    """What environments say beside the results of their latest step or reset.
+    """Infos of the latest step or reset.
 
     `latest` is kept only once `wanted`: by environment a dict, or None for one that has not answered.
     """
@@ -31,13 +31,13 @@ class Infos:
         self.latest: Sequence[Any] | Mapping[int, Any] = [None] * num_envs
 
     def of_pool(self, info: Mapping[str, Any]) -> None:
-        """What EnvPool says of the environments `info["env_id"]`."""
+        """Takes EnvPool's infos, of the environments `info["env_id"]`."""
         if self.wanted:
             self.latest = PoolInfos(info, info["env_id"])
 
 
 class PoolInfos(Mapping[int, dict[str, Any]]):
-    """What a pool says as arrays [n, ...], by environment: a dict that is made when it is asked for.
+    """Infos of a pool, arrays [n, ...], by environment: a dict that is made when it is asked for.
 
     Args:
       arrays: name -> array, or a dict of them; they are copied. Those without a row per environment are left out.
@@ -78,7 +78,7 @@ class Restarts:
         self._seed, self._tries, self._used = seed, [0] * num_envs, set[int]()
 
     def next_seed(self, i: int) -> int:
-        """A seed for environment i that no environment of the pool had before; it depends on i's restarts only."""
+        """Returns a seed for environment i that no environment of the pool has had; it depends on i's restarts only."""
         while True:
             self._tries[i] += 1
             draw = np.random.SeedSequence((self._seed + i, self._tries[i])).generate_state(1)[0]
@@ -91,7 +91,7 @@ class Restarts:
         return f"environment {i} of {self.num_envs}, {self.id},"
 
     def done(self, i: int, cause: str) -> None:
-        """Counts one more; the first is reported, and each that doubles their number."""
+        """Counts one more; reports the first, and each that doubles their number."""
         self.count += 1
         if self.count & (self.count - 1) == 0:
             _log.warning("%s failed and was made anew, %d so far:\n%s", self.name(i), self.count, cause)
@@ -99,7 +99,7 @@ class Restarts:
     # ------------------------------------------------------------ what a run ends with
 
     def breach(self, i: int, lines: Sequence[str]) -> InputError:
-        """The environment does not keep to its interface: a line for each fault."""
+        """Returns the error of an environment that does not keep to its interface: a line for each fault."""
         return InputError(*(f"{self._before(i, text)} {text}" for text in lines))
 
     def _before(self, i: int, text: str) -> str:
@@ -107,7 +107,7 @@ class Restarts:
         return self.name(i) if text.startswith("env.") else f"env.id {self.id}: environment {i}:"
 
     def not_made(self, fault: tuple[str, str] | None, said: tuple[str, str, str]) -> InputError:
-        """The first environments cannot be made; `fault` as `step_faults.of_making` says, `said` as in `failure`."""
+        """Returns the error where environments cannot be made; `fault` of `step_faults.of_making`, `said` as below."""
         what, text = fault or ("id", said[0])
         if what == "options":
             return InputError(f"env.options: {self.id} cannot be made with options {self._options}: {text}")
@@ -117,7 +117,7 @@ class Restarts:
         return found
 
     def failure(self, i: int, said: tuple[str, str, str], where: str = "") -> EnvironmentFailed:
-        """The environment raised. `said`: the user's line, the user's frames, the traceback."""
+        """Returns the error of an environment that raised. `said`: the user's line, user's frames, the traceback."""
         line, frames, details = said
         mend = "env_runners.restart_failed_sub_environments=true makes one that fails anew"
         found = EnvironmentFailed(f"{line}{frames}\n{self.name(i)} failed{where}; {mend}")
@@ -125,7 +125,7 @@ class Restarts:
         return found
 
     def ended(self, i: int, cause: str) -> EnvironmentFailed:
-        """The process of the environment is gone."""
+        """Returns the error of an environment whose process is gone."""
         return EnvironmentFailed(f"{self.name(i)} failed: {cause}")
 
     def exhausted(self, i: int, cause: str, details: str = "") -> EnvironmentFailed:
@@ -167,7 +167,7 @@ class Vector:
         self._seed: int | None = seed
         self._ended = [False] * num_envs
         self._mask: tuple[str, tuple[int, ...], bool] | None = None
-        self._begun: Any = None  # the result of a first reset of the first, which nobody has seen yet
+        self._begun: Any = None  # the result of the first environment's first reset, until it is used
         self._envs: list[Any] = []
         try:
             first = make(0)
@@ -201,7 +201,7 @@ class Vector:
         self.block = Block(self.observation_space, self.action_space, self._num_envs, check_steps=self._check_steps)
 
     def look(self) -> dict[str, tuple[int, ...]] | None:
-        """Shapes of what the first environment says at its first reset, by name; None where that fails.
+        """Returns the shapes of the first environment's infos at its first reset, by name; None where that fails.
 
         The reset is the one that `reset` would make, and stands in its place unless `foreach_env` comes in between.
         """
@@ -217,7 +217,7 @@ class Vector:
         return found
 
     def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Observations have the mask that infos bring; see `masked.put_around`. Before the first reset."""
+        """Puts the mask of the infos into observations; see `masked.put_around`. Call it before the first reset."""
         self._mask = (name, shape, limited)
         first, around = put_around(self._envs[0], self._mask)
         self._envs = [first, *(put_around(env, self._mask)[0] for env in self._envs[1:])]
@@ -227,7 +227,7 @@ class Vector:
         self._allocate()
 
     def reset(self) -> None:
-        """New episodes; the first call seeds the environments, i with seed + i."""
+        """Begins new episodes; the first call seeds the environments, i with seed + i."""
         self._told = [None] * self._num_envs
         begun, self._begun = self._begun, None
         for i, env in enumerate(self._envs):
@@ -243,7 +243,7 @@ class Vector:
         self._seed, self._ended = None, [False] * self._num_envs
 
     def step(self, action: Any) -> np.ndarray:
-        """Which environments failed [B] bool, in the middle of an episode; the rest is in `block`."""
+        """Steps all, and returns which failed in the middle of an episode, [B] bool; the rest is in `block`."""
         if not isinstance(action, np.ndarray):
             action = [row(action, i) for i in range(self._num_envs)]
         block, ended, failed = self.block, self._ended, np.zeros(self._num_envs, bool)

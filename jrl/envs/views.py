@@ -1,7 +1,4 @@
-"""What the agents of an environment see of it: which agent they are, or what a function of the user's shows.
-
-Beside that whose rewards count, where a game is to be told by those of some.
-"""
+"""Views of agents: with their numbers, with what a user's function shows, with the rewards of some alone."""
 
 import inspect
 from collections.abc import Callable
@@ -127,7 +124,7 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
 
 
 def with_rewards_of(env: Any, columns: np.ndarray, block: int) -> Any:
-    """Takes away the rewards of all but some agents, so that the return of a game, which is a sum, is theirs.
+    """Sets the rewards of all but some agents to 0, so that the return of a game, which is a sum, is theirs.
 
     Args:
       env: a JaxEnv or Env of several agents.
@@ -146,7 +143,7 @@ def with_rewards_of(env: Any, columns: np.ndarray, block: int) -> Any:
 
 
 class _Earning(Behind):
-    """A host environment of which some agents' rewards are left."""
+    """A host environment that keeps the rewards of some agents alone."""
 
     def __init__(self, env: Any, spec: EnvSpec, kept: np.ndarray):
         super().__init__(env, spec)
@@ -158,7 +155,7 @@ class _Earning(Behind):
 
 
 def with_game_numbers(env: JaxEnv | Env) -> JaxEnv | Env:
-    """Tells which game of its environment this is: observations become Dict{obs: what they were, game: [] i32}.
+    """Adds the number of the game to observations: Dict{obs: what they were, game: [] i32}.
 
     Games count from 0, those of each environment for themselves; who is asked for each game who acts goes by it.
 
@@ -195,7 +192,7 @@ def with_game_numbers(env: JaxEnv | Env) -> JaxEnv | Env:
 
 
 class _Numbered(Behind):
-    """A host environment that tells which game this is."""
+    """A host environment whose observations have the number of the game."""
 
     def __init__(self, env: Any, spec: EnvSpec):
         if isinstance(env, AsyncEnv):
@@ -224,7 +221,7 @@ class _Numbered(Behind):
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool:
-    """Whether a function can be called with one argument; True where nobody can say."""
+    """Returns whether a function can be called with one argument; True where its signature is not known."""
     try:
         inspect.signature(fn).bind(None)
     except TypeError:
@@ -235,7 +232,7 @@ def _takes_one(fn: Callable[..., Any]) -> bool:
 
 
 def _space_of(tree: PyTree, before: Space) -> Space:
-    """The space of what a function returned; what has the name and shape of a leaf of `before` stays that space."""
+    """Returns the space of a function's result; a leaf with the name and shape of one of `before` keeps its space."""
     known = dict(before.items) if isinstance(before, Dict) else {}
     if isinstance(tree, dict):
         of = lambda name, x: known[name] if name in known and element(known[name]) == x else _space_of(x, Tuple(()))
@@ -261,7 +258,7 @@ def _seen(env: JaxEnv | Env, spec: EnvSpec, look: Look) -> JaxEnv | Env:
 
 
 class _Looking(Behind):
-    """A host environment whose agents see something else."""
+    """A host environment whose agents see what a function makes of their observations."""
 
     def __init__(self, env: Any, spec: EnvSpec, look: Look):
         super().__init__(env, spec)

@@ -26,7 +26,7 @@ import numpy as np
 
 
 def _beside(name: str) -> Any:
-    """The module of a file beside this one, which imports neither jrl nor jax."""
+    """Loads the module of a file beside this one, which imports neither jrl nor jax."""
     spec: Any = importlib.util.spec_from_file_location(
         f"jrl.envs.{name}", os.path.join(os.path.dirname(__file__), f"{name}.py")
     )
@@ -55,7 +55,7 @@ _GRACE_S = 2.0  # for workers to close their environments
 
 
 def leaves(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """The spaces of arrays in `space`, each with the names and places that lead to it."""
+    """Returns the spaces of arrays in `space`, each with the names and places that lead to it."""
     name = kind(space)
     if name not in ("Dict", "Tuple"):
         return [(path, space)]
@@ -64,14 +64,14 @@ def leaves(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
 
 
 def sizes(space: Any) -> list[tuple[str, tuple[int, ...], int]]:
-    """The arrays of an observation, as `jrl.host.room.check_observations` takes them; without spaces that have none."""
+    """Returns name, shape and item size of an observation's arrays, for `jrl.host.room.check_observations`."""
     name = lambda path: "observation" + "".join(f"[{key!r}]" for key in path)
     arrays = [leaf for leaf in leaves(space) if leaf[1].shape is not None and leaf[1].dtype is not None]
     return [(name(path), tuple(part.shape), np.dtype(part.dtype).itemsize) for path, part in arrays]
 
 
 def element(space: Any, parts: Iterator[Any]) -> Any:
-    """`parts`, one for each of `leaves(space)`, as an element of `space` has them."""
+    """Returns `parts`, one for each of `leaves(space)`, as an element of `space`."""
     name = kind(space)
     if name == "Dict":
         return {key: element(part, parts) for key, part in space.spaces.items()}
@@ -79,7 +79,7 @@ def element(space: Any, parts: Iterator[Any]) -> Any:
 
 
 def row(batch: Any, i: Any) -> Any:
-    """Element i of a batch, or elements: dicts and tuples of `array[i]`."""
+    """Returns element i of a batch, dicts and tuples included."""
     if isinstance(batch, dict):
         return {key: row(part, i) for key, part in batch.items()}
     return tuple(row(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
@@ -126,7 +126,7 @@ class Block:
         self._check_steps, self._checks = check_steps, check_steps > 0
 
     def take(self, i: int, result: Any, *, reset: bool = False) -> Any:
-        """Keeps what a step or a reset of environment i returned; its info.
+        """Keeps what a step or a reset of environment i returned, and returns its info.
 
         Raises:
           Breach: it is not what Gymnasium's interface says, in one of the first steps.
@@ -185,19 +185,19 @@ class Block:
             raise ValueError(f"observation of {value.dtype}, but the space has {dtype}")
 
     def observations(self, rows: Any = None) -> Any:
-        """A copy: arrays [n, *] as an element has them, of all environments or those of `rows` [n]."""
+        """Returns a copy of the observations [n, *], of all environments or of `rows` [n]."""
         if self._plain is not None:
             return self._plain.copy() if rows is None else self._plain[rows]
         taken = (array.copy() if rows is None else array[rows] for _, array in self._seen)
         return element(self._observation, taken)
 
     def put_actions(self, index: list[int], action: Any) -> None:
-        """Actions [n, *] of the environments `index` [n]."""
+        """Writes actions [n, *] of the environments `index` [n]."""
         for path, array in self._taken:
             array[index] = _at(action, path)
 
     def action(self, i: int) -> Any:
-        """A copy: the environment may keep its action, and the next one is written to the same place."""
+        """Returns a copy of an action: the environment may keep it, and the next one is written to the same place."""
         return _copied(row(self._actions, i))
 
 
@@ -211,13 +211,13 @@ def _copied(action: Any) -> Any:
 
 
 def message(kind: bytes, value: Any) -> bytes:
-    """What brings a value to the other side, where `receive` gives it, pickled."""
+    """Returns the bytes that bring a value, pickled, to the other side, where `receive` reads it."""
     payload = pickle.dumps(value)
     return kind + LENGTH.pack(len(payload)) + payload
 
 
 def receive(source: socket.socket) -> bytes:
-    """The pickled value of a message whose kind was just read. Raises ConnectionError: the other side is gone."""
+    """Reads the pickled value of a message whose kind was just read. Raises ConnectionError: the other side is gone."""
     return _exactly(source, LENGTH.unpack(_exactly(source, LENGTH.size))[0])
 
 
@@ -235,7 +235,7 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 class _Worker:
-    """One environment, and what it is asked to do."""
+    """One environment and the requests to it."""
 
     def __init__(self, memory: int, index: int, setup: dict[str, Any]):
         self._memory, self._index, self._setup = memory, index, setup
@@ -243,10 +243,10 @@ class _Worker:
         self._env: Any = None
         self._block: Any = None
         self._around: Any = None  # its `Masked`, if it has one
-        self._begun: Any = None  # the seed and the result of a reset that nobody has seen yet
+        self._begun: Any = None  # the seed and the result of a reset that was not used yet
 
     def answer(self, kind: bytes, argument: bytes) -> Any:
-        """Does what it is asked, and returns what goes back."""
+        """Does what is asked, and returns the answer."""
         if kind == STEP:
             return self._block.take(self._index, self._env.step(self._block.action(self._index)))
         if kind == RESET:
@@ -271,7 +271,7 @@ class _Worker:
         return None
 
     def _seeded(self, seed: int, mask: Any) -> Any:
-        """The first reset of an environment that was just made; its info."""
+        """Resets an environment that was just made, with its seed, and returns its info."""
         begun, self._begun = self._begun, None
         if mask is not None and self._around is None:
             self._env, self._around = masked.put_around(self._env, mask)
@@ -294,7 +294,7 @@ class _Worker:
 
 
 def _work(source: socket.socket, worker: _Worker) -> None:
-    """Answers until nobody asks. Raises ConnectionError where nobody waits for the answer."""
+    """Answers requests until there are no more. Raises ConnectionError where the asking side is gone."""
     while asked := source.recv(1):
         kind = asked.lower()
         argument = receive(source) if kind in (SEED, LOOK, MASK, CALL) else b""
@@ -312,7 +312,7 @@ def _work(source: socket.socket, worker: _Worker) -> None:
 
 
 def _sendable(info: Any) -> dict[Any, Any]:
-    """What of an info can be pickled."""
+    """Returns the part of an info that can be pickled."""
     try:
         pickle.dumps(info)
         return dict(info)
@@ -329,7 +329,7 @@ def _picklable(value: Any) -> bool:
 
 
 def _run_worker(source: socket.socket, worker: _Worker) -> NoReturn:
-    """Never returns: what stands above it on the stack is the nursery's."""
+    """Runs a worker and never returns: the frames above it on the stack are the nursery's."""
     if sys.platform == "linux":  # should the nursery be killed
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     code = 0
@@ -389,7 +389,7 @@ def _requests(control: socket.socket) -> Iterator[tuple[bytes, int, list[int]]]:
 
 
 def _fork(control: socket.socket, received: list[int], index: int, setup: dict[str, Any], workers: set[int]) -> int:
-    """The new worker's process id, or minus an errno."""
+    """Forks, and returns the new worker's process id, or minus an errno."""
     try:
         process = os.fork()
     except OSError as e:
@@ -402,7 +402,7 @@ def _fork(control: socket.socket, received: list[int], index: int, setup: dict[s
 
 
 def _end(workers: set[int]) -> None:
-    """Waits for workers to end, which they do by themselves once nobody listens to them; kills those that hang."""
+    """Waits for workers to end, which they do by themselves once their sockets are closed; kills those that hang."""
     deadline = time.monotonic() + _GRACE_S
     while workers and time.monotonic() < deadline:
         workers -= {process for process in workers if os.waitpid(process, os.WNOHANG)[0]}

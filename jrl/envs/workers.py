@@ -54,7 +54,7 @@ class Nursery:
             self._control.sendall(process.message(b"", setup))
 
     def start(self, index: int, memory: int) -> tuple[socket.socket, int]:
-        """A new worker: the socket to it and its process id."""
+        """Starts a worker, and returns the socket to it and its process id."""
         ours, theirs = socket.socketpair()
         with theirs:
             found = self._ask(process.FORK, index, [theirs.fileno(), memory])
@@ -64,7 +64,7 @@ class Nursery:
         return ours, found
 
     def kill(self, pid: int) -> str:
-        """Ends a worker, if it has not ended by itself, and says how it did."""
+        """Ends a worker, if it has not ended by itself, and returns how it did."""
         code = self._ask(process.KILL, pid, [])
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
@@ -159,11 +159,11 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the worker processes."""
+        """Returns the process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
     def look(self) -> dict[str, tuple[int, ...]] | None:
-        """Shapes of what the first environment says at its first reset, by name; None where that fails.
+        """Returns the shapes of the first environment's infos at its first reset, by name; None where that fails.
 
         The reset is the one that `begin` would make, and stands in its place unless `foreach_env` comes in between.
         """
@@ -173,7 +173,7 @@ class Workers:
         return self._workers[0].answer
 
     def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Observations have the mask that infos bring; see `masked.put_around`. Before the first reset."""
+        """Puts the mask of the infos into observations; see `masked.put_around`. Call it before the first reset."""
         self._mask = (name, shape, limited)
         self.observation_space = masked.Masked(_Seen(self.observation_space), name, shape).observation_space
         for i in range(len(self._workers)):
@@ -182,7 +182,7 @@ class Workers:
         self.ready.clear()
 
     def reset(self) -> None:
-        """New episodes in all."""
+        """Begins new episodes in all."""
         self.begin()
         self.wait()
 
@@ -203,7 +203,7 @@ class Workers:
         return mmap.mmap(self._memory, size)
 
     def step(self, action: Any) -> np.ndarray:
-        """Steps all, and waits. Which failed [B] bool, in the middle of an episode; the rest is in `block`."""
+        """Steps all, waits, and returns which failed in the middle of an episode, [B] bool; the rest is in `block`."""
         self.ready.clear()
         self.send(action, range(len(self._workers)))
         self.wait()
@@ -219,7 +219,7 @@ class Workers:
             self._ask(i, process.RESET if worker.ended else process.STEP)
 
     def wait(self, least: int | None = None, more_s: float = 0.0) -> None:
-        """Until `least` environments are ready (default: all), then up to so many seconds for the others."""
+        """Waits until `least` environments are ready (default: all), then up to `more_s` seconds for the others."""
         while self.busy and (least is None or len(self.ready) < least):
             self._poll(None)
         until = time.monotonic() + more_s
@@ -229,7 +229,7 @@ class Workers:
             self.infos.latest = list(self._told)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """What `fn(env)` returns for each environment, by their own processes; it must be one that can be pickled.
+        """Returns `fn(env)` of each environment, called in their own processes; `fn` must be picklable.
 
         Raises:
           RuntimeError: it raised, with the traceback.
@@ -286,7 +286,7 @@ class Workers:
             self._gone(i)
 
     def _poll(self, timeout_s: float | None) -> None:
-        """Takes what answers there are; waits for one, but not beyond a time limit."""
+        """Takes the answers that are there; waits for one, but not beyond a time limit."""
         if self._limit is not None:
             nearest = max(0.0, min(self._workers[i].deadline for i in self.busy) - time.monotonic())
             timeout_s = min(nearest, _NEVER_S if timeout_s is None else timeout_s)
@@ -359,13 +359,13 @@ class Workers:
     # ------------------------------------------------------------ failures
 
     def _blind(self, i: int) -> None:
-        """Its process is gone by what was only to be looked at: another takes its place, for the reset that counts."""
+        """Replaces a worker that died while its first environment was only looked at, for the reset that counts."""
         self._workers[i].answer = None
         self._start(i)
         self._ask(i, process.MAKE)
 
     def _gone(self, i: int) -> None:
-        """Its process ended by itself."""
+        """Handles a worker whose process ended by itself."""
         worker = self._workers[i]
         how = self._bury(i)
         cause = f"its worker process {worker.pid} ended: {how}"
@@ -379,7 +379,7 @@ class Workers:
         # else it is noticed by the next step
 
     def _bury(self, i: int) -> str:
-        """Ends its process; how that ended."""
+        """Ends a worker's process, and returns how it ended."""
         worker = self._workers[i]
         if worker.link is None:
             return worker.how
@@ -414,14 +414,14 @@ class Workers:
 
 
 class _Seen:
-    """What `masked.Masked` reads of an environment that lives elsewhere."""
+    """The part of an environment elsewhere that `masked.Masked` reads."""
 
     def __init__(self, observation_space: Any):
         self.observation_space = observation_space
 
 
 def _anonymous_file() -> int:
-    """A file without a name, for memory that processes share: it is gone when the last of them is."""
+    """Makes a file without a name, for memory that processes share: it is gone when the last of them is."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("jrl")
     with tempfile.TemporaryFile() as file:

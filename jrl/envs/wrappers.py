@@ -1,4 +1,4 @@
-"""What stands between policy and environment: the action's range, the reward and the ends that the learner sees."""
+"""Transforms between policy and environment: the action's range, the reward and the ends that the learner sees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ from jrl.types import (
 
 
 def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
-    """The space that the policy acts in, and the function from its actions to the environment's.
+    """Returns the space that the policy acts in, and the function from its actions to the environment's.
 
     Of a Dict or Tuple, the Boxes are transformed and all else stays as it is.
 
@@ -76,7 +76,7 @@ def reward_transform(
     scale: float = 1.0,
     custom: Callable[[Array], Array] | None = None,
 ) -> Callable[[Array], Array] | None:
-    """What the learner sees of a reward: clipped, then scaled, then as `custom` says. Statistics keep the raw one.
+    """Makes the reward of the learner: clipped, then scaled, then as `custom` says. Statistics keep the raw one.
 
     Args:
       clip_rewards: None: the sign for Atari, else as it is; True: the sign; False: as it is; a number c: clipped to
@@ -126,7 +126,7 @@ def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
 def wrap(
     env: JaxEnv | Env | AsyncEnv, *, normalize: bool, clip: bool, no_done_at_end: bool | None
 ) -> JaxEnv | Env | AsyncEnv:
-    """`env` behind `action_transform` and `limits.flags`; itself where they change nothing."""
+    """Returns `env` behind `action_transform` and `limits.flags`; `env` itself where they change nothing."""
     space, fn = action_transform(env.spec.action, normalize=normalize, clip=clip)
     ends = limits.flags(no_done_at_end)
     if fn is None and ends is None:
@@ -158,7 +158,7 @@ def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> JaxEnv:
 
 
 class Behind:
-    """A host environment that shows another spec; what it has beside the members of its kind is its own."""
+    """A host environment that shows another spec; its further members are its own."""
 
     def __init__(self, env: Any, spec: EnvSpec):
         self._env, self.spec = env, spec

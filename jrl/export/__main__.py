@@ -16,7 +16,7 @@ FORMATS = ("npz", "stablehlo", "onnx")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser(
         "export",
         "Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(args: argparse.Namespace) -> dict[str, Any]:
-    """Writes the directory; what was written, and the share of random observations on which it acts as jrl does.
+    """Writes the directory. Returns what was written, and the share of random observations with jrl's action.
 
     Raises:
       InputError: bad input, or a policy that the format cannot express.
@@ -56,7 +56,7 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_onnx() -> None:
-    """Raises InputError unless the libraries of the `onnx` extra are there."""
+    """Raises InputError unless the libraries of the `onnx` extra are installed."""
     missing = [name for name in ("jax2onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"--format onnx needs {' and '.join(missing)}: pip install 'jrl[onnx]', or use --format npz")

@@ -58,7 +58,7 @@ def _names(out: Path) -> set[str]:
 
 
 def _exported(out: Path) -> list[str]:
-    """The files of an earlier export, ABOUT first; none if there is not one."""
+    """Returns the files of an earlier export, ABOUT first; none if there is not one."""
     try:
         about = json.loads((out / ABOUT).read_text())
         files = about["files"]

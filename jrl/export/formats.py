@@ -131,7 +131,7 @@ class _Step(NamedTuple):
 
 
 def _random_steps(source: Source, count: int) -> list[_Step]:
-    """`_CHECKED` random observations as `count` steps of as many environments, some of which begin anew halfway."""
+    """Returns `_CHECKED` random observations as `count` steps of many environments; some begin anew halfway."""
     rng, size = np.random.default_rng(0), _CHECKED // count
     steps = []
     for t in range(count):
@@ -151,7 +151,7 @@ def _expected(source: Source, steps: list[_Step]) -> list[PyTree]:
 
 
 def _agreement(files: dict[str, bytes], steps: list[_Step], expected: list[PyTree]) -> float:
-    """The share of the observations for which exported files give the expected actions."""
+    """Returns the share of the observations for which exported files give the expected actions."""
     with tempfile.TemporaryDirectory() as made:
         for name, content in files.items():
             (Path(made) / name).write_bytes(content)
@@ -165,7 +165,7 @@ def _agreement(files: dict[str, bytes], steps: list[_Step], expected: list[PyTre
 
 
 def _equal(found: PyTree, expected: PyTree) -> np.ndarray:
-    """[N] bool: whether all of an action is as expected."""
+    """Returns whether all of an action is as expected, [N] bool."""
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         return np.zeros(len(pairs[0][1]), bool)
@@ -176,7 +176,7 @@ def _equal(found: PyTree, expected: PyTree) -> np.ndarray:
 
 
 def random_observations(rng: np.random.Generator, space: Space, count: int, choices: tuple[int, ...] = ()) -> PyTree:
-    """[count, *] of the space's dtypes; numbers without bounds are normal with deviation 3.
+    """Draws [count, *] of the space's dtypes; numbers without bounds are normal with deviation 3.
 
     `choices` are the lengths of the parts of an action mask, each of which allows something.
     """

@@ -18,7 +18,7 @@ CONV_ROWS = 32  # images whose windows are laid out at once: those of 84 x 84 x 
 
 
 def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
-    """The function of inputs [N, ...] to outputs [N, ...] that lies in a directory.
+    """Loads the function from inputs [N, ...] to outputs [N, ...] that is in a directory.
 
     Raises:
       OSError: a file is missing.
@@ -33,7 +33,7 @@ def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
 
 
 def made(program: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Callable[..., list[np.ndarray]]:
-    """The function of inputs [N, ...] to outputs [N, ...] that a program is with these arrays."""
+    """Makes the function from inputs [N, ...] to outputs [N, ...] of a program and its arrays."""
     first = program["inputs"] + program["constants"]
     constants = [weights[str(i)] for i in range(program["inputs"], first)]
     operations = [_operation(**op) for op in program["operations"]]
@@ -55,7 +55,7 @@ def made(program: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Calla
 
 
 def _operation(name: str, inputs: Sequence[int], output: int, dtype: str, attributes: dict[str, Any]) -> tuple:
-    """(inputs and N -> value, numbers of the inputs, number of the output, values not needed afterwards)."""
+    """Returns (inputs and N -> value, numbers of the inputs, number of the output, values not needed afterwards)."""
     function = OPERATIONS[name]
     kind = np.dtype(dtype)
     symbolic = any(isinstance(d, str) for d in attributes.get("shape", ()))
@@ -115,7 +115,7 @@ def _dot_general(x, y, contract, batch):
 
 
 def _conv2d(x, kernel, strides, padding, layout):
-    """`layout`: the axes of x in the order NHWC, of the kernel in HWIO, and of NHWC in the result's order."""
+    """Convolves. `layout`: the axes of x in the order NHWC, of the kernel in HWIO, of NHWC in the result's order."""
     x = np.pad(x.transpose(layout[0]), [(0, 0), *padding, (0, 0)])
     kernel = kernel.transpose(layout[1])
     height, width, _, features = kernel.shape

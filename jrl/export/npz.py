@@ -19,7 +19,7 @@ Attributes = dict[str, Any]
 
 
 def files(program: Program) -> dict[str, bytes]:
-    """`program.json` and `weights.npz`. Raises InputError as `listed`."""
+    """Returns `program.json` and `weights.npz`. Raises InputError as `listed`."""
     listing, weights = listed(program)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **weights)
@@ -70,7 +70,7 @@ def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def plain(x: np.ndarray) -> np.ndarray:
-    """An array in a dtype that numpy alone has."""
+    """Returns an array in a dtype that numpy alone has."""
     return x.astype(_kind(x.dtype))
 
 
@@ -83,7 +83,7 @@ def _kind(dtype: np.dtype) -> np.dtype:
 
 
 def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
-    """(name in OPERATIONS, attributes) for each output; None where the interpreter cannot."""
+    """Returns (name in OPERATIONS, attributes) for each output; None where the interpreter cannot."""
     name, params = op.primitive.name, op.params
     if name in ("copy", "copy_p", "stop_gradient", "convert_element_type"):
         return [("convert", {})]

@@ -29,7 +29,7 @@ MASK = "action_mask"  # the item of an observation that says which actions can b
 
 
 class Policy:
-    """`about` is what policy.json says: format, algorithm, env, env_steps, observation and action space."""
+    """An exported policy. `about` is policy.json: format, algorithm, env, env_steps, observation and action space."""
 
     def __init__(self, directory: str | Path):
         directory = Path(directory)
@@ -43,7 +43,7 @@ class Policy:
         self._begins = np.ones(0, bool)
 
     def act(self, obs: Any, *, reset: Any = None, reward: Any = None, action_mask: Any = None) -> Any:
-        """The action for one observation [*], or the actions [N, *] for observations [N, *].
+        """Returns the action for one observation [*], or the actions [N, *] for observations [N, *].
 
         Args:
           obs: another N than in the call before begins new episodes.
@@ -69,7 +69,7 @@ class Policy:
         return _map(lambda x: x[0], action) if single else action
 
     def step(self, obs: Any, memory: Any = None, *, reward: Any = None, action_mask: Any = None) -> tuple[Any, Any]:
-        """(action, memory): as `act`, but what is remembered goes in and comes out; None begins an episode in each row.
+        """Returns (action, memory) as `act`, but with the memory as an argument; None begins an episode in each row.
 
         `memory` is a tuple of arrays [N, ...] of which nothing else is to be known.
         """
@@ -80,7 +80,7 @@ class Policy:
         return (_map(lambda x: x[0], action) if single else action), tuple(memory)
 
     def reset(self) -> None:
-        """The next call of `act` begins new episodes."""
+        """Begins new episodes with the next call of `act`."""
         self._size = None
 
     def _start(self, size: int) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ class Policy:
         return _build(self.about["action"], iter(outputs[:kept])), outputs[kept:]
 
     def _read(self, obs: Any, mask: Any) -> tuple[list[np.ndarray], bool]:
-        """The arrays of observations [N, *], and whether it was a single one."""
+        """Returns the arrays of observations [N, *], and whether it was a single one."""
         space = self.about["observation"]
         if mask is not None:
             names = set(space.get("spaces", ())) - {MASK}
@@ -134,7 +134,7 @@ class Policy:
 
 
 def load(directory: str | Path = Path(__file__).parent) -> Policy:
-    """The policy in a directory that `python -m jrl.export` wrote."""
+    """Loads the policy in a directory that `python -m jrl.export` wrote."""
     return Policy(directory)
 
 
@@ -167,7 +167,7 @@ def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list, unread: S
 
 
 def _build(space: Mapping[str, Any], arrays: Any) -> Any:
-    """An element of the space of arrays that come in the order of `_flatten`."""
+    """Builds an element of the space from arrays in the order of `_flatten`."""
     if space["kind"] == "Dict":
         return {name: _build(space["spaces"][name], arrays) for name in sorted(space["spaces"])}
     if space["kind"] == "Tuple":

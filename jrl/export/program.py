@@ -73,7 +73,7 @@ class Program(NamedTuple):
 
     @property
     def memory(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes [N, ...] and dtypes of what is remembered."""
+        """Shapes [N, ...] and dtypes of the memory."""
         return tuple(self.types[i] for i in self.inputs[self.num_obs : self.num_obs + self.num_memory])
 
     def _sized(self, param: Any, size: Any) -> Any:
@@ -88,7 +88,7 @@ def trace(
     memory: Callable[[int], PyTree],
     weights: tuple[PyTree, ...] = (),
 ) -> Program:
-    """The program of `step(*weights, obs, memory, reward, begins) -> (action, memory)`, for every N at least 1.
+    """Traces the program of `step(*weights, obs, memory, reward, begins) -> (action, memory)`, for every N >= 1.
 
     Args:
       step: a pure function, see `jrl.export.source.Source`.
@@ -144,7 +144,7 @@ def multiple(size: Any) -> int:
 
 
 def _needed(operations: list[Operation], outputs: list[int]) -> tuple[tuple[Operation, ...], set[int]]:
-    """The operations that `outputs` depend on, and their values."""
+    """Returns the operations that `outputs` depend on, and their values."""
     used, kept = set(outputs), []
     for op in reversed(operations):
         if used & set(op.outputs):
@@ -154,7 +154,7 @@ def _needed(operations: list[Operation], outputs: list[int]) -> tuple[tuple[Oper
 
 
 def _simpler(eqn: core.JaxprEqn, constants: list[Any]) -> Callable[..., Any] | None:
-    """The same by primitives that every format has; None where there is nothing to do."""
+    """Returns the same by primitives that every format has; None where there is nothing to do."""
     params = eqn.params
     match eqn.primitive.name:
         case "stop_gradient":
@@ -177,7 +177,7 @@ def _is_max_pool(params: dict[str, Any]) -> bool:
 
 
 def _max_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Any) -> Any:
-    """Axis by axis the greatest of shifted slices, padded with the element at the edge, which the window holds anyway.
+    """Returns the greatest of shifted slices, axis by axis, padded with the edge, which the window holds anyway.
 
     The converter to ONNX makes of a window over four axes what onnxruntime cannot run, and cannot pad a batch of n.
     """
@@ -196,7 +196,7 @@ def _shape(atom: Any) -> tuple[Any, ...]:
 
 
 def _keeps_state_only(scan: core.JaxprEqn) -> bool:
-    """Whether a scan goes over no rows and collects none, each of which has an axis less inside."""
+    """Returns whether a scan goes over no rows and collects none, each of which has an axis less inside."""
     body, shapes = scan.params["jaxpr"], lambda variables: [_shape(v) for v in variables]
     return shapes(body.jaxpr.invars) == shapes(scan.invars) and shapes(body.jaxpr.outvars) == shapes(scan.outvars)
 
@@ -252,7 +252,7 @@ class _Tracer:
         return number
 
     def walk(self, jaxpr: core.Jaxpr, consts: Any, inputs: list[int]) -> list[int]:
-        """Appends the operations of a jaxpr; the numbers of its results."""
+        """Appends the operations of a jaxpr, and returns the numbers of its results."""
         numbers: dict[Any, int] = dict(zip(jaxpr.constvars, map(self.constant, consts)))
         numbers |= zip(jaxpr.invars, inputs)
         read = lambda atom: self.constant(atom.val) if isinstance(atom, core.Literal) else numbers[atom]
@@ -281,7 +281,7 @@ class _Tracer:
         return outputs
 
     def repeated(self, params: dict[str, Any], inputs: list[int]) -> list[int]:
-        """A loop over nothing but a state, such as `fori_loop` with a fixed number of turns, written out."""
+        """Writes out a loop over a state alone, such as `fori_loop` with a fixed number of turns."""
         body = params["jaxpr"]
         num_consts = len(inputs) - len(body.jaxpr.outvars)
         consts, state = inputs[:num_consts], inputs[num_consts:]

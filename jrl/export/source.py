@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
 
 def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) -> Source:
-    """The deterministic policy of a checkpoint; no environment is made.
+    """Loads the deterministic policy of a checkpoint; no environment is made.
 
     Args:
       path: a run directory, or a checkpoint.

@@ -74,7 +74,7 @@ class Range(NamedTuple):
         return bool(above and (x < self.high if self.open_high else x <= self.high))
 
     def words(self, x: Any = None) -> str:
-        """The interval as it stands behind "a number", such as "in [0, 1]"; `x` is the number that is not in it."""
+        """Returns the interval as it stands behind "a number": "in [0, 1]"; `x` is the number that is not in it."""
         high = self.high < math.inf and not (self.high in _LIMITS and (x is None or x <= self.high))
         low = self.low > -math.inf and not (high and self.high in _LIMITS)
         if low and high:
@@ -95,7 +95,7 @@ _SIDES = (("ge", "low", False), ("gt", "low", True), ("le", "high", False), ("lt
 
 
 def _range(metadata: tuple[Any, ...]) -> Range | None:
-    """The interval that the metadata of an Annotated gives."""
+    """Returns the interval that the metadata of an Annotated gives."""
     found = Range()
     for one in metadata:
         for name, side, is_open in _SIDES:
@@ -114,12 +114,12 @@ def _is_union(hint: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is one number of Python's or numpy's; a bool, an array and a tracer are none."""
+    """Returns whether `value` is one number of Python's or numpy's; a bool, an array and a tracer are none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the kind that `hint` takes."""
+    """Returns whether `value` is of the kind that `hint` takes."""
     if typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
     if _is_union(hint):
@@ -131,7 +131,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _each(value: Any, hint: Any, within: Range | None = None) -> Iterator[tuple[Any, type, Range]]:
-    """Every number of `value`, whether int or float was asked for, and where it has to lie."""
+    """Yields every number of `value`, whether int or float was asked for, and its range."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         yield from _each(value, args[0], _range(args[1:]) or within)
@@ -159,7 +159,7 @@ def _each(value: Any, hint: Any, within: Range | None = None) -> Iterator[tuple[
 
 
 def _in_float32(x: Any) -> float:
-    """`x` as programs compute with it."""
+    """Returns `x` as programs compute with it."""
     try:
         return struct.unpack("f", struct.pack("f", float(x)))[0]
     except OverflowError:
@@ -201,7 +201,7 @@ def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -
 
 
 def _arms(hint: Any) -> Iterator[Any]:
-    """The parts of a union that are Annotated."""
+    """Yields the parts of a union that are Annotated."""
     for one in typing.get_args(hint) if _is_union(hint) else [hint]:
         if typing.get_origin(one) is Annotated:
             yield one
@@ -218,7 +218,7 @@ def _offer(default: Any) -> str:
 
 
 def _as_lists(value: Any) -> Any:
-    """Tuples as YAML writes them."""
+    """Returns tuples as YAML writes them."""
     return [_as_lists(one) for one in value] if isinstance(value, tuple) else value
 
 
@@ -226,7 +226,7 @@ _hints: dict[Any, dict[str, Any]] = {}
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """Field -> annotation with extras; of a class inside a function whose names are gone, the annotation as it is."""
+    """Returns field -> annotation with extras; as it is, of a class inside a function whose names are gone."""
     if cls not in _hints:
         try:
             _hints[cls] = typing.get_type_hints(cls, include_extras=True)
@@ -247,7 +247,7 @@ def check(instance: Any) -> None:
 
 
 def bounded(cls: type) -> type:
-    """Class decorator, below that of a dataclass: the constructor raises InputError for numbers out of range."""
+    """Decorates a dataclass, so that its constructor raises InputError for numbers out of range."""
     before: Any = getattr(cls, "__post_init__", None)
     if getattr(before, "checks_bounds", False):
         return cls
@@ -266,7 +266,7 @@ def bounded(cls: type) -> type:
 
 
 def range_words(hint: Any) -> str:
-    """The range of the numbers that a field takes, such as "in [0, 1]"; "" where there is none to tell.
+    """Returns the range of the numbers that a field takes, such as "in [0, 1]"; "" where there is none to tell.
 
     >>> range_words(Unit), range_words(Count | None), range_words(float)
     ('in [0, 1]', 'at least 1', '')
@@ -284,7 +284,7 @@ def range_words(hint: Any) -> str:
 
 
 def renamed(value: Any, hint: Any) -> Any:
-    """The value of a choice under the name that it has now.
+    """Returns the value of a choice under its present name.
 
     >>> renamed("graph", Backend)
     'jax'
@@ -327,7 +327,7 @@ def describe(hint: Any, within: Range | None = None) -> str:
 
 
 def short(value: Any, most: int = 80) -> str:
-    """`repr(value)` for a message: no more than about `most` characters, and no exception whatever the value is."""
+    """Returns `repr(value)` for a message, in about `most` characters; raises nothing whatever the value is."""
     try:
         text = repr(value)
     except Exception:  # an int of too many digits, nested too deeply, the user's own class

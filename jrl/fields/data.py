@@ -21,7 +21,7 @@ class Replay(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """Samples of a data set alone, which nobody adds to: transitions, or sequences for networks with memory.
+    """Samples of a data set alone, to which nothing is added: transitions, or sequences for networks with memory.
 
     Algorithms of `Replay` learn from data sets, too; these learn from nothing else.
     """
@@ -41,11 +41,11 @@ class Traits(NamedTuple):
 
 
 def traits(config: Any) -> Traits:
-    """Return what a Config, or its class, states of its algorithm; of a class none that depends on options."""
+    """Returns what a Config, or its class, states of its algorithm; of a class none that depends on options."""
     found = {name: getattr(config, name) for name in Traits._fields if hasattr(config, name)}
     return Traits(**{name: value for name, value in found.items() if not isinstance(value, property)})
 
 
 def learns_from(config: Any) -> type:
-    """Return the kind of data, Fresh, Replay or Fixed, that the algorithm of a Config or Config class learns from."""
+    """Returns the kind of data, Fresh, Replay or Fixed, that the algorithm of a Config or Config class learns from."""
     return traits(config).learns_from

@@ -40,7 +40,7 @@ class EnvConfig:
     no_done_at_end: bool | None = None
 
     def faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Settings that do not go together, whatever the environment: the keys that were read, and the message."""
+        """Yields settings that do not go together in any environment: the keys that were read, and the message."""
         if isinstance(self.clip_rewards, tuple) and not self.clip_rewards[0] < self.clip_rewards[1]:
             key = "env.clip_rewards"
             yield (key,), f"{key}: expected [low, high] with low < high, got {list(self.clip_rewards)}"

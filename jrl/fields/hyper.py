@@ -26,7 +26,7 @@ NO_OPTIONS = Options()
 @dataclasses.dataclass(frozen=True)
 @bounded
 class NoCore:
-    """No memory: what the network says depends on the present observation alone."""
+    """No memory: the network's outputs depend on the present observation alone."""
 
     name: Literal["none"] = "none"
 

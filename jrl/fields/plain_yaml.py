@@ -102,7 +102,7 @@ for _tag in ("timestamp", "binary", "omap", "pairs", "set"):
 
 
 def parse(text: str) -> Any:
-    """YAML text as plain data. Raises yaml.YAMLError."""
+    """Parses YAML text as plain data. Raises yaml.YAMLError."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -113,7 +113,7 @@ def parse(text: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """JSON text as plain data, by the rules of YAML here: no key twice, no digits or brackets without end.
+    """Parses JSON text as plain data, by the rules of YAML here: no key twice, no digits or brackets without end.
 
     Raises:
       ValueError: says in a line where it is not JSON and why.
@@ -167,7 +167,7 @@ def fault_of_yaml(e: yaml.YAMLError) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises InputError."""
+    """Reads the mapping in a YAML or JSON file. Raises InputError."""
     if path.suffix != ".json" or not path.is_file():
         return read_yaml(path)
     try:
@@ -181,7 +181,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; an empty file is an empty one. Raises InputError."""
+    """Reads the mapping in a YAML file; an empty file is an empty one. Raises InputError."""
     try:
         data = parse(read_text(path))
     except yaml.YAMLError as e:
@@ -192,7 +192,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that somebody named. Raises InputError."""
+    """Reads the text of a file that somebody named. Raises InputError."""
     try:
         with path.open("rb") as file:  # not to its end, which a device has not
             data = file.read(_MOST_BYTES + 1)
@@ -220,7 +220,7 @@ def _named(path: Path) -> str:
 def dump(
     data: Mapping[str, Any], comments: Mapping[str, str] | None = None, *, prefix: str = "", level: int = 0
 ) -> str:
-    """Nested mappings as YAML, one leaf per line, with `comments[dotted key]` behind it."""
+    """Writes nested mappings as YAML, one leaf per line, with `comments[dotted key]` behind it."""
     lines = []
     for name, value in data.items():
         key, indent = f"{prefix}{name}", "  " * level
@@ -234,13 +234,13 @@ def dump(
 
 
 def flow(value: Any) -> str:
-    """A value as YAML has it, in one line."""
+    """Returns a value as YAML has it, in one line."""
     return _scalar(value) if isinstance(value, str | int | None) else _flow(value)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def _scalar(value: str | int | None) -> str:
-    """`_flow` of the few names and numbers of which configs consist; not of floats, where 0.0 is -0.0."""
+    """Returns `_flow` of the few names and numbers of which configs consist; not of floats, where 0.0 is -0.0."""
     return _flow(value)
 
 

@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """A dataclass tree as dicts, lists and scalars that YAML and JSON can hold."""
+    """Returns a dataclass tree as dicts, lists and scalars that YAML and JSON can hold."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> leaf. An empty mapping is a leaf.
+    """Returns dotted key -> leaf. An empty mapping is a leaf.
 
     >>> flatten({"algo": {"name": "ppo", "lr": 0.1}, "custom": {}})
     {'algo.name': 'ppo', 'algo.lr': 0.1, 'custom': {}}
@@ -63,7 +63,7 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """`override` over `base`, recursively; neither is changed.
+    """Merges `override` over `base`, recursively; neither is changed.
 
     Where both have a `name` and the names differ, the section is of another kind: `override` replaces it as a whole.
 
@@ -92,7 +92,7 @@ def build(
     synonyms: Mapping[str, str] = types.MappingProxyType({}),
     known: Iterable[str] = (),
 ) -> Any:
-    """An instance of `cls`. What is wrong is appended to `problems`, and the field keeps its default (else None).
+    """Makes an instance of `cls`. Faults are appended to `problems`, and the field keeps its default (else None).
 
     Args:
       swap: dotted key -> dataclass to use there in place of the annotation; None skips the field.
@@ -160,7 +160,7 @@ def text(value: Any) -> str:
 
 
 def shown(key: str) -> str:
-    """A key as a message names it."""
+    """Returns a key as a message names it."""
     return key if len(key) <= 80 else f"{key[:60]}... ({len(key):,} characters)"
 
 
@@ -173,14 +173,14 @@ def _optional(hint: Any) -> bool:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """The field's default, None where it has none."""
+    """Returns the field's default, None where it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
 
 
 def section_class(hint: Any, default: Any = None, given: Any = None) -> type | None:
-    """The dataclass of a section `X` or `X | None`, None for a leaf; of a union of them that which `given` names."""
+    """Returns the dataclass of a section `X` or `X | None`, None for a leaf; of a union the one that `given` names."""
     choices = _choices(hint)
     if choices:
         named = choices.get(text(given.get("name")).lower()) if isinstance(given, Mapping) else None
@@ -193,7 +193,7 @@ def _is_dataclass(hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> dict[str, type]:
-    """Name -> class of a union of at least two dataclasses with a name each, the first of equal names; else nothing."""
+    """Returns name -> class of a union of several dataclasses with names, the first of equal names; else nothing."""
     classes: list[Any] = [one for one in typing.get_args(hint) if _is_dataclass(one)]
     named = len(classes) > 1 and all(isinstance(getattr(one, "name", None), str) for one in classes)
     found: dict[str, type] = {}
@@ -230,9 +230,7 @@ def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "
 
 
 def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Problem]]:
-    """`value` as `hint`, or the problems: one of a union or a list, one for each key of a mapping. `default` is the
-    field's.
-    """
+    """Returns `value` as `hint`, or the problems, one for each key of a mapping. `default` is the field's."""
     from pydantic import ValidationError  # a tenth of a second: not at import
 
     value = bounds.renamed(value, hint)
@@ -260,7 +258,7 @@ def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Pr
 
 
 def _takes_points(hint: Any) -> bool:
-    """Whether a schedule is among what `hint` takes."""
+    """Returns whether a schedule is among what `hint` takes."""
     return hint == Points or any(_takes_points(arg) for arg in typing.get_args(hint))
 
 
@@ -283,7 +281,7 @@ def _adapter(hint: Any):
 
 
 def _strict(hint: Any) -> Any:
-    """`hint` with pydantic's kindness limited: "1e-3" is a number, but true is not, and "yes" is not true."""
+    """Returns `hint` with pydantic's kindness limited: "1e-3" is a number, but true is not, and "yes" is not true."""
     from pydantic import AfterValidator, BeforeValidator, StrictBool
 
     if hint is bool:
@@ -333,7 +331,7 @@ def _mend(key: str, valid: list[str], synonyms: Mapping[str, str]) -> str:
 
 
 def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
-    """The valid dotted key that the writer of `key` most likely meant; the own section first, then the whole tree.
+    """Returns the valid dotted key that was most likely meant by `key`; the own section first, then the whole tree.
 
     >>> nearest("algo.learning_rat", ["algo.lr", "algo.gamma", "env.id"], {"learning_rate": "lr"})
     'algo.lr'
@@ -365,7 +363,7 @@ def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str 
 
 @functools.cache
 def docs(cls: type) -> Mapping[str, str]:
-    """Field -> the comment on its line, or the comment lines directly above it. Empty where there is no source."""
+    """Returns field -> the comment on its line, or the lines directly above it. Empty where there is no source."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
@@ -394,7 +392,7 @@ def docs(cls: type) -> Mapping[str, str]:
 
 
 def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
-    """Dotted key -> comment and range, of a dataclass instance and of the sections within it."""
+    """Returns dotted key -> comment and range, of a dataclass instance and of the sections within it."""
     ranges = {name: bounds.range_words(hint) for name, hint in bounds.hints(type(tree)).items()}
     found = {prefix + name: words for name, words in ranges.items() if words}
     cls: type = type(tree)

@@ -7,24 +7,24 @@ from pathlib import Path
 
 @functools.cache
 def directory() -> Path:
-    """The folder of the configs: `jrl/configs` of an installed package, which a checkout has beside `jrl/`."""
+    """Returns the folder of the configs: `jrl/configs` of an installed package, which a checkout has beside `jrl/`."""
     package = Path(__file__).parents[1]
     return next((d for d in (package / "configs", package.parent / "configs") if d.is_dir()), package / "configs")
 
 
 def names() -> tuple[str, ...]:
-    """The names of all shipped configs, sorted."""
+    """Returns the names of all shipped configs, sorted."""
     return tuple(sorted(p.stem for p in directory().glob("*.yaml")))
 
 
 def locate(given: str | Path) -> Path:
-    """The file that `given` means: itself, or the shipped config of that name where there is no such file."""
+    """Returns the file that `given` means: itself, or the shipped config of that name where there is no such file."""
     path = Path(given)
     return directory() / f"{path}.yaml" if str(path) in names() and not path.is_file() else path
 
 
 def lines() -> Iterator[str]:
-    """A line for each config: its name, and the first sentence of the comment at its top."""
+    """Yields a line for each config: its name, and the first sentence of the comment at its top."""
     width = max(map(len, names()), default=0)
     for name in names():
         comment = (directory() / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]

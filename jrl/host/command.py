@@ -18,12 +18,12 @@ COMMANDS = {
     "evaluate": "play episodes with a trained policy",
     "record": "write a video of a trained policy",
     "plot": "draw learning curves of runs",
-    "report": "compare runs: tables with intervals, learning curves, what is doubtful",
+    "report": "compare runs: tables with intervals, learning curves, cautions",
     "export": "write a trained policy as files that run without jrl",
     "serve": "train on episodes that clients play over HTTP, or serve trained policies",
     "config": "list, show or check configs, or migrate RLlib's",
     "data": "look at data sets, and write them in other formats",
-    "check-env": "check an environment against what it says of itself",
+    "check-env": "check an environment against its own spaces",
     "debug": "explain an update that was not finite",
 }
 MODULE = "python -m jrl."  # how a command is typed by its module
@@ -31,13 +31,13 @@ _prefix = MODULE
 
 
 def typed_as(prefix: str) -> None:
-    """Sets what stands before a command's name in usage lines of this process: `jrl `, or MODULE."""
+    """Sets the words before a command's name in usage lines of this process: `jrl `, or MODULE."""
     global _prefix
     _prefix = prefix
 
 
 def typed(name: str) -> str:
-    """The command `name`, of COMMANDS, as this user types it: `jrl check-env`, or `python -m jrl.check_env`."""
+    """Returns command `name`, of COMMANDS, as this user types it: `jrl check-env`, or `python -m jrl.check_env`."""
     return _prefix + (name.replace("-", "_") if _prefix == MODULE else name)
 
 
@@ -46,7 +46,7 @@ _REPEATED = ("--set", "--stop")  # options that take one value each time
 
 class _ArgumentParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Ends with exit status 2, too, where several values follow one option that takes one, with what to type."""
+        """Parses as argparse does, but tells what to type where several values follow an option that takes one."""
         given = sys.argv[1:] if args is None else list(args)
         for at, word in enumerate(given):
             flag, attached, _ = word.partition("=")
@@ -63,9 +63,7 @@ def _is_setting(word: str) -> bool:
 
 
 def parser(name: str, description: str, **options: Any) -> argparse.ArgumentParser:
-    """An argument parser of the command `name`. Options are not abbreviated: what is typed today means the same when
-    there are more of them.
-    """
+    """Returns an argument parser of the command `name`, which does not abbreviate options."""
     return _ArgumentParser(prog=typed(name), description=description, allow_abbrev=False, **options)
 
 

@@ -1,6 +1,6 @@
 """Names of RLlib's and SB3's objects, and of their packages, that jrl's do not have.
 
-A table of what does it instead, and the error.
+A table of replacements, and the error.
 """
 
 import difflib
@@ -240,7 +240,7 @@ _ELSE = {"loaded": "act(obs) is what it does; jrl.api.Algorithm.from_checkpoint(
 
 
 def missing(owner: Any, name: str, kind: str) -> AttributeError:
-    """The error for an attribute that an object does not have, with what does it instead.
+    """Returns the error for an attribute that an object does not have, with what replaces it.
 
     Args:
       owner: the object, or the package.

@@ -43,11 +43,11 @@ IN_A_PROGRAM = (
 
 
 class Interrupted(Exception):
-    """Raised where a wait for others, who may never come, has seen that the run is to end."""
+    """A wait for others, who may never come, has seen that the run is to end."""
 
 
 class Signals:
-    """Whether SIGINT, SIGTERM or SIGHUP has come: false until then."""
+    """Signals that have come, of SIGINT, SIGTERM and SIGHUP: false until then."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the first that came
@@ -78,7 +78,7 @@ class Signals:
 
 @contextlib.contextmanager
 def signals() -> Iterator[Signals]:
-    """Tells of SIGINT, SIGTERM and SIGHUP, so that a loop can end where its state is whole.
+    """Watches for SIGINT, SIGTERM and SIGHUP, so that a loop can end where its state is whole.
 
     A Ctrl-C after the first signal raises KeyboardInterrupt. Where the main thread is in a call that does not come back
     to Python (a compilation, a program that hangs), the process ends a second later, with status 130. Another SIGTERM
@@ -143,7 +143,7 @@ def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> I
 
 @contextlib.contextmanager
 def stacks_on_request() -> Iterator[None]:
-    """SIGUSR1 prints the Python stacks of all threads to stderr; the run goes on. Nothing on Windows.
+    """Makes SIGUSR1 print the Python stacks of all threads to stderr; the run goes on. Does nothing on Windows.
 
     It works while the main thread is in a call that does not return. A handler that somebody else has installed stays.
     """
@@ -211,7 +211,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def beat(self, what: str, *, hint: str = "", grace: float = 0.0) -> None:
-        """The loop is alive and goes on to `what`. Costs well under a microsecond.
+        """Marks that the loop is alive and goes on to `what`. Costs well under a microsecond.
 
         Args:
           what: the stage that begins, for the report.
@@ -234,7 +234,7 @@ class Watchdog:
             self._thread.join(1.0)  # not for ever: it may be writing to a pipe that nobody reads
 
     def check(self) -> bool:
-        """One look: reports a stall, once, and says whether it did. The watchdog's thread calls it at intervals."""
+        """Looks once: reports a stall, once, and returns whether it did. The watchdog's thread calls it regularly."""
         if self._seconds is None:
             return False
         now, beat, pulse = self._clock(), self._beat, self._pulse()

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def held(directory: Path, *, made: bool = False) -> Iterator[None]:
     """Keeps other runs out of a directory, which is made if it is missing, until the block or this process ends.
 
-    The lock is the operating system's: nobody has to tidy up after a process that was killed, and processes that were
+    The lock is the operating system's: nothing is left behind by a process that was killed, and processes that were
     started or forked from this one do not hold it.
 
     Args:
@@ -94,7 +94,7 @@ def _holder(path: Path) -> str:
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root.
+    """Returns the path from the root.
 
     Raises:
       InputError: it is relative to a working directory that was deleted.
@@ -102,11 +102,11 @@ def absolute(path: Path) -> Path:
     try:
         return path.absolute()
     except FileNotFoundError as e:
-        raise InputError("the working directory was deleted: change to one that there is") from e
+        raise InputError("the working directory was deleted: change to one that exists") from e
 
 
 def new(directory: Path) -> Path:
-    """Makes a directory of that name, or with -2, -3, ... behind it where there is one already; its path."""
+    """Makes a directory of that name, or with -2, -3, ... behind it where there is one already; returns its path."""
     absolute(directory)
     for path in (directory, *(directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))):
         try:
@@ -120,7 +120,7 @@ def new(directory: Path) -> Path:
 
 
 def unwritable(path: Path, e: OSError) -> InputError:
-    """The error of a run directory in which nothing can be written."""
+    """Returns the error of a run directory in which nothing can be written."""
     taken, full = e.errno in (errno.EEXIST, errno.ENOTDIR), e.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "a part of its path is a file" if taken else e.strerror or str(e)
     mend = "free space, or choose another --out" if full else "choose another --out"
@@ -129,7 +129,7 @@ def unwritable(path: Path, e: OSError) -> InputError:
 
 @contextlib.contextmanager
 def opening(directory: Path) -> Iterator[None]:
-    """Tells a file of a run directory that cannot be opened for writing, such as another user's, as bad input.
+    """Turns the failure to open a file of a run directory for writing, such as another user's, into an InputError.
 
     Raises:
       InputError: names the file.
@@ -147,7 +147,7 @@ def opening(directory: Path) -> Iterator[None]:
 
 
 def no_room(e: BaseException) -> bool:
-    """Whether an error says that nothing more can be written: a full disk, a quota, a read-only file system."""
+    """Returns whether an error says that nothing more can be written: a full disk, a quota, a read-only file system."""
     if isinstance(e, OSError):
         return e.errno in _CANNOT_WRITE
     # tensorstore has errors of its own kind
@@ -198,7 +198,7 @@ class Reserve:
         self._path = path
 
     def keep(self, size: int) -> bool:
-        """Takes `size` bytes, if they are not taken yet; whether they are there."""
+        """Takes `size` bytes, if they are not taken yet; returns whether they are there."""
         if self._path.exists() and self._path.stat().st_size >= size:
             return True
         try:
@@ -213,7 +213,7 @@ class Reserve:
         return True
 
     def release(self) -> bool:
-        """Gives the room back; whether there was any."""
+        """Gives the room back; returns whether there was any."""
         try:
             self._path.unlink()
         except OSError:

@@ -104,7 +104,7 @@ class Transcript:
             self._save()
 
     def open(self, path: Path) -> None:
-        """Appends to that file from now on, what was printed before first; once."""
+        """Appends to that file from now on, and first what was printed before; once."""
         with self._lock:
             if self._open is not None:
                 return
@@ -140,7 +140,7 @@ class Transcript:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Transcript]:
-    """Has all that Python prints, to stdout and stderr, in a Transcript; neither can fail meanwhile.
+    """Copies all that Python prints, to stdout and stderr, into a Transcript; neither can fail meanwhile.
 
     What jrl's loggers let through (run.log_level) is in it as well, with the time, and goes to stderr unless somebody
     has said where else. An exception that ends the block is written as Python will print it.
@@ -189,7 +189,7 @@ class _Copied(logging.StreamHandler):
 
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[TextIO]:
-    """A log.txt beside what a program of the user's prints: yields what to write to.
+    """Yields a log.txt to write to, beside what a program of the user's prints.
 
     What jrl's loggers let through is in it as well. A file that is there already goes on.
     """

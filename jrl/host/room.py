@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jrl.errors import InputError
 
-SHARE = 0.9  # of the free memory: the rest is for what nobody counts
+SHARE = 0.9  # of the free memory: the rest is for memory that is not counted
 
 
 def host_available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Tells how many bytes this process may still take: what the machine has free, and its control groups leave."""
+    """Returns how many bytes this process may still take: what the machine has free, and its control groups leave."""
     found = []
     for line in _read(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -67,7 +67,7 @@ def usable_cpus() -> int:
 
 
 def words(count: int) -> str:
-    """Writes a number of bytes down.
+    """Returns a number of bytes in words.
 
     >>> words(1_500_000), words(2_500_000_000)
     ('1.5 MB', '2.50 GB')

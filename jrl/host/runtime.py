@@ -1,4 +1,4 @@
-"""Around jax: what is set before it starts, and whether it compiles the same programs again and again.
+"""Settings of jax before it starts, and a watch for programs that it compiles again and again.
 
 `apply` comes before anything touches a device. `Recompiles` is started with a run; around each of its iterations stands
 `with recompiles.iteration(rows)`, and `recompiles.check()` before the next.
@@ -42,7 +42,7 @@ _for_runners: dict[str, str] = {}
 
 
 def variables(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that a config asks for, where `environ` is what there is."""
+    """Returns the environment variables that a config asks for, where `environ` is what there is."""
     found = {name: str(value) for name, value in cfg.env.items()}
     if cfg.xla_flags:
         there = found.get("XLA_FLAGS", environ.get("XLA_FLAGS", "")).split()
@@ -88,7 +88,7 @@ def apply(cfg: RuntimeConfig) -> list[str]:
 
 
 def for_runners() -> dict[str, str]:
-    """The variables of `runtime.env` that `apply` set last: environment runners have them too."""
+    """Returns the variables of `runtime.env` that `apply` set last: environment runners have them too."""
     return dict(_for_runners)
 
 
@@ -99,7 +99,7 @@ def cpu_threads() -> int:
 
 
 def started() -> bool:
-    """Whether jax has looked for its devices, after which it reads none of its environment variables again."""
+    """Returns whether jax has looked for its devices, after which it ignores changes of its environment variables."""
     if "jax" not in sys.modules:
         return False
     import jax
@@ -157,7 +157,7 @@ class Recompiles:
         self._watching = True
 
     def close(self) -> None:
-        """Ends it; may be called again."""
+        """Ends the watch; may be called again."""
         if not self._watching:
             return
         from jax import monitoring
@@ -176,7 +176,7 @@ class Recompiles:
 
     @contextlib.contextmanager
     def iteration(self, rows: int) -> Iterator[None]:
-        """Around one iteration, in the thread that makes it.
+        """Watches one iteration, in the thread that makes it.
 
         Args:
           rows: result rows so far.
@@ -273,7 +273,7 @@ def _changes(types: tuple[str, ...] | None, before: list[tuple[str, ...]]) -> st
 
 
 def _where() -> str:
-    """The line outside of jax that is being executed, as text."""
+    """Returns the line outside of jax that is being executed, as text."""
     import jax
     import jaxlib
 

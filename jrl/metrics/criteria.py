@@ -1,4 +1,4 @@
-"""When a metric of the result rows meets a stop criterion. For whoever ends a run, and whoever shows how far it is."""
+"""Tests whether a result row meets a stop criterion, for ends of runs and displays of their progress."""
 
 import math
 import re
@@ -9,7 +9,7 @@ _OF_THE_WINDOW = re.compile(r"(episode|(?:agent|policy)/[^/]+)/(?:return|length)
 
 
 def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
-    """Whether a row's value of the metric can meet a criterion: a mean over the first few episodes is luck.
+    """Returns whether a row's value of the metric can meet a criterion: a mean over the first few episodes is luck.
 
     Args:
       name: of the metric.
@@ -25,7 +25,7 @@ def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
 
 
 def met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
-    """Whether the row has the metric, it counts, and is at least `target`.
+    """Returns whether the row has the metric, it counts, and is at least `target`.
 
     A mean over 3 episodes is not yet one over 10:
 

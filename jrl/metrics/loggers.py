@@ -60,7 +60,7 @@ def open_loggers(
     resume_at: int | None = None,
     make_room: Callable[[], bool] = lambda: False,
 ) -> Logger:
-    """One logger that writes to all of `names`.
+    """Opens one logger that writes to all of `names`.
 
     Args:
       directory: the run directory; made if missing.
@@ -251,7 +251,7 @@ def _new_event_file(directory: Path) -> io.FileIO:
 
 
 def _record(data: bytes) -> bytes:
-    """One record of a TFRecord file: length, checksum of the length, data, checksum of the data."""
+    """Returns a record of a TFRecord file: length, checksum of the length, data, checksum of the data."""
     from tensorboardX.record_writer import masked_crc32c
 
     length = struct.pack("<Q", len(data))
@@ -358,7 +358,7 @@ def _not_finite(value: Any) -> bool:
 
 
 def _has_steps(row: Mapping[str, Any]) -> bool:
-    """Whether `env_steps`, where a row has them, are a number."""
+    """Returns whether `env_steps`, where a row has them, are a number."""
     steps = row.get("env_steps")
     if steps in (None, ""):
         return True
@@ -374,7 +374,7 @@ def _beyond(row: Mapping[str, Any], resume_at: int | None) -> bool:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line lacks its end: the process was killed while writing it."""
+    """Returns whether the last line lacks its end: the process was killed while writing it."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -388,7 +388,7 @@ def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
     header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
     columns = _csv_fields(header) or []
     if not all(name.isprintable() and name and name != "\ufffd" for name in columns) or len({*columns}) < len(columns):
-        return [], [], [header, *lines]  # nobody knows what its numbers are
+        return [], [], [header, *lines]  # its numbers have no names
     rows, damaged = [], []
     for line in lines:
         fields = _csv_fields(line)

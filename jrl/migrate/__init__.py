@@ -38,14 +38,14 @@ class Migration(NamedTuple):
     defaults: Sequence[str] = ()  # one for each key that is left out and has another default in RLlib
 
     def told(self) -> list[str]:
-        """All that there is to say."""
+        """Returns all lines of the report."""
         listed = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
         more = [[title, *(f"  {line}" for line in lines)] for title, lines in listed.items() if lines]
         return [*self.lines, *(line for part in more for line in part)]
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
-    """Whether this is a configuration of RLlib: a tuned example, an experiment, or a dict of its keys. Cheap."""
+    """Returns whether this is RLlib's configuration: a tuned example, an experiment, or a dict of its keys. Cheap."""
     env = data.get("env")
     if config.is_ours(data):
         return False
@@ -64,7 +64,7 @@ def migrate(
     name: str | None = None,
     drop: bool = False,
 ) -> Migration:
-    """RLlib's configuration as jrl's, checked by `jrl.settings.config.from_dict`.
+    """Translates RLlib's configuration to jrl's, checked by `jrl.settings.config.from_dict`.
 
     Args:
       data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.
@@ -79,7 +79,7 @@ def migrate(
 
 
 def over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """RLlib's configuration with further keys of RLlib's over those it has; of several experiments, in each."""
+    """Puts further keys of RLlib's over those of its configuration; of several experiments, in each."""
     if data and all(is_experiment(body) for body in data.values()):
         return {name: over(body, given) for name, body in data.items()}
     inner = data.get("config")
@@ -89,7 +89,7 @@ def over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _migration(job: Job, drop: bool) -> Migration:
-    """Raises InputError with all that is wrong."""
+    """Translates a job. Raises InputError with all that is wrong."""
     found = _check(job, drop)
     return Migration(_differing(job), job.lines, job.lacking, list(defaults.differing(job, found)))
 
@@ -136,7 +136,7 @@ def _algorithm(given: str | None) -> str:
 
 
 def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Of a grid_search the first value."""
+    """Takes the first value of each grid_search."""
     lines: list[str] = []
 
     def first(value: Any, key: str) -> Any:
@@ -155,7 +155,7 @@ def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check(job: Job, drop: bool) -> dict[str, Any]:
-    """The whole config. Raises InputError with all that is wrong."""
+    """Returns the whole config. Raises InputError with all that is wrong."""
     lacking = [] if drop else [f"{line}: remove it, or let --drop do so" for line in job.lacking]
     if job.faults or lacking:
         raise InputError(*job.faults, *lacking)
@@ -172,7 +172,7 @@ def _in_their_words(message: str, where: Mapping[str, str]) -> str:
 
 
 def _differing(job: Job) -> dict[str, Any]:
-    """What is not jrl's default; sections with a name as a whole."""
+    """Returns the keys whose value is not jrl's default; sections with a name as a whole."""
     needed = {section: {key: job.tree.get(section, {}).get(key)} for section, key in (("env", "id"), ("data", "input"))}
     needed = {section: values for section, values in needed.items() if any(values.values())}
     default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, **needed}))
@@ -205,7 +205,7 @@ def translated(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Mapping[str, Any]:
-    """Plain data of a run of ours, from ours or RLlib's.
+    """Returns a run's config as plain data of ours, from ours or RLlib's.
 
     Args:
       data: of a file, or empty.
@@ -238,7 +238,7 @@ def translated(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """jrl's config on stdout, what became of each key on stderr; the exit status: 0, or 2 for bad input."""
+    """Prints jrl's config on stdout, what became of each key on stderr. Returns the exit status: 2 for bad input."""
     parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")

@@ -1,4 +1,4 @@
-"""What RLlib's algorithms have where a file says nothing, and jrl has otherwise."""
+"""Defaults of RLlib's algorithms that differ from jrl's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -111,7 +111,7 @@ _IN_PLACE = {
 
 
 def differing(job: Job, found: dict[str, Any]) -> Iterator[str]:
-    """A line for each key that the file leaves out and whose default in RLlib is another than jrl's.
+    """Yields a line for each key that the file leaves out and whose default in RLlib differs from jrl's.
 
     Args:
       job: the translation, done.
@@ -134,7 +134,7 @@ def differing(job: Job, found: dict[str, Any]) -> Iterator[str]:
 
 
 def _given(job: Job, key: str) -> bool:
-    """Whether the file says something of a key, null included, or what takes its place."""
+    """Returns whether the file sets a key, null included, or one that replaces it."""
     names = {KEYS[theirs].name for theirs in job.raw if theirs in KEYS}
     return key in names or key in job.given or any(other in job.given for other in _IN_PLACE.get(key, ()))
 

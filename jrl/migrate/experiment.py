@@ -1,4 +1,4 @@
-"""What stands around the config in a tuned example: algorithm, environment, stop criteria, checkpoints."""
+"""Parts around the config in a tuned example: algorithm, environment, stop criteria, checkpoints."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Experiment:
 
 
 def is_experiment(body: Any) -> bool:
-    """Whether this is what stands under the name of a tuned example."""
+    """Returns whether this is the value under the name of a tuned example."""
     if not isinstance(body, Mapping):
         return False
     return isinstance(body.get("run", body.get("algo")), str) or (
@@ -31,7 +31,7 @@ def is_experiment(body: Any) -> bool:
 
 
 def experiment(data: Mapping[str, Any], name: str | None = None) -> Experiment:
-    """The parts of a tuned example, of one experiment, or of a config dict.
+    """Returns the parts of a tuned example, of one experiment, or of a config dict.
 
     Args:
       name: which of several.
@@ -43,7 +43,7 @@ def experiment(data: Mapping[str, Any], name: str | None = None) -> Experiment:
         if name is None and len(names) > 1:
             raise InputError(f"there are {len(names)} experiments, {', '.join(names)}: choose one with --name")
         if name is not None and name not in names:
-            raise InputError(f"--name {name}: there is no such experiment: choose one of {', '.join(names)}")
+            raise InputError(f"--name {name}: unknown experiment: choose one of {', '.join(names)}")
         data = data[name or names[0]]
     inner = data.get("config", {})
     if not isinstance(inner, Mapping):
@@ -57,7 +57,7 @@ def experiment(data: Mapping[str, Any], name: str | None = None) -> Experiment:
 
 
 def conditions(job: Job, found: Experiment) -> None:
-    """Stop criteria, checkpoints and what is Tune's."""
+    """Translates stop criteria, checkpoints and Tune's keys."""
     flat: dict[str, Any] = {}
     for key, value in found.outer.items():
         if key in ("checkpoint_config",) and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""RLlib's spelling of exploration -> that of `algo.exploration`.
+"""RLlib's `exploration_config` as `algo.exploration`.
 
     from_rllib({"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
     == {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [10_000, 0.02]]}
@@ -51,7 +51,7 @@ _FROM_RLLIB = ("ray.rllib.", "rllib.")
 
 
 def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, Any]:
-    """The section `algo.exploration` that means the same as RLlib's `exploration_config`.
+    """Returns the section `algo.exploration` that means the same as RLlib's `exploration_config`.
 
     Options that are left out have RLlib's defaults. A class that is not RLlib's becomes `custom`, with all options: it
     is called as `jrl.algos.exploration.Custom` says. Of `PerWorkerEpsilonGreedy` only the ladder is left: with workers,
@@ -84,7 +84,7 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
 
 
 def _type(given: Any) -> tuple[str | None, str]:
-    """(one of _OPTIONS, "") or (None, the name of the user's class or function)."""
+    """Returns (one of _OPTIONS, "") or (None, the name of the user's class or function)."""
     path = given
     if callable(given):
         module = getattr(given, "__module__", "")
@@ -110,7 +110,7 @@ def _number(kind: str, name: str, value: Any) -> None:
 
 
 def _anneal(first: float, last: float, timesteps: float, warmup: float = 0) -> Any:
-    """`first` up to step `warmup`, then in a line to `last`, as a schedule."""
+    """Returns a schedule: `first` up to step `warmup`, then in a line to `last`."""
     if first == last or (timesteps <= 0 and warmup <= 0):
         return last
     points = [[0, first]] + ([[int(warmup), first]] if warmup > 0 else [])
@@ -118,7 +118,7 @@ def _anneal(first: float, last: float, timesteps: float, warmup: float = 0) -> A
 
 
 def _points(name: str, schedule: Any, scale: float = 1.0) -> list[list[float]]:
-    """A schedule that was given as [[timestep, value], ...]."""
+    """Returns a schedule that was given as [[timestep, value], ...]."""
     pairs = isinstance(schedule, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in schedule)
     if not pairs or not all(isinstance(x, int | float) for p in schedule for x in p):
         raise InputError(f"{_KEY}: {name} must be [[timestep, value], ...], not {short(schedule)}")
@@ -133,7 +133,7 @@ def _epsilon(options: Mapping[str, Any]) -> Any:
 
 
 def _scaled(options: Mapping[str, Any], deviation: float) -> Any:
-    """`deviation` times the scale of the noise."""
+    """Returns `deviation` times the scale of the noise."""
     if options["scale_schedule"] is not None:
         return _points("scale_schedule", options["scale_schedule"], deviation)
     first, last = (deviation * options[k] for k in ("initial_scale", "final_scale"))

@@ -17,7 +17,7 @@ _WITH_CRITICS = ("sac", "td3", "iql")  # beside the policy
 
 
 def _schedule(value: Any) -> tuple[Any, str]:
-    """A number or schedule as jrl takes it, and what was changed."""
+    """Returns a number or schedule as jrl takes it, and what was changed."""
     if not isinstance(value, list | tuple) or not value:
         return value, ""
     points = [list(point) if isinstance(point, list | tuple) else point for point in value]
@@ -240,7 +240,7 @@ def _activation(job: Job, key: str, value: Any) -> None:
 
 
 def _of_policy(job: Job, key: str, value: Any, policy: str, critic: str, ours: str) -> None:
-    """The networks of policy and critics are alike: of several that are given the policy's count."""
+    """Translates a key of networks that jrl makes alike for policy and critics: the policy's value counts."""
     own, critics, of_model = job.given.get(policy), job.given.get(critic), key.startswith("model.")
     if job.algo not in _WITH_CRITICS:
         own = critics = None
@@ -306,7 +306,7 @@ def _stored(job: Job, key: str, value: Any) -> None:
 
 @rule(*NESTED)
 def _container(job: Job, key: str, value: Any) -> None:
-    """Reached where the mapping is empty, or is none."""
+    """Refuses or drops what is no mapping, or an empty one."""
     if isinstance(value, Mapping):
         return job.drop(key, "it is empty")
     return job.wrong(key, "a mapping", value)

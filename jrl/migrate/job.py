@@ -41,7 +41,7 @@ _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "expl
 
 @dataclasses.dataclass
 class Job:
-    """One translation: what was given, what became of it, and what is to be said."""
+    """One translation: the given keys, their results, and the report."""
 
     algo: str  # ours
     source: str  # RLlib's name, lower case
@@ -58,14 +58,12 @@ class Job:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Newest name -> value of what is known and set."""
+        """Newest name -> value of the keys that are known and set."""
         return self.implied | {name: self.raw[theirs] for name, theirs in self.spelled.items()}
 
     @cached_property
     def implied(self) -> dict[str, Any]:
-        """What RLlib has where nothing is given, of the keys that say how long sequences are and how many are learned
-        from at a time.
-        """
+        """Returns RLlib's defaults of keys that say how long sequences are and how many are learned from at a time."""
         if self.asked_core is None or self.prefix:
             return {}
         if not self.replays:
@@ -79,7 +77,7 @@ class Job:
 
     @cached_property
     def spelled(self) -> dict[str, str]:
-        """Newest name -> the name in `raw`, of what is known and set."""
+        """Newest name -> the name in `raw`, of the keys that are known and set."""
         found: dict[str, str] = {}
         for theirs, value in self.raw.items():
             name = KEYS[theirs].name if theirs in KEYS else None
@@ -89,12 +87,12 @@ class Job:
 
     @cached_property
     def replays(self) -> bool:
-        """Whether samples are learned from: of a replay, or of data."""
+        """Returns whether the algorithm learns from samples, of a replay or of data."""
         return learns_from(self.config_class) is not Fresh
 
     @cached_property
     def from_data(self) -> bool:
-        """Whether the run learns from data sets alone: there are no environments to collect from."""
+        """Returns whether the run learns from data sets alone, without environments to collect from."""
         if self.prefix or not self.replays:
             return False
         given = self.given.get("input_", self.settled("data.input"))
@@ -114,19 +112,19 @@ class Job:
 
     @cached_property
     def core(self) -> str | None:
-        """The memory that there is, by our name; None: none."""
+        """The memory of the run, by our name; None: none."""
         name = self.settled("network.core.name")
         return self.asked_core or (name if isinstance(name, str) else None)
 
     def settled(self, ours: str) -> Any:
-        """The value of a key in `base`; None where it is not set there."""
+        """Returns the value of a key in `base`; None where it is not set there."""
         found: Any = self.base
         for part in ours.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
 
     def count(self, ours: str) -> int | None:
-        """As `settled`, of a key that holds a whole number."""
+        """Returns the value of a key as `settled` does, if it is a whole number above 0."""
         found = self.settled(ours)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
@@ -155,7 +153,7 @@ class Job:
         )
 
     def _by_updates(self, section: str, value: Any, note: str) -> tuple[Any, str]:
-        """A schedule of the algorithm by updates: RLlib counts a batch of steps for each iteration."""
+        """Returns a schedule of the algorithm by updates: RLlib counts a batch of steps for each iteration."""
         is_point = lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(is_number, x))
         if section != "algo" or not isinstance(value, list | tuple) or not value or not all(map(is_point, value)):
             return value, note
@@ -178,14 +176,14 @@ class Job:
         self.origins[ours] = key
 
     def steps(self, number: int) -> str:
-        """So many of what the run counts by, in words."""
+        """Describes so many steps, or updates, by which the run counts."""
         return counted(number, "update") if self.from_data else f"{number} steps"
 
     def drop(self, key: str, reason: str) -> None:
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
 
     def lack(self, key: str, reason: str) -> None:
-        """Says that a key asks for what jrl does not have: without it, another thing would be learned."""
+        """Reports that a key asks for what jrl does not have, so that something else would be learned without it."""
         self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
         self.lacking.append(f"{self.prefix}{key}: {reason}")
 
@@ -193,7 +191,7 @@ class Job:
         self.faults.append(f"{self.prefix}{key}: expected {expected}, got {short(value)}")
 
     def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
-        """The number given for a key; None where there is none, or what there is was reported as a fault."""
+        """Returns the number given for a key; None where there is none, or it was reported as a fault."""
         name = KEYS[key].name
         value, key = self.given.get(name), self.spelled.get(name, key)
         if value is None or value == "auto":
@@ -212,7 +210,7 @@ _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}  # of the repla
 
 
 def _without_environments(section: str, name: str) -> str | None:
-    """Why a key of ours means nothing where data sets alone are learned from; None where it does."""
+    """Returns why a key of ours means nothing where the run learns from data sets alone; None where it does."""
     if section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs"):
         return NOBODY
     if section == "replay" and name not in _OF_SAMPLES:
@@ -221,12 +219,12 @@ def _without_environments(section: str, name: str) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """A value in a line."""
+    """Returns a value as text for a line."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _unset(name: str, value: Any) -> bool:
-    """Whether a number that means "not set" was given."""
+    """Returns whether a number that means "not set" was given."""
     return name not in _NEGATIVE and value == -1 and not isinstance(value, bool)
 
 
@@ -245,7 +243,7 @@ _DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, 
 
 
 class Sizes:
-    """Environments, steps, batches and gradient steps, which depend on several keys each."""
+    """Numbers of environments, steps, batches and gradient steps, which depend on several keys each."""
 
     def __init__(self, job: Job):
         number = job.number
@@ -305,7 +303,7 @@ class Sizes:
         return min(plan.divisors(self.steps), key=lambda n: abs(math.log(n / given)))
 
     def _counts(self, job: Job) -> list[int]:
-        """The numbers of minibatches into which the rows of a device can be cut."""
+        """Returns the numbers of minibatches into which the rows of a device can be cut."""
         envs = self.num_envs // (self.devices if self.shared else 1)
         whole = traits(job.config_class).whole_sequences  # IMPALA's are of columns
         parts = self.steps if self.sequence is None else self.steps // self.sequence
@@ -315,7 +313,7 @@ class Sizes:
         return [n for n in plan.divisors(envs * parts) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
-        """RLlib samples a fragment from every environment, then learns once; or as training_intensity says.
+        """Sets the rate of updates: RLlib learns once after a fragment of every environment, or by training_intensity.
 
         Where `base` has a rate of updates, a fragment says no more than how many steps come before them.
         """
@@ -338,7 +336,7 @@ class Sizes:
         self.rows = self.train_every
 
     def iteration(self, job: Job) -> int:
-        """Environment steps of a train() of RLlib; updates, where data alone are learned from."""
+        """Returns the environment steps of one train() of RLlib; updates, where the run learns from data alone."""
         if job.from_data:
             trained = job.number("min_train_timesteps_per_iteration", least=0) or 0
             sampled = job.number("min_sample_timesteps_per_iteration", least=0) or 0
@@ -351,8 +349,8 @@ class Sizes:
         return max(1, math.ceil(least / rows)) * rows
 
     def updates_of(self, job: Job, steps: float, *, trained: bool = False) -> int:
-        """Updates from data by which RLlib has counted so many steps: of those that it samples there is a batch in
-        each iteration, of those that it trains on one in each update.
+        """Returns the updates from data after which RLlib has counted so many steps. It counts a batch for each
+        iteration as sampled, and for each update as trained.
         """
         return math.ceil(steps / self.drawn) * (1 if trained else self.passes)
 
@@ -370,7 +368,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def translate(job: Job, names: Iterable[str] | None = None) -> None:
-    """Every key that was given, or those named: by its rule, as a move, or with the reason why not."""
+    """Translates every key that was given, or those named: by its rule, as a move, or with the reason why not."""
     for theirs in job.raw if names is None else names:
         key, value = KEYS.get(theirs), job.raw[theirs]
         if key is None:
@@ -404,7 +402,7 @@ def _unknown(job: Job, key: str) -> None:
 
 
 def asks(value: Any) -> bool:
-    """Whether the value of a key asks for something: RLlib writes down its own classes, and what is off, too."""
+    """Returns whether the value of a key asks for something: RLlib also writes its own classes, and what is off."""
     return bool(value) and "ray.rllib." not in str(value)
 
 
@@ -419,7 +417,7 @@ _RENAMED = {"optimization_config": "optimization", "model_config": "model", "_mo
 
 
 def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
+    """Yields keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
     for name, value in data.items():
         name = _RENAMED.get(str(name), str(name))
         if name in NESTED and isinstance(value, Mapping) and value:

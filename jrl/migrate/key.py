@@ -1,4 +1,4 @@
-"""One key of RLlib's configurations: its names, and what it is in jrl."""
+"""A key of RLlib's configurations: its names, and its counterpart in jrl."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Every key that RLlib's configurations have had, in groups: its names, what it is in jrl, and what there is to know.
+"""Every key that RLlib's configurations have had, in groups: its names, its counterpart in jrl, and notes.
 
 Those of data sets are in `jrl.migrate.offline_keys`; `jrl.migrate.tables` looks them up.
 """
@@ -11,7 +11,7 @@ from jrl.migrate.key import none as _none
 
 
 def _models(name: str) -> str:
-    """A key of the model, which RNNSAC has once for each of its networks."""
+    """Returns the names of a key of the model, which RNNSAC has once for each of its networks."""
     return f"model.{name} policy_model_config.{name} policy_model.{name} q_model_config.{name} Q_model.{name}"
 
 

@@ -12,7 +12,7 @@ _EPSILON = 1e-3  # of the rescaling function, in the paper, RLlib and here
 
 
 def begin(job: Job) -> None:
-    """What follows from the algorithm's name: its core, and sequences as RLlib has them by default."""
+    """Sets what follows from the algorithm's name: its core, and RLlib's default sequences."""
     for key, value in job.implied.items():
         RULES[key](job, f"{job.source.upper()}'s {key}", value)
     if job.asked_core and not any(job.given.get(key) for key in _SWITCHES.values()):
@@ -41,7 +41,7 @@ def _use(job: Job, key: str, value: Any) -> None:
 
 
 def _off(job: Job, key: str, core: str = "") -> bool:
-    """Whether a key has no effect, which is said."""
+    """Returns whether a key has no effect, and reports it."""
     if job.core is None:
         job.drop(key, "there is no memory: use_lstm and use_attention are off")
     elif core and job.core != core:

@@ -53,7 +53,7 @@ def _input(job: Job, key: str, value: Any) -> None:
 
 
 def _of_clients(value: Any) -> bool:
-    """Whether it is RLlib's PolicyServerInput, or a function of an IOContext that makes one, as its users write it."""
+    """Returns whether it is RLlib's PolicyServerInput, or a function of an IOContext that makes one."""
     code = getattr(value, "__code__", None)
     names = (getattr(value, "__name__", ""), type(value).__name__, *(code.co_names if code else ()))
     return "PolicyServerInput" in (*names, *(code.co_freevars if code else ()))

@@ -1,4 +1,4 @@
-"""RLlib's policies of several agents in any of their spellings, and what of each can be had."""
+"""RLlib's policies of several agents in any of their spellings, and what each becomes in jrl."""
 
 import re
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ _BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the po
 
 
 class Spec(NamedTuple):
-    """What a PolicySpec asks for, beside spaces, which come from the environment."""
+    """Contents of a PolicySpec, beside spaces, which come from the environment."""
 
-    own_class: Any  # a class that is not of an algorithm that there is; None: there is none such
+    own_class: Any  # a class of no known algorithm; None: there is none
     config: Any  # a mapping of what the policy has of its own, or a config object
     source: str | None = None  # RLlib's name, lower case, of the algorithm that the class is of; None: the run's
 
@@ -62,7 +62,7 @@ def _spec(given: Any, key: str) -> Spec:
 
 
 def _source(cls: Any) -> str | None:
-    """RLlib's name of the algorithm that a class of RLlib's is of, given as itself, its path or its bare name.
+    """Returns RLlib's name of the algorithm of one of its classes, given as itself, its path or its bare name.
 
     >>> _source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _source("ImpalaTF2Policy")
     ('dqn', 'impala')
@@ -79,12 +79,12 @@ def _source(cls: Any) -> str | None:
 
 
 def _path(cls: Any) -> str:
-    """The path of a class, of which RLlib's files have `str(cls)`."""
+    """Returns the path of a class, of which RLlib's files have `str(cls)`."""
     return str(cls).strip("<> ").removeprefix("class ").strip("'\" ")
 
 
 def no_class(cls: Any) -> str:
-    """Says that a policy's class cannot be had, and what can."""
+    """Returns the message that a policy's class cannot be had, and what to give instead."""
     return (
         f"a policy's class cannot be given, got {short(_path(cls))}: {{algo: {{name: ...}}}} of the policy names "
         "another algorithm, policies_to_train those that learn"
@@ -92,7 +92,7 @@ def no_class(cls: Any) -> str:
 
 
 def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
-    """The sections that a policy has of its own by its class, in a run of RLlib's algorithm `run`; None: not known yet.
+    """Returns the sections that a policy has by its class, in a run of RLlib's algorithm `run`; None: not known yet.
 
     >>> of_class(Spec(None, {}, "cql"), "ppo"), of_class(Spec(None, {}, "a3c"), "a2c")
     ({'algo': {'name': 'sac', 'conservative': True}}, {})
@@ -113,7 +113,7 @@ def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
 
 
 def modules(value: Any) -> dict[str, Spec] | None:
-    """The networks' configs by policy of a MultiRLModuleSpec, {} for one that names none; None of anything else.
+    """Returns the networks' configs by policy of a MultiRLModuleSpec, {} for one without any; None of anything else.
 
     A class of RLlib's is a network and says nothing of the algorithm: IMPALA has that of PPO.
     """

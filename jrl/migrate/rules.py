@@ -43,13 +43,13 @@ _REPEAT = {"repeat_delay": "delay", "episode_len": "episode_length"}
 
 
 def _unwrapped(options: Any) -> Mapping[str, Any]:
-    """An env_config without the `config` around it that some examples have."""
+    """Returns an env_config without the `config` around it that some examples have."""
     found = options if isinstance(options, Mapping) else {}
     return found["config"] if isinstance(found.get("config"), Mapping) else found
 
 
 def _own_environment(job: Job) -> str | None:
-    """jrl's environment that is the same as the given one of RLlib's examples."""
+    """Returns jrl's environment for one of RLlib's examples."""
     given = job.raw.get("env")
     path = registry.importable(given) if isinstance(given, str | type) else None
     if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):

@@ -15,7 +15,7 @@ _ONE = "there is one policy"
 
 
 def _is_alone(job: Job) -> bool:
-    """Whether policies are named as RLlib names them where nobody asked for several."""
+    """Returns whether policies are named as RLlib names the only one of a run."""
     given = job.given.get("policies")
     return given is not None and not isinstance(given, str) and set(given) <= {policies.DEFAULT}
 
@@ -49,12 +49,12 @@ def _overrides(job: Job, key: str, value: Any) -> None:
 
 
 def _put(job: Job, key: str, found: Mapping[str, Any]) -> None:
-    """Puts policies beside those that are there."""
+    """Adds policies to those that are there."""
     job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), found))
 
 
 def _own(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Translates the settings of one policy, which go over those that come by its class."""
+    """Translates the settings of one policy, which override those of its class."""
     from jrl.algos import get_config_class
 
     if not isinstance(value, Mapping):

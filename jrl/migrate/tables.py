@@ -1,6 +1,6 @@
-"""What RLlib's configuration keys are called in jrl: the one table behind `jrl.migrate` and docs/rllib-users.md.
+"""Table of RLlib's configuration keys and their names in jrl, for `jrl.migrate` and docs/rllib-users.md.
 
-An entry has all names that a key has had, newest first, the key of jrl that it becomes, and what there is to know. A
+An entry has all names that a key has had, newest first, the key of jrl that it becomes, and notes. A
 key without a counterpart has the reason. `jrl.migrate.rules` and `jrl.migrate.hyper` compute what is more than a move.
 """
 
@@ -56,7 +56,7 @@ KEYS: dict[str, Key] = {name: key for group in GROUPS.values() for key in group 
 
 
 def markdown() -> str:
-    """The table of docs/rllib-users.md."""
+    """Returns the table of docs/rllib-users.md."""
     lines = []
     for title, keys in GROUPS.items():
         lines += [f"### {title}", "", "| RLlib | jrl | |", "| --- | --- | --- |"]

@@ -41,7 +41,7 @@ class Torso(NamedTuple):
 
 
 def is_custom(cfg: NetworkConfig) -> bool:
-    """Whether `cfg.torso` is a name of the user's and not one of jrl's."""
+    """Returns whether `cfg.torso` is a name of the user's and not one of jrl's."""
     return ":" in cfg.torso or "." in cfg.torso or registry.registered(cfg.torso) is not None
 
 

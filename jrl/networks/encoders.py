@@ -28,7 +28,7 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
     """Path of each array of an observation -> its encoder.
 
     Raises:
-      InputError: `network.encoders` names an array or an encoder that there is not, or one that does not fit.
+      InputError: `network.encoders` names an unknown array or encoder, or one that does not fit.
 
     >>> from jrl.types import Box, Dict
     >>> camera, speed = Box((84, 84, 3), "uint8", 0, 255), Box((2,))
@@ -63,7 +63,7 @@ def default(leaf: Leaf, cfg: NetworkConfig) -> str:
 
 
 def _misfit(leaf: Leaf, name: str) -> str | None:
-    """Why an encoder cannot read an array; None: it can."""
+    """Returns why an encoder cannot read an array; None: it can."""
     if name in CNNS and not is_image(leaf):
         return f"{name} needs images of 3 axes, of uint8 or floats, not {leaf}: use mlp or flat"
     if name == "nature_cnn" and min(sorted(leaf.shape)[1:]) < NATURE_LEAST:
@@ -81,7 +81,7 @@ def flat(leaf: Leaf, cfg: NetworkConfig, x: Array) -> Array:
 
 
 def flattened(space: Space, cfg: NetworkConfig, obs: PyTree) -> Array:
-    """All of an observation [..., *] as vectors [N, F], array after array in the order of `spaces.leaves`."""
+    """Returns an observation [..., *] as vectors [N, F], array after array in the order of `spaces.leaves`."""
     arrays = [leaf for _, leaf in spaces.leaves(space)]
     return jnp.concatenate([flat(leaf, cfg, x) for leaf, x in zip(arrays, jax.tree.leaves(obs), strict=True)], -1)
 

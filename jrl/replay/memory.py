@@ -1,4 +1,4 @@
-"""Memory that a replay buffer will take, and memory that there is, before anything is allocated."""
+"""Memory that a replay buffer will take, and memory that is free, before anything is allocated."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def nbytes(buffer: Buffer) -> int:
 
 
 def available(device: jax.Device | None = None) -> int | None:
-    """Free bytes of an accelerator, or of the host for a CPU device; None if nobody can tell."""
+    """Free bytes of an accelerator, or of the host for a CPU device; None if that is not known."""
     device = device or jax.local_devices()[0]
     if device.platform == "cpu":
         return room.host_available()

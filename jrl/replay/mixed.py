@@ -21,7 +21,7 @@ class State:
 
 
 def make(parts: Sequence[Buffer], sizes: Sequence[int], *, online: bool) -> Buffer:
-    """One buffer of several.
+    """Makes one buffer of several.
 
     Args:
       parts: whose samples are Batches, or SequenceBatches, of the same leaves.

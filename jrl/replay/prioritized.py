@@ -22,7 +22,7 @@ _LEAST = 1e-30  # weight of a row whose priority ** alpha is 0: one of 0 could n
 
 @struct.dataclass
 class Priorities:
-    """Which rows are drawn how often. Slots that hold no row to be drawn weigh 0."""
+    """Priorities by which rows are drawn. Slots that hold no row to be drawn weigh 0."""
 
     tree: Array  # f32, see sum_tree; leaves are (priority + eps) ** alpha
     highest: Array  # [] f32, the largest leaf ever set: the weight of new rows

@@ -85,7 +85,7 @@ def find(tree, mass, key: Key | None = None):
 
 
 def is_deep(size: int) -> bool:
-    """Whether a tree of so many leaves is too wide for a float32 to point at each."""
+    """Returns whether a tree of so many leaves is too wide for a float32 to point at each."""
     return size > 2**20
 
 

@@ -90,7 +90,7 @@ def _read(args: argparse.Namespace, bounds: "content.Bounds | None") -> "tuple[r
 
 
 def _page(found: "runs.Found", options: "content.Options", link: "page_data.Link") -> dict[str, Any]:
-    """What the page shows of runs as they are now."""
+    """Returns the data of the page, of runs as they are now."""
     from jrl.report import content, page_data
 
     return page_data.data(found, content.content(found, options), options, link)

@@ -1,4 +1,4 @@
-"""What a reader of a comparison has to know before believing it, a line each."""
+"""Cautions about a comparison, a line each."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def _fingerprint(run: Run) -> Any:
 
 
 def _budgets(groups: Groups, axis: str) -> Iterator[str]:
-    """Of env_steps over all methods, of updates within one: a method may learn more often from as many steps."""
+    """Compares env_steps over all methods, updates within one: a method may learn more often from as many steps."""
     for task in dict.fromkeys(task for task, _ in groups):
         of_task = {method: runs for (where, method), runs in groups.items() if where == task}
         said = list(_unequal(task, [run for runs in of_task.values() for run in runs], "env_steps"))

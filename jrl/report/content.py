@@ -1,4 +1,4 @@
-"""What a report says, as plain data: the one source of its tables, its JSON and its pages.
+"""Content of a report, as plain data: the one source of its tables, its JSON and its pages.
 
 `content` gives a dict whose every part is lists, dicts, texts and numbers; what is not finite is None. Its keys:
 
@@ -41,7 +41,7 @@ _STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean
 
 
 class Options(NamedTuple):
-    """What a report is asked for."""
+    """Options of a report."""
 
     objective: str = OBJECTIVE  # of the rows; greater is better
     axis: str = "env_steps"
@@ -234,7 +234,7 @@ def _aggregate(
 def _profiles(
     normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
 ) -> dict[str, Any]:
-    """Of each method with runs on all tasks the share of runs above each threshold."""
+    """Returns the share of runs above each threshold, of each method with runs on all tasks."""
     whole = {name: scores for name in names if (scores := _whole(normal, tasks, name))}
     if not whole:
         return {}
@@ -277,7 +277,7 @@ def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict
 
 
 def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
-    """Of each method with runs on all tasks the interquartile mean of normalised scores; [] of one task."""
+    """Returns the interquartile mean of normalised scores, of each method with runs on all tasks; [] of one task."""
     found = []
     for name in names:
         if options.normalize is None or len(tasks) == 1 or any((task, name) not in groups for task in tasks):
@@ -332,7 +332,7 @@ def _hyper_parameters(
     scores: Mapping[tuple[str, str], np.ndarray],
     equal: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """What each key that differs between the runs of one algorithm has to do with their scores, the most first.
+    """Returns the influence of each key that differs between runs of one algorithm on their scores, the greatest first.
 
     Scores count by their rank on their task, those of `equal` steps where there are. Three methods at least are needed
     to tell.
@@ -373,9 +373,7 @@ def _parts(given: Sequence[float]) -> list[str]:
 
 
 def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
-    """Of numbers the rank correlation; of all the share of the scores' ranks that lies between values, or where there
-    are many numbers between parts of their range.
-    """
+    """Returns the rank correlation of numbers; the share of the scores' ranks between values, or parts of a range."""
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     shown = _parts(values) if numeric else [schema.flow(value) for value in values]
     levels = list(dict.fromkeys(shown))
@@ -421,7 +419,7 @@ def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -
 
 
 def _origins(given: Sequence[Run]) -> list[dict[str, Any]]:
-    """What runs were made by: code, versions, machine; runs of one origin together, with their commands."""
+    """Returns the origins of runs: code, versions, machine; runs of one origin together, with their commands."""
     found: dict[str, dict[str, Any]] = {}
     for run in given:
         if run.path:

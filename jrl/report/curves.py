@@ -52,6 +52,6 @@ def efficiency(
 
 
 def thin(x: np.ndarray, y: np.ndarray, most: int = 500) -> report.Curve:
-    """At most so many points of a curve, evenly taken, the first and the last among them."""
+    """Thins a curve to at most so many points, evenly taken, the first and the last among them."""
     kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
     return x[kept], y[kept]

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one method, and what a method is called: by what its config has that others' have not."""
+"""Methods, whose seeds runs are, and their names: by what its config has that others' have not."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ def learning(config: Flat, apart: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Sequence[str] = ()) -> dict[Key, str]:
-    """What the method of each run is called; runs whose configs differ in APART and `apart` alone have one name.
+    """Returns the name of each run's method; runs whose configs differ in APART and `apart` alone have one name.
 
     A name is the algorithm, if there are several, and of each its keys that differ: `ppo, algo.lr=0.001`; where more
     than four differ, some that are enough to tell them apart. It is empty where all are one method.

@@ -1,4 +1,4 @@
-"""What the page shows, as plain data: a report's own parts, every run over each axis, and what lies beside the rows."""
+"""Data of the page: a report's own parts, every run over each axis, and the files beside the rows."""
 
 import json
 import math
@@ -192,7 +192,7 @@ def _over_tasks(groups: Groups, axis: str, said: Mapping[str, Any], options: Opt
 
 
 def _inside(task: str, run: Run) -> dict[str, Any]:
-    """What a run's rows tell of its learning, over env_steps."""
+    """Returns the metrics of a run's learning, over env_steps."""
     steps = run.column("env_steps")
     found = {}
     for name in _INSIDE if run.path else ():
@@ -225,7 +225,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _beside(run: Run, keys: Mapping[str, Sequence[str]], link: Link) -> dict[str, Any]:
-    """What the table and the sweep's pictures need of a run."""
+    """Returns a run's entries for the table and the sweep's pictures."""
     own = keys.get(str(run.config.get("algo.name")), ())
     shown = lambda value: value if isinstance(value, int | float | str) else schema.flow(value)
     return {

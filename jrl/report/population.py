@@ -1,4 +1,4 @@
-"""What a sweep has decided about its members, of the `population.json` in its directory."""
+"""Decisions of a sweep about its members, of the `population.json` in its directory."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ _LIST = "population.json"
 
 
 class Decided(NamedTuple):
-    """What schedulers did to members, by their names."""
+    """Decisions of schedulers about members, by their names."""
 
     stopped: Mapping[str, int] = {}  # steps at which one was stopped; never changed
     sources: Mapping[str, str] = {}  # whose copy one is since the last time; never changed

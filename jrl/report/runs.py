@@ -81,7 +81,7 @@ class NoRows(InputError):
 
 
 class Found(NamedTuple):
-    """What was read."""
+    """Runs that were read."""
 
     runs: list[Run]
     cautions: list[str]  # of what could not be read, or not whole
@@ -173,7 +173,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """What to name instead of what is not known, in words."""
+    """Suggests names for an unknown one, in words."""
     close = difflib.get_close_matches(name, known, 4, 0.6)
     close += [k for k in known if k not in close and k.rpartition("/")[2] == name.rpartition("/")[2]]
     return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
@@ -220,7 +220,7 @@ def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]
 
 
 def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decided: Decided) -> str:
-    """Whether a run came to the end that its config names. One that went on after a fault has."""
+    """Returns the state of a run: FINISHED if it came to the end that its config names, also after a fault."""
     if not rows:
         return EMPTY
     window = _window(config)
@@ -238,7 +238,7 @@ def _criteria(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _progress(run: Run) -> str:
-    """How far a run is."""
+    """Describes the progress of a run."""
     budget = _criteria(run.config)
     axis = next((name for name in AXES if name in budget), "env_steps")
     of = f" of {budget[axis]:,.0f}" if axis in budget else ""
@@ -246,7 +246,7 @@ def _progress(run: Run) -> str:
 
 
 def _task(tree: Mapping[str, Any]) -> str:
-    """What a run learns in: the id of its environment, or the name of its data."""
+    """Returns the task of a run: the id of its environment, or the name of its data."""
     section = lambda name: tree[name] if isinstance(tree.get(name), Mapping) else {}
     if env := section("env").get("id"):
         return str(env)
@@ -276,7 +276,7 @@ def _window(config: Mapping[str, Any]) -> int:
 
 
 def _numbers(row: Mapping[str, Any], name: str) -> dict[str, float]:
-    """What `criteria` read of a row."""
+    """Returns the numbers of a row that `criteria` reads."""
     return {key: row[key] for key in (name, "episode/window") if _is_number(row.get(key))}
 
 

@@ -164,7 +164,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Says nothing: a page asks every two seconds."""
 
     def handle_one_request(self) -> None:
-        """As ever; a browser that went away is no error."""
+        """Handles a request; a browser that went away is no error."""
         try:
             super().handle_one_request()
         except (BrokenPipeError, ConnectionResetError):
@@ -182,7 +182,7 @@ def forever(following: Following, code: str, port: int) -> None:
 
 
 def _state(directories: list[Path]) -> list[Any]:
-    """What changes when a run has gone on."""
+    """Returns what changes when a run has gone on."""
     return [(directory, *_stamps(directory)) for directory in directories]
 
 

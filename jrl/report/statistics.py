@@ -84,7 +84,7 @@ def _of_tasks(scores: Scores) -> np.ndarray:
 
 
 def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
-    """How far scores fall short of `gamma` on average, what lies above it counting as `gamma` [...].
+    """Returns the mean shortfall of scores from `gamma`; scores above it count as `gamma` [...].
 
     As rliable's `aggregate_optimality_gap`: gamma - mean(min(score, gamma)). It says something of scores that were
     normalised, so that `gamma` means the same on all tasks.

@@ -139,7 +139,7 @@ def _hyper_parameters(said: Mapping[str, Any]) -> str:
 
 
 def numbers(row: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """What is measured of a hyper-parameter."""
+    """Returns the measures of a hyper-parameter."""
     return row["correlation"], row["share"], row["by_chance"]
 
 

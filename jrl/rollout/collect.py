@@ -82,7 +82,7 @@ class FromHost(Source):
         self.reset()
 
     def reset(self, key: Key | None = None) -> None:
-        """All environments to the start of an episode; their seed was given when they were made."""
+        """Resets all environments; their seed was given when they were made."""
         num_envs = self._env.spec.num_envs
         self.infos = None
         self._carry = self._initial_carry

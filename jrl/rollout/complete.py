@@ -46,8 +46,9 @@ def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
 
 
 class Agents(NamedTuple):
-    """Which agents the columns of a block are, after which they repeat: the A of one game, or of several games that lie
-    side by side, agent k of game i in column i * A + k.
+    """Agents of a block of columns, after which they repeat: the A of one game, or of several games side by side.
+
+    Agent k of game i has column i * A + k.
     """
 
     policies: tuple[int, ...]  # [N], the number of the policy of each column, unless rollouts say it by row (`PLACE`)
@@ -56,8 +57,8 @@ class Agents(NamedTuple):
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
-    """`rollout` with `LEADS` in the place of `over`, if it counts games: of the agents of a policy that are there on a
-    row of a game, the first leads.
+    """Returns a rollout that counts games with `LEADS` in the place of `over`: of the agents of a policy that are there
+    on a row of a game, the first leads.
     """
     if rollout.over is None:
         return rollout
@@ -113,7 +114,7 @@ class Waiting:
 
 
 def nothing(rollout: Rollout, limit: int) -> Waiting:
-    """No row waits; of the shapes and dtypes of `rollout` [T, B]."""
+    """Returns a Waiting with no row, of the shapes and dtypes of `rollout` [T, B]."""
     rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
     empty = lambda x: jnp.zeros((limit, *x.shape[1:]), x.dtype)
     return Waiting(jax.tree.map(empty, rows), jnp.zeros(rollout.contiguous.shape, jnp.int32))
@@ -309,6 +310,6 @@ class Complete(Wrapper):
         """None of its rollouts continues another."""
 
     def reset(self, key: Key) -> None:
-        """All environments to the start of an episode; the rows that wait are dropped."""
+        """Resets all environments; the rows that wait are dropped."""
         self._pack = None
         self._source.reset(key)

@@ -55,11 +55,11 @@ class Until:
         return self._stopped.is_set() or time.monotonic() >= self._end
 
     def late(self) -> bool:
-        """Whether nobody is to be waited for any more."""
+        """Returns whether the wait for others is over."""
         return self.left() <= 0
 
     def left(self) -> float:
-        """Seconds until `late`: those that there are, and one for whoever looks at the clock between two blocks."""
+        """Returns the seconds until `late`, `_GRACE` after the end: processes look at the clock between two blocks."""
         return self._end + _GRACE - time.monotonic()
 
 

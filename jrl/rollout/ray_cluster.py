@@ -54,7 +54,7 @@ class RunnerOptions(NamedTuple):
 
 
 def check_fits(options: RunnerOptions, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Whether the runners could be placed if the cluster did nothing else.
+    """Checks that the runners could be placed if the cluster did nothing else.
 
     Args:
       nodes: name -> amount of the resources of each node.
@@ -274,7 +274,7 @@ def _answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5.0).close()
     except (OSError, ValueError) as e:
         raise InputError(
-            f"env_runners.address: nobody answers at {address} ({e}); expected host:port of a Ray cluster's head, "
+            f"env_runners.address: no answer from {address} ({e}); expected host:port of a Ray cluster's head, "
             "or auto for one that was started on this machine"
         ) from e
 
@@ -331,8 +331,8 @@ def _environ(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deaf_to_hangups() -> Iterator[None]:
-    """Has what is started meanwhile, and what that starts, not told of a terminal that is closed, as Ray does it with
-    Ctrl-C: a run saves a checkpoint first, and ends its Ray then.
+    """Keeps the SIGHUP of a closed terminal from processes that start meanwhile, as Ray does with Ctrl-C: a run saves a
+    checkpoint first, and ends its Ray then.
 
     The mask of signals is inherited. A SIGHUP that comes meanwhile is this process's afterwards.
     """

@@ -1,4 +1,4 @@
-"""Whether Ray itself lives, and what it says of failures in plain words.
+"""Health of Ray itself, and its failures in plain words.
 
 Ray ends a process that uses it, without an exception and so without a checkpoint, when that stores an object and the
 node's raylet is gone, or when the cluster's head has not answered for a minute. A run ends by itself before.
@@ -85,7 +85,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def in_words(error: str) -> str:
-    """Why an actor is gone, from the text that Ray has for it."""
+    """Returns why an actor is gone, from the text that Ray has for it."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", error)
     pid, ip = (re.search(rf"^\t?{name}: (\S+)", text, re.MULTILINE) for name in ("pid", "ip"))
     process = f"its process{f' {pid[1]}' if pid else ''}{f' on {ip[1]}' if ip else ''}"

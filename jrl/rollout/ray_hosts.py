@@ -94,14 +94,14 @@ class Part(NamedTuple):
 
 
 class Slots:
-    """Which part stands in which block of columns, and whether it goes on from the one that stood there before."""
+    """Blocks of columns and the parts that stand in them, each with whether it goes on from the part before."""
 
     def __init__(self, num: int):
         self._last: list[Any] = [None] * num
 
     def assign(self, parts: Sequence[Part]) -> list[tuple[Part | None, bool]]:
-        """(part or None, goes on) of each block. A part stands where its runner's part before stood in the latest call,
-        else in its runner's own block, else where there is room."""
+        """Returns (part or None, goes on) of each block. A part takes the block of its runner's part in the latest
+        call, else its runner's own block, else a free one."""
         slots: list[Part | None] = [None] * len(self._last)
         others = []
         for part in parts:
@@ -262,7 +262,7 @@ class EnvRunners(RunnerGroup, Parts):
         return rollout, report
 
     def _take_all(self, order: tuple) -> list[Part]:
-        """One part of each runner that has started; of at least one."""
+        """Takes one part of each runner that has started; of at least one."""
         self._forget(self._ready())  # there is something only if the last call was interrupted
         parts: list[Part] = []
         while not parts:
@@ -376,7 +376,7 @@ class EnvRunners(RunnerGroup, Parts):
         self._each(lambda r: r.actor.call.remote(_set_columns, self._columns[r.index]))
 
     def reset(self, key: Key) -> None:
-        """All environments to the start of an episode; rollouts that are on order are dropped."""
+        """Resets all environments; rollouts that are on order are dropped."""
         sent = sendable(key)
         self._forget(self._ready())
         for index, columns in self._each(lambda r: r.actor.call.remote(_reset, *sent, r.index)).items():

@@ -316,7 +316,7 @@ class Watch(Wrapper):
 
 
 def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
-    """One of several blocks of a rollout's columns, without its recurrent state."""
+    """Returns one of several blocks of a rollout's columns, without its recurrent state."""
     part = lambda size: slice(place * (size // blocks), (place + 1) * (size // blocks))
     rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
     last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)

@@ -202,7 +202,7 @@ class GameReplay(Replay):
         return range(g * len(self._agents), (g + 1) * len(self._agents))
 
     def _drop(self, g: int) -> None:
-        """Nobody is there: a game that was under way is none, and what comes next is another."""
+        """Drops a game that was under way, since nobody is there: what comes next is another."""
         self._games[g], self._lost[g] = None, False
         for b in self._columns_of(g):
             self._flying[b] = None

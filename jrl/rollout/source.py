@@ -53,7 +53,7 @@ class Source:
         return None
 
     def reset(self, key: Key) -> None:
-        """All environments to the start of an episode; `key` counts for environments written in JAX only."""
+        """Resets all environments; `key` counts for environments written in JAX only."""
         raise InputError(f"reset: {type(self).__name__} has no environments that could start anew")
 
     def discontinue(self) -> None:

@@ -112,7 +112,7 @@ class Tally:
                 self._quota[self._quota.index(min(self._quota))] += 1
 
     def give_up(self) -> int:
-        """No more is to come. Returns what was missing."""
+        """Ends the tally: no more is to come. Returns what was missing."""
         missing = 0 if self._amount is None else self.missing
         if self._quota is not None:
             self._quota = [min(q, len(f)) for q, f in zip(self._quota, self._found)]

@@ -90,7 +90,7 @@ def run(
     training_step: Callable[[Step], Any] | None = None,
     external: MakeSource | None = None,
 ) -> Run:
-    """Environments, algorithm and the program that trains it.
+    """Makes the environments, the algorithm and the program that trains it.
 
     Args:
       cfg: the run.
@@ -131,7 +131,7 @@ def run(
 
 
 class _Learning(NamedTuple):
-    """Parts that a run has however its programs are cut."""
+    """Parts that a run has, in one program or in two."""
 
     devices: parallel.Devices
     spec: EnvSpec  # as one device sees it
@@ -144,7 +144,7 @@ class _Learning(NamedTuple):
     data: Mapping[str, str] = MappingProxyType({})
 
     def run(self, **more: Any) -> Run:
-        """The run, with what else it has."""
+        """Returns the run, with what else it has."""
         state = jax.eval_shape(self.algo.init, jax.random.key(0))
         learn = [name for group in self.groups if group.learner is not None for name in group.names]
         params = [state[name].params for name in learn] if self.groups else [state.params]
@@ -165,7 +165,7 @@ class _Learning(NamedTuple):
 def _learning(
     cfg: RunConfig, devices: parallel.Devices, vectors: list[Any], callback_list: callbacks.CallbackList | None
 ) -> _Learning:
-    """Raises InputError: a space, a task or a callback that does not go with the algorithm or the environments."""
+    """Makes the parts. Raises InputError: a space, task or callback does not go with algorithm or environments."""
     spec = vectors[0].spec
     if cfg.custom.env_task:
         tasks.check(vectors[0])
@@ -198,7 +198,7 @@ def _refilled(cfg: RunConfig) -> bool:
 
 
 def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
-    """A run of which one program collects and learns."""
+    """Makes a run of which one program collects and learns."""
     devices, vectors = learning.devices, learning.vectors
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
 
@@ -244,7 +244,7 @@ def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
 
 
 def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
-    """A run that learns from data alone."""
+    """Makes a run that learns from data alone."""
     if callback_list:
         evaluates = bool(cfg.evaluation.every or cfg.evaluation.interval)
         callback_list.check(on_policy=False, collects=False, evaluates=evaluates)
@@ -290,7 +290,7 @@ def _in_two_programs(
     training_step: Callable[[Step], Any] | None,
     make: MakeSource,
 ) -> Run:
-    """A run of which one program collects and another learns, for the reason `why`."""
+    """Makes a run of which one program collects and another learns, for the reason `why`."""
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
     backend = "clients" if cfg.external is not None else envs.resolve(cfg.env.id, cfg.env.backend)
@@ -388,10 +388,10 @@ def _why_two_programs(
     told: bool,
     callback_list: callbacks.CallbackList | None,
 ) -> str:
-    """Why collecting and learning cannot be one program, in words; "" where they can.
+    """Returns why collecting and learning cannot be one program, in words; "" where they can.
 
     Args:
-      told: somebody else says what an iteration does.
+      told: `custom.training_step` decides what an iteration does.
     """
     if why := two_programs(cfg):
         return why
@@ -426,7 +426,7 @@ def transforms(
 
 
 def _with_options(cfg: RunConfig, task: Any) -> RunConfig:
-    """The run in environments with other options, the task's over its own. Raises InputError."""
+    """Returns the run in environments with other options, the task's over its own. Raises InputError."""
     if not isinstance(task, Mapping):
         raise InputError(f"a task of {cfg.env.id}, which EnvPool steps, is a mapping of its options, not {task!r}")
     options = {**cfg.env.options, **task}

@@ -67,7 +67,7 @@ def environment(
 
 
 def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
-    """The environments of a run whose episodes clients play, which are spaces alone.
+    """Returns the environments of a run whose episodes clients play: spaces alone.
 
     Raises:
       InputError: no such spaces, or more than one device that learns.
@@ -92,8 +92,8 @@ def check_environments(cfg: RunConfig, vectors: int) -> None:
 def algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
-    """The algorithm that `cfg.algo` belongs to, for the spaces of `spec`; with the user's loss, and what `custom.batch`
-    and `callback_list` do to batches in the program. Of several policies what acts with all of them.
+    """Makes the algorithm of `cfg.algo` for the spaces of `spec`, with the user's loss, and what `custom.batch` and
+    `callback_list` do to batches in the program. Of several policies it acts with all of them.
     """
     make = functools.partial(_algorithm, axis_name=axis_name, callback_list=callback_list)
     if build_policies.are_several(cfg):
@@ -104,7 +104,7 @@ def algorithm(
 def _algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
-    """The algorithm of one policy."""
+    """Makes the algorithm of one policy."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
@@ -115,10 +115,10 @@ def _algorithm(
 
 
 def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
-    """Rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
+    """Returns the rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
 
     Raises:
-      InputError: nobody knows how long an episode can be.
+      InputError: there is no known limit of an episode's length.
     """
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
@@ -144,7 +144,7 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: 
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
-    """The environments of each pool; with env_runners one of a single environment, for its spaces.
+    """Makes the environments of each pool; with env_runners a single environment, for its spaces.
 
     Args:
       cfg: the run.
@@ -173,7 +173,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
 
 
 def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[str, Any]:
-    """Returns what whoever collects for one of so many pools has to know, beside the environments and how to act."""
+    """Returns the options of whoever collects for one of so many pools, beside environments and acting."""
     return {
         "window": episodes.window_of(pools, cfg.run.smoothing_episodes),
         "explore": cfg.rollout.explore,
@@ -192,14 +192,12 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
 
 
 def numbered(cfg: RunConfig) -> bool:
-    """Whether who acts has to know the number of each environment: they explore each in its own way, or policies
-    differ by game.
-    """
+    """Returns whether acting needs the number of each environment: it explores by it, or policies differ by game."""
     return by_episode.per_episode(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
 
 
 def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
-    """`algo.carry` of environments from the run's number `first` on."""
+    """Returns `algo.carry` of environments from the run's number `first` on."""
     return functools.partial(algo.carry, first=first, total=plan.columns(cfg)) if numbered(cfg) else algo.carry
 
 
@@ -247,7 +245,7 @@ def make_source(
 
 
 def collector(cfg: RunConfig) -> tuple[Source, PyTree]:
-    """The source of a run's rollouts without its learner, and an untrained actor for it."""
+    """Returns the source of a run's rollouts without its learner, and an untrained actor for it."""
     devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
     vectors = make_vectors(cfg, plan.num_pools(cfg, devices.learners.devices.size), 0)
     algo = algorithm(cfg, vectors[0].spec)
@@ -297,13 +295,13 @@ def restarted(count: int, restarts: int) -> int:
 def runner_source(
     cfg: RunConfig, count: int, registered: Mapping[str, Any], record: bool, index: int, restarts: int
 ) -> Source:
-    """The source of one env runner, in its own process.
+    """Makes the source of one env runner, in its own process.
 
     Args:
       cfg: the run.
       count: differs between a run and its continuations.
       registered: `registry.needed` of the process that learns.
-      record: whether somebody looks at the episodes: see `unroll.finish`.
+      record: whether episodes are looked at: see `unroll.finish`.
       index: of the runner.
       restarts: how often runners were started in its place: each has environments of its own.
     """
@@ -327,6 +325,6 @@ def runner_source(
 
 
 def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
-    """Returns what environment i of the run is told of its place."""
+    """Returns the context of environment i of the run."""
     runners = cfg.env_runners.num
     return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)

@@ -1,4 +1,4 @@
-"""From a RunConfig with data sets to what learns from them."""
+"""Learner of a run with data sets, made of a RunConfig."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ _SPARE = 2  # slots of a ring beside those of rows and samples, for each frame o
 
 
 class Made(NamedTuple):
-    """What a run from data alone has."""
+    """Parts of a run from data alone."""
 
     learn: learner.Learner
     unguarded: learner.Learner | None  # the same without its guard; None: it has none
@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 
 def inputs(cfg: RunConfig) -> Inputs:
-    """The data sets of a run without environments to collect from; where `env.id` names one, in its spaces.
+    """Reads the data sets of a run without environments to collect from; where `env.id` names one, in its spaces.
 
     Raises:
       InputError: files cannot be read, or do not fit the environment.
@@ -51,7 +51,7 @@ def inputs(cfg: RunConfig) -> Inputs:
 
 
 def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
-    """The learner of one of so many devices from data alone.
+    """Makes the learner of one of so many devices from data alone.
 
     Args:
       cfg: of the run.
@@ -82,7 +82,7 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
 
 
 def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Mapping[str, str], build_learner.WithData]:
-    """The checksums of a run's data sets, and what puts them beside its replay.
+    """Returns the checksums of a run's data sets, and the function that puts them beside its replay.
 
     Args:
       cfg, algo: the run and its algorithm.
@@ -111,7 +111,7 @@ def of_stores(
     *,
     online: Buffer | None,
 ) -> tuple[Buffer, learner.Data]:
-    """One device's buffer of data sets, and what puts them there.
+    """Makes one device's buffer of data sets, and the functions that fill it.
 
     Args:
       cfg, algo: the run and its algorithm.
@@ -164,18 +164,18 @@ def of_stores(
 
 
 def _order(sizes: Mapping[str, int], online: Buffer | None) -> list[str]:
-    """The inputs in the order of the buffers: the environments first."""
+    """Returns the inputs in the order of the buffers: the environments first."""
     rest = [name for name in sizes if name != datasets.SAMPLER]
     return rest if online is None else [datasets.SAMPLER, *rest]
 
 
 def to_end(cfg: RunConfig) -> bool:
-    """Whether an algorithm learns from returns to the end of the episode."""
+    """Returns whether an algorithm learns from returns to the end of the episode."""
     return traits(cfg.algo).to_end
 
 
 def wanted(cfg: RunConfig, algo: Algo) -> list[str]:
-    """The columns beside observations, actions and rewards that an algorithm reads."""
+    """Returns the columns beside observations, actions and rewards that an algorithm reads."""
     own = [name for name in traits(cfg.algo).reads if name in (RETURN_TO_GO, TIMESTEP)]
     return [*own, *([layout.TO_END] if to_end(cfg) and not algo.sequences else [])]
 
@@ -185,7 +185,7 @@ def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, Py
 
 
 def _of_devices(states: list[PyTree]) -> PyTree:
-    """The replays of all devices, one array behind the other; of scalars one for each."""
+    """Returns the replays of all devices, one array behind the other; of scalars one for each."""
     return jax.tree.map(lambda *x: jnp.stack(x) if x[0].ndim == 0 else jnp.concatenate(x), *states)
 
 
@@ -194,12 +194,12 @@ def _is_rows(x: Any) -> bool:
 
 
 def _bare(replay: PyTree) -> PyTree:
-    """A replay without its rows: priorities, or nothing."""
+    """Returns a replay without its rows: priorities, or nothing."""
     return jax.tree.map(lambda x: () if _is_rows(x) else x, replay, is_leaf=_is_rows)
 
 
 def _dressed(kept: PyTree, full: PyTree) -> PyTree:
-    """A replay with the rows of one and all else of another."""
+    """Returns a replay with the rows of one and all else of another."""
     rows = [x for x in jax.tree.leaves(full, is_leaf=_is_rows) if _is_rows(x)]
     if _is_rows(full):
         return full
@@ -207,7 +207,7 @@ def _dressed(kept: PyTree, full: PyTree) -> PyTree:
 
 
 def _from_start(buffer: Buffer, algo: Algo) -> Buffer:
-    """A buffer whose sequences begin with the memory of an episode's start: data know of no other."""
+    """Makes a buffer's sequences begin with the memory of an episode's start: data have no other."""
 
     def sample(state: PyTree, key: Key) -> SequenceBatch:
         batch = buffer.sample(state, key)
@@ -219,7 +219,7 @@ def _from_start(buffer: Buffer, algo: Algo) -> Buffer:
 
 
 def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
-    """The running statistics of the observations in all data, or ()."""
+    """Returns the running statistics of the observations in all data, or ()."""
     if not getattr(cfg.algo, "normalize_obs", False):
         return ()
     alone = algorithm(cfg, found.spec)
@@ -231,7 +231,7 @@ def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
 
 
 def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
-    """Whether the data lie in the host's memory, and where and how large, in words.
+    """Returns whether the data lie in the host's memory, and their place and size in words.
 
     Raises:
       InputError: they fit nowhere, or not where they shall be.
@@ -258,7 +258,7 @@ def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
 
 
 def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
-    """Tells where the data of a mix lie, and what they take, in words.
+    """Describes where the data of a mix lie, and their size.
 
     Args:
       buffer: one device's, of the data and of the run's own experience.
@@ -280,7 +280,7 @@ def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
 
 
 def _size(found: Inputs) -> str:
-    """What there is to learn from, in words."""
+    """Describes the size of the data."""
     episodes = sum(store.num_episodes for store in found.train.values())
     steps = sum(store.num_steps for store in found.train.values())
     held = sum(store.num_steps for store in found.validation.values())

@@ -1,4 +1,4 @@
-"""From a RunConfig to who plays its evaluations; apart from `evaluation`, as both have more than 450 lines together.
+"""Evaluation of a run, made of a RunConfig: its config, environments and runners.
 
 What is built is the config of an evaluation, its environments, and its runners where it has some.
 """
@@ -26,10 +26,10 @@ _SECTIONS = ("algo", "env", "rollout", "env_runners", "run", "custom")  # that e
 
 
 def config_of(cfg: RunConfig) -> RunConfig:
-    """The run's config with `evaluation.config` over it, and `evaluation.explore` as `rollout.explore`.
+    """Returns the run's config with `evaluation.config` over it, and `evaluation.explore` as `rollout.explore`.
 
     Raises:
-      InputError: `evaluation.config` names a key that there is not, one that has no meaning in an evaluation, or
+      InputError: `evaluation.config` names an unknown key, one that has no meaning in an evaluation, or
         another algorithm or network than the one that is trained.
     """
     given = cfg.evaluation.config
@@ -62,7 +62,7 @@ def config_of(cfg: RunConfig) -> RunConfig:
 
 
 def num_envs(cfg: RunConfig) -> list[int]:
-    """Environments of each process that plays: one number, or one for each of `evaluation.num_env_runners`.
+    """Returns the environments of each process that plays: one number, or one for each env runner of evaluation.
 
     With self-play each number is rounded up to whole blocks of games, in which every seat meets every place.
 
@@ -94,7 +94,7 @@ def _player(
     index: int = 0,
     restarts: int = 0,
 ) -> Player:
-    """The environments of one process, and the policy's way to act in them.
+    """Makes the environments of one process, and the policy's way to act in them.
 
     Args:
       cfg: of the evaluation, from `config_of`.

@@ -35,7 +35,7 @@ def of_policies(
     length: int,
     with_data: WithData | None = None,
 ) -> tuple[learner.Learner, str, tuple[several.Group, ...]]:
-    """The learner of all policies of a run, the size of its replay in words, and the policies; as `make`.
+    """Makes the learner of all policies of a run; returns its replay's size in words, and the policies; as `make`.
 
     Args:
       make_algo: of one policy, where there are several.
@@ -61,7 +61,7 @@ def of_policies(
 
 
 def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> several.Group:
-    """A group with its learner, of each policy's floats."""
+    """Adds its learner to a group, with each policy's floats."""
     bound, taught = group.of_floats, group._replace(learner=learner_of(own, group.algo))
     if bound is None:
         return taught
@@ -76,7 +76,7 @@ def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> se
 def make(
     cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
 ) -> tuple[learner.Learner, str]:
-    """The learner of one of so many devices, and the size of its replay in words ("" without).
+    """Makes the learner of one of so many devices; returns the size of its replay in words, too ("" without).
 
     Args:
       cfg: the run.
@@ -198,13 +198,13 @@ def buffers(
 
 
 def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
-    """Shapes and dtypes of one environment's memory, as acting hands it on to replay."""
+    """Returns shapes and dtypes of one environment's memory, as acting hands it on to replay."""
     like = unroll.rollout_like(spec, algo, length=1, num_envs=1)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
 
 
 def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
-    """The learner of `algo`, with a guard over updates that are not finite unless the config says to ignore them."""
+    """Makes the learner of `algo`, with a guard over updates that are not finite unless the config ignores them."""
     if cfg.run.on_nonfinite == "ignore":
         return make(algo)
     learn = make(guard.guarded(algo, like, axis_name=parallel.AXIS))
@@ -212,7 +212,7 @@ def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], lea
 
 
 def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
-    """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
+    """Returns the rows that a full buffer samples from: all but the head and those with incomplete frame stacks."""
     assert cfg.replay is not None
     stack = frame_stack(cfg, spec)
     columns = plan.columns(cfg)
@@ -259,8 +259,8 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
 
 
 def _atari_stack(cfg: RunConfig) -> ring.FrameStack | None:
-    """The stacks of single gray frames that EnvPool's Atari observes, or `env.frame_stack` makes of its frames; None:
-    observations are others, which replay stores whole."""
+    """Returns the stacks of single gray frames that EnvPool's Atari observes, or `env.frame_stack` makes of its frames;
+    None: other observations, which replay stores whole."""
     found = envpool_env.frames(cfg.env.id, cfg.env.options)
     if found.channels > 1 or min(found.size, cfg.env.frame_stack) > 1:  # colours, or stacks of stacks
         return None

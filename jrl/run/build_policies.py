@@ -1,4 +1,4 @@
-"""From a RunConfig to the policies of several agents: who follows which, what each is made of."""
+"""Policies of several agents, made of a RunConfig: who follows which, and the parts of each."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
 
 
 def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
-    """As `resolved`, of a run whose episodes clients play."""
+    """Fills in as `resolved` does, for a run whose episodes clients play."""
     spec = spec_of_clients(cfg)
     if cfg.multi_agent is None and not spec.agents:
         return cfg
@@ -61,7 +61,7 @@ def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
     errors = [message for _, message in external.several_faults(found)]
     if episode_settings.per_episode(found):
         errors.append(
-            "multi_agent.mapping: with external who follows which policy cannot change from game to game: use a table"
+            "multi_agent.mapping: with external the policy of an agent cannot change from game to game: use a table"
         )
     if errors:
         raise InputError(*errors)
@@ -69,7 +69,7 @@ def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
 
 
 def spec_of_clients(cfg: RunConfig) -> EnvSpec:
-    """The spaces of what clients play: those of the config, of a run, or of an environment.
+    """Returns the spaces of what clients play: those of the config, of a run, or of an environment.
 
     Raises:
       InputError: there are none, or they do not go together.
@@ -88,7 +88,7 @@ def spec_of_clients(cfg: RunConfig) -> EnvSpec:
 
 
 def _recorded(path: str) -> EnvSpec:
-    """The spaces of the environments that a run directory or checkpoint was trained in.
+    """Returns the spaces of the environments that a run directory or checkpoint was trained in.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
@@ -102,7 +102,7 @@ def _recorded(path: str) -> EnvSpec:
 
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
-    """Agents of a kind -> what they see and do, in words; {} where all are alike."""
+    """Describes the spaces of each kind of agents; {} where all are alike."""
     of_kinds = spaces.by_kind(spec) if spec.kinds else ()
     return {one.agents: f"observations {one.observation}, actions {one.action}" for one in of_kinds}
 
@@ -122,16 +122,16 @@ def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
 
 
 def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
-    """Raises InputError where games cannot be told of to callbacks, if they ask for episodes."""
+    """Raises InputError where callbacks ask for episodes, and games cannot be shown to them."""
     if told and spec.agents and cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes":
         raise InputError(
-            "custom.callbacks: env runners send whole episodes of each agent, of which games cannot be put together "
-            "for callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
+            "custom.callbacks: env runners send whole episodes of each agent, which cannot be joined to games for "
+            "callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
         )
 
 
 def viewed(env: Any, cfg: RunConfig) -> Any:
-    """The environments as the agents of a run see them."""
+    """Returns the environments as the agents of a run see them."""
     given = cfg.multi_agent
     if given is None:
         return env
@@ -146,7 +146,7 @@ def viewed(env: Any, cfg: RunConfig) -> Any:
 
 
 def are_several(cfg: RunConfig) -> bool:
-    """Whether a run has more than one policy, or may have, or one that does not learn."""
+    """Returns whether a run has more than one policy, or may have, or one that does not learn."""
     if episode_settings.per_episode(cfg):
         return True
     policies = multi_agent.followers(cfg)
@@ -154,23 +154,23 @@ def are_several(cfg: RunConfig) -> bool:
 
 
 def learns(cfg: RunConfig, group: Group) -> bool:
-    """Whether policies of a group learn; those that may be told to as the run goes on do."""
+    """Returns whether policies of a group learn, or may be told to later."""
     return episode_settings.per_episode(cfg) or multi_agent.is_trained(cfg, group.names[0])
 
 
 def of_run(cfg: RunConfig) -> RunConfig:
-    """The run as the algorithm of its one policy sees it, with what that has of its own."""
+    """Returns the run as the algorithm of its one policy sees it, with the policy's own settings."""
     policies = multi_agent.followers(cfg)
     return multi_agent.policy_config(cfg, next(iter(policies))) if policies else cfg
 
 
 def of_policy(cfg: RunConfig, spec: EnvSpec, policy: str) -> tuple[RunConfig, EnvSpec]:
-    """The run and its environments as one policy's agents alone would have them."""
+    """Returns the run and its environments as one policy's agents alone would have them."""
     return multi_agent.policy_config(cfg, policy), spec_of(seen(cfg, spec), multi_agent.followers(cfg)[policy])
 
 
 def seen(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
-    """The environments as policies see them, without the number of the game."""
+    """Returns the environments as policies see them, without the number of the game."""
     if not episode_settings.per_episode(cfg):
         return spec
     assert isinstance(spec.observation, Dict)
@@ -178,7 +178,7 @@ def seen(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
 
 
 def sizes(cfg: RunConfig) -> by_episode.Sizes:
-    """The shape of the table of who follows which policy in games to come."""
+    """Returns the shape of the table of who follows which policy in games to come."""
     assert cfg.multi_agent is not None and cfg.multi_agent.agents is not None
     # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
     rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
@@ -188,13 +188,13 @@ def sizes(cfg: RunConfig) -> by_episode.Sizes:
 
 
 def trained(cfg: RunConfig) -> list[bool]:
-    """Which places of a run learn."""
+    """Returns which places of a run learn."""
     learns = {place for name, place in multi_agent.places(cfg).items() if multi_agent.is_trained(cfg, name)}
     return [place in learns for place in episode_settings.places(multi_agent.capacity(cfg))]
 
 
 def _of_places(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, RunConfig, EnvSpec]]:
-    """The policies whose agents may change from game to game; free places are of the first group."""
+    """Returns the policies whose agents may change from game to game; free places are of the first group."""
     keys = iter(episode_settings.places(multi_agent.capacity(cfg)))
     made: list[tuple[Group, RunConfig, EnvSpec]] = []
     free = multi_agent.capacity(cfg) - len(multi_agent.followers(cfg))
@@ -207,17 +207,17 @@ def _of_places(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Grou
 
 
 def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
-    """The environments as some of their agents, of one kind, see them."""
+    """Returns the environments as some of their agents, of one kind, see them."""
     return _kind_of(spec, agents)._replace(num_envs=spec.games * len(agents), agents=agents)
 
 
 def _kind_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
-    """The environments as all agents of their kind see them."""
+    """Returns the environments as all agents of their kind see them."""
     return next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
 
 
 def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, RunConfig, EnvSpec]]:
-    """The policies of a run, those that are alike together, each group with its config and spec.
+    """Returns the policies of a run, those that are alike together, each group with its config and spec.
 
     Learners are left out: who only acts needs none.
     """
@@ -232,7 +232,7 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
 
 
 def _alike(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
-    """The policies of each group, which differ in weights and floats at most."""
+    """Returns the policies of each group, which differ in weights and floats at most."""
     found: list[tuple[Any, _Members]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
@@ -247,12 +247,12 @@ def _alike(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
 
 
 def _numbers(spec: EnvSpec, members: _Members) -> np.ndarray:
-    """The agents of each policy of a group, by number, [P, n]."""
+    """Returns the agents of each policy of a group, by number, [P, n]."""
     return np.array([[spec.agents.index(agent) for agent in agents] for agents, _ in members.values()])
 
 
 def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, RunConfig, EnvSpec]:
-    """A group, and config and spec of its first policy."""
+    """Makes a group, and returns config and spec of its first policy, too."""
     agents, own = next(iter(members.values()))
     of_one, floats = spec_of(spec, agents), differing([each.algo for _, each in members.values()])
     group = Group(tuple(members), _numbers(spec, members), make(own, of_one), kinds=spec.kinds)
@@ -263,7 +263,7 @@ def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, Run
 
 
 def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
-    """What policies of a group have in common: the config without its agents and the floats of its algorithm.
+    """Returns what policies of a group share: the config without its agents and the floats of its algorithm.
 
     Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
     """
@@ -274,7 +274,7 @@ def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
 
 
 def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
-    """The floats in which Configs of one structure differ: number of the leaf -> [P] f32.
+    """Returns the floats in which Configs of one structure differ: number of the leaf -> [P] f32.
 
     The others stay the numbers that they are, which XLA can fold.
     """
@@ -283,14 +283,14 @@ def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
 
 
 def with_floats(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
-    """A config with some floats of its algorithm, by number of the leaf; they may be traced."""
+    """Returns a config with other floats of its algorithm, by number of the leaf; they may be traced."""
     leaves, structure = jax.tree.flatten(cfg.algo)
     changed = [values.get(i, x) for i, x in enumerate(leaves)]
     return dataclasses.replace(cfg, algo=jax.tree.unflatten(structure, changed))
 
 
 def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
-    """Makes what acts with all policies of a run."""
+    """Makes the Algo that acts with all policies of a run."""
     found = [group for group, *_ in groups(cfg, spec, make)]
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.acting(found)
@@ -300,7 +300,7 @@ def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
 
 
 def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name: str | None = None) -> Learner:
-    """Makes what teaches all policies of a run, whose groups have their learners."""
+    """Makes the Learner of all policies of a run, whose groups have their learners."""
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.learning(found, len(spec.agents), axis_name=axis_name)
     if episode_settings.per_episode(cfg):
@@ -309,23 +309,23 @@ def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name
 
 
 def watches_games(cfg: RunConfig) -> bool:
-    """Whether who learns has to know how games end: a league counts them, and policies that differ by game theirs."""
+    """Returns whether learning needs the ends of games: a league counts them, and policies that differ by game."""
     return episode_settings.per_episode(cfg) or bool(cfg.multi_agent and cfg.multi_agent.self_play)
 
 
 def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None) -> Learner:
-    """The learner that tells of rows on which no action can be taken: see `jrl.run.learner.checked`."""
+    """Makes the learner report rows on which no action can be taken: see `jrl.run.learner.checked`."""
     observed = (lambda obs: obs[views.OBS]) if episode_settings.per_episode(cfg) else None
     return learner.checked(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
 
 
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
-    """The environments as rollouts show them to who learns: without agents where steps are counted of each of them."""
+    """Returns the environments as learners see them: without agents where `count_steps_by` counts agents' steps."""
     return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
 
 
 def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
-    """Tells whoever packs rollouts by column which agents the columns are, and where policies record their extras."""
+    """Returns the agents and policies of a rollout's columns, and where policies record their extras."""
     policies = list(multi_agent.followers(cfg))
     follows = tuple(map(policies.index, followed(cfg, spec)))
     found: list[tuple[tuple[str, ...], np.ndarray]] = []
@@ -339,9 +339,7 @@ def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
 
 
 def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
-    """Shapes and dtypes of the rollouts that a run learns from, or one of its policies; sizes as of
-    `unroll.rollout_like`.
-    """
+    """Returns shapes and dtypes of the rollouts that a run or policy learns from; sizes as of `unroll.rollout_like`."""
     like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
     if spec.agents and unroll.RECORD in like.extras and cfg.rollout.count_steps_by == "agent_steps":
         recorded: Any = like.extras[unroll.RECORD]
@@ -351,7 +349,7 @@ def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rol
 
 
 def followed(cfg: RunConfig, spec: EnvSpec) -> tuple[str, ...]:
-    """Names the policy of each column, after which they repeat: of the agents of a game, or a block of self-play's."""
+    """Names the policy of each agent's slot, after which they repeat: those of a game, or of a block of self-play."""
     policies = multi_agent.followers(cfg)
     if cfg.multi_agent is None or cfg.multi_agent.self_play is None:
         return tuple(next(name for name, own in policies.items() if agent in own) for agent in spec.agents)
@@ -362,5 +360,5 @@ def followed(cfg: RunConfig, spec: EnvSpec) -> tuple[str, ...]:
 
 
 def gammas(gamma: Any, spec: EnvSpec) -> Any:
-    """The discount of each column's running return, of one policy's number or of an array over columns that repeats."""
+    """Returns the discount of each slot's running return: one policy's number, or an array that repeats."""
     return np.tile(gamma, spec.num_envs // len(gamma)) if isinstance(gamma, np.ndarray) else gamma

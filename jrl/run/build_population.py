@@ -1,4 +1,4 @@
-"""From RunConfigs that differ in their seed and floats to a Population."""
+"""A Population, made of RunConfigs that differ in their seed and floats."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class NotOneProgram(InputError):
 
 
 def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
-    """Deals runs to groups that differ in their seed and their `numbers` alone.
+    """Groups runs that differ in their seed and their `numbers` alone.
 
     Returns:
       The numbers of each group's runs, and why they cannot be one program as far as their configs tell; "" where they
@@ -43,7 +43,7 @@ def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
 
 
 def vmapped(cfg: RunConfig) -> set[str]:
-    """The keys whose values are numbers in the program of a run: members that differ in no others are one program."""
+    """Returns the keys whose values are numbers in a run's program: members of one program differ in these alone."""
     algo, replay = numbers(cfg)
     own = {} if algos.is_own(config.algo_name(cfg)) else {"algo": algo}
     leaves = jax.tree.leaves_with_path({**own, "replay": replay})
@@ -51,12 +51,12 @@ def vmapped(cfg: RunConfig) -> set[str]:
 
 
 def numbers(cfg: RunConfig) -> tuple[PyTree, dict[str, PyTree]]:
-    """The floats of a run that can be numbers in its program: those of its algorithm, and of its replay by name."""
+    """Returns the floats that can be numbers in a run's program: of its algorithm, and of its replay by name."""
     return cfg.algo, {name: getattr(cfg.replay, name) for name in _OF_REPLAY if cfg.replay is not None}
 
 
 def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
-    """A config with some of its `numbers`, by number of the leaf; they may be traced."""
+    """Returns a config with some of its `numbers`, by number of the leaf; they may be traced."""
     leaves, structure = jax.tree.flatten(numbers(cfg))
     algo, replay = jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
     kept = cfg.replay and dataclasses.replace(cfg.replay, **replay)
@@ -64,7 +64,7 @@ def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
 
 
 def _why_not(configs: Sequence[RunConfig]) -> str:
-    """Why runs that are alike cannot be one program, as far as their configs tell."""
+    """Returns why runs that are alike cannot be one program, as far as their configs tell."""
     first = configs[0]
     if first.custom != CustomConfig():
         return "custom: code of one's own may look at one run at a time"
@@ -117,7 +117,7 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
 
 
 def _common(cfg: RunConfig) -> tuple[object, ...]:
-    """What members have in common: the config without its seed, its directory and its `numbers`."""
+    """Returns what members share: the config without its seed, its directory and its `numbers`."""
     replay = numbers(cfg)[1]
     kept = cfg.replay and dataclasses.replace(cfg.replay, **{name: getattr(ReplayConfig(), name) for name in replay})
     rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None), replay=kept)

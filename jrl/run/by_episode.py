@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
 
 @struct.dataclass
 class Roster:
-    """Who follows which policy, the same on all devices; beside the policies in a run's State.
+    """Roster of who follows which policy, the same on all devices; beside the policies in a run's State.
 
     Game i of environment g is row i % M of the table; one that the table is not of, as in a long evaluation or of an
     env runner in the place of another, is played as the game that has its row.
@@ -231,7 +231,7 @@ def moved(group: Group, state: Mapping[str, PyTree], replay: Mapping[str, PyTree
 
 
 def _taught(group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, state, replay, key):
-    """What becomes of the policy of that number: it learns from its rows, or stays bit for bit."""
+    """Trains the policy of that number on its rows, or leaves it bit for bit."""
     assert group.learner is not None
     learner, rows = group.learner, rollout.mask & (who == number)
     own = dataclasses.replace(rollout, mask=rows)
@@ -298,7 +298,7 @@ def _place_of(who: Array, numbers: Array) -> Array:
 
 
 def _picked(out: ActOut, place: Array) -> ActOut:
-    """Of what the P policies of a group say of all columns, leaves [P, B, ...], that of the one in `place` [B]."""
+    """Picks, of the outputs of a group's P policies, [P, B, ...], those of the policy in `place` [B]."""
     columns = jnp.arange(place.shape[0])
     return jax.tree.map(lambda x: x[jnp.clip(place, 0, x.shape[0] - 1), columns], out)
 

@@ -69,16 +69,14 @@ class Learns(abc.ABC):
 
     @abc.abstractmethod
     def _learns(self, what: str) -> "Session":
-        """Returns the run. Raises InputError where there is none to ask `what` of."""
+        """Returns the run. Raises InputError where there is none for `what`."""
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` gave, of all policies or of some. Raises ValueError: an unknown policy or
-        field, or other shapes.
-        """
+        """Takes over the result of `get_weights`, of some policies or all. Raises ValueError: wrong names, shapes."""
         set_by_policy(self._learns("set_weights"), "set_weights", weights)
 
     def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """One update of the run on what is given, beside the iterations of `train`.
+        """Makes one update of the run on `samples`, beside the iterations of `train`.
 
         Args:
           samples: a rollout, as `workers.local_worker().sample()` gives one: all epochs on it, or with replay it is
@@ -92,7 +90,7 @@ class Learns(abc.ABC):
         return self._learns("learn_on_batch").by_hand.learn(samples)
 
     def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """The gradient of the algorithm's loss at the present parameters; nothing is changed.
+        """Returns the gradient of the algorithm's loss at the present parameters; changes nothing.
 
         What an update does in several steps is taken at the same parameters: PPO's minibatches give the gradient over
         the whole rollout, SAC's actor that by the critics as they are.
@@ -107,8 +105,8 @@ class Learns(abc.ABC):
         return self._learns("compute_gradients").by_hand.gradients(samples)
 
     def apply_gradients(self, grads: PyTree) -> None:
-        """One step of the run's optimizer, with its clipping and step size, by gradients as `compute_gradients` gives
-        them. Target networks move as after an update. Raises ValueError: other shapes, or not finite.
+        """Makes one step of the run's optimizer, with its clipping and step size, by gradients of `compute_gradients`.
+        Target networks move as after an update. Raises ValueError: other shapes, or not finite.
         """
         self._learns("apply_gradients").by_hand.apply(grads)
 
@@ -145,14 +143,14 @@ class ByHand:
         return self._calls
 
     def key(self, role: Role) -> Key:
-        """Another one at each call."""
+        """Returns another key at each call."""
         session = self._session
         return jax.random.fold_in(role_key(session.config.run.seed, role, session.iteration), self._call())
 
     # ------------------------------------------------------------ sampling
 
     def sample(self) -> tuple[Rollout, Episodes]:
-        """The next rollout [T, B] of all environments, on the host; what training collects next begins behind it.
+        """Collects the next rollout [T, B] of all environments, on the host; training goes on behind it.
 
         Its steps count once it is learned from.
 
@@ -176,7 +174,7 @@ class ByHand:
         return rollout, report
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """A batch as the next gradient step would draw one of replay or data, on the host.
+        """Returns a batch as the next gradient step would draw one of replay or data, on the host.
 
         Raises:
           InputError: there is no replay, or nothing to sample in it yet.
@@ -204,7 +202,7 @@ class ByHand:
     # ------------------------------------------------------------ learning
 
     def learn(self, batch: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """One update of the run on what is given.
+        """Makes one update of the run on a batch or rollout.
 
         A rollout goes the way of those that training collects: on-policy all epochs on it, with replay it is added and
         learned from as `learning_starts` says. A batch is one gradient step of an algorithm with replay.
@@ -254,7 +252,7 @@ class ByHand:
     # ------------------------------------------------------------ gradients
 
     def gradients(self, batch: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """The gradient of the algorithm's loss at the parameters as they are, and its metrics; nothing is changed.
+        """Returns the gradient of the algorithm's loss at the present parameters, and its metrics; changes nothing.
 
         Where an update makes several steps, on parts of a rollout or one parameter after another, all are taken at
         these parameters, and the mean of the parts is the gradient over the whole.
@@ -293,7 +291,7 @@ class ByHand:
         return found, {name: float(x) for name, x in metrics.items()}
 
     def apply(self, given: PyTree) -> None:
-        """One step of the run's optimizer by gradients as `gradients` gives them; target networks move with it.
+        """Makes one step of the run's optimizer by gradients of `gradients`; target networks move with it.
 
         Raises:
           ValueError: they are not of the parameters' shapes, or not finite.
@@ -328,7 +326,7 @@ class ByHand:
         session.replace_state(run.program.assign(session.state, after))
 
     def _remade(self, standing_in: Callable[[], Any]) -> Algo:
-        """The run's algorithm with another optimizer."""
+        """Returns the run's algorithm with another optimizer."""
         session = self._session
         with standing_in():
             algo = build.algorithm(
@@ -344,7 +342,7 @@ class ByHand:
         return algo
 
     def _like(self, algo: Algo, key: Key) -> PyTree:
-        """Shapes of what one device learns from at once."""
+        """Returns the shapes of what one device learns from at once."""
         run = self._session.run
         if algo.on_policy:
             sizes = {"length": self._length, "num_envs": self._columns // run.learners}
@@ -395,7 +393,7 @@ class ByHand:
 
 
 def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts [T, b] of several workers side by side, as one [T, B], in numpy."""
+    """Joins rollouts [T, b] of several workers to one [T, B], in numpy."""
     return parallel.side_by_side(jax.device_get(list(rollouts)))
 
 

@@ -75,14 +75,12 @@ class Checkpointer:
             self._reserve.release()
 
     def reserve(self, parts: Mapping[str, PyTree]) -> bool:
-        """Keeps room on the disk for one more checkpoint of these parts, to be used when there is no other; whether
-        there is so much.
-        """
+        """Keeps room on the disk for one more checkpoint of these parts; returns whether there is that much."""
         self._room = _size(parts) + _OVERHEAD // 2
         return self._reserve.keep(self._room)
 
     def make_room(self) -> bool:
-        """Gives up the room that was kept; whether there was any."""
+        """Gives up the room that was kept; returns whether there was any."""
         return self._reserve.release()
 
     def save(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
@@ -117,7 +115,7 @@ class Checkpointer:
                 ) from e
 
     def check(self) -> None:
-        """Tells what became of a save that has ended; does not wait for one that is under way.
+        """Reports a save that has ended; does not wait for one that is under way.
 
         Raises:
           InputError: it could not be written; or it is complete, but took the room that was kept and left none to keep
@@ -132,7 +130,7 @@ class Checkpointer:
             )
 
     def rescue(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> bool:
-        """Saves what a run that fails has learned, in the room that was kept if there is no other; whether it could."""
+        """Saves what a failing run has learned, in the kept room if there is no other; returns whether it could."""
         with contextlib.suppress(InputError):
             self.wait()  # the save before this one may be what failed
         if self.last_saved == iteration:
@@ -146,7 +144,7 @@ class Checkpointer:
         return True
 
     def improves(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint with these metrics would be the best by `checkpoint.keep_best_by`."""
+        """Returns whether a checkpoint with these metrics would be the best by `checkpoint.keep_best_by`."""
         name = self._keep.keep_best_by
         if name is None or not math.isfinite(checkpoint_file.number(metrics.get(name))):
             return False
@@ -227,12 +225,12 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
 
 
 def _size(parts: Mapping[str, PyTree]) -> int:
-    """Bytes that a checkpoint takes at most."""
+    """Returns the bytes that a checkpoint takes at most."""
     return sum(x.nbytes for x in jax.tree.leaves(parts)) + _OVERHEAD
 
 
 def locate(path: Path, *, best: bool | None = False) -> Path:
-    """The checkpoint that `path` means: itself, or the latest complete one of a run directory.
+    """Returns the checkpoint that `path` means: itself, or the latest complete one of a run directory.
 
     Args:
       best: of a run directory, the best by the run's `checkpoint.keep_best_by`; None: the best if any has that metric.
@@ -265,19 +263,19 @@ def locate(path: Path, *, best: bool | None = False) -> Path:
 
 
 def exists(directory: Path) -> bool:
-    """Whether a run directory has a complete checkpoint, or is one."""
+    """Returns whether a run directory has a complete checkpoint, or is one."""
     return (directory / FILE).is_file() or any(_steps(parent) for parent in (directory / "checkpoints", directory))
 
 
 def run_of(path: Path) -> Path | None:
-    """The run directory that is meant, itself or by a checkpoint in it; None: by a checkpoint that lies alone."""
+    """Returns the run directory of a path, which may be a checkpoint in it; None for a checkpoint that lies alone."""
     if not (path / FILE).is_file():
         return path.parent if path.name == "checkpoints" else path
     return path.parent.parent if path.parent.name == "checkpoints" else None
 
 
 def restore(checkpoint: Path, part: str, template: PyTree, renew: Renew | None = None) -> PyTree:
-    """One part of a checkpoint, such as "learner", on the host.
+    """Restores one part of a checkpoint, such as "learner", on the host.
 
     Args:
       checkpoint: from `locate`.
@@ -294,7 +292,7 @@ def restore(checkpoint: Path, part: str, template: PyTree, renew: Renew | None =
 
 
 def fitting(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
-    """`found`, if its arrays have the shapes and dtypes of `like`.
+    """Returns `found`, if its arrays have the shapes and dtypes of `like`.
 
     Raises:
       InputError: they have not. Orbax itself takes an array of another shape where the template is numpy.
@@ -306,7 +304,7 @@ def fitting(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
 
 
 def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None = None) -> PyTree:
-    """The arrays of one part as they were saved: in the structure of `like`, or without it in dicts and lists.
+    """Reads the arrays of one part as they were saved: in the structure of `like`, or without it in dicts and lists.
 
     Args:
       checkpoint: from `locate`.
@@ -332,12 +330,12 @@ def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None =
 
 
 def damaged(checkpoint: Path, why: str) -> InputError:
-    """The error of a checkpoint that is not as it was written; it names the latest other one that is whole."""
+    """Returns the error of a damaged checkpoint; it names the latest other one that is whole."""
     return checkpoint_file.damaged(checkpoint, why, next(filter(_is_whole, checkpoint_file.others(checkpoint)), None))
 
 
 def _whole(checkpoint: Path, part: str, checksum: str) -> PyTree:
-    """The arrays of a part. Raises whatever shows that they are not what was written."""
+    """Reads the arrays of a part. Raises whatever shows that they are not what was written."""
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -378,7 +376,7 @@ BESIDE = {"mean_rest": "mean", "m2_rest": "m2", "return_rest": "episode_return"}
 
 
 def _in_structure(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
-    """`found` in the containers of `like`, by the names of the arrays: what is empty there need not be in `found`.
+    """Returns `found` in the containers of `like`, by the names of arrays; parts empty there may be missing in `found`.
 
     What older checkpoints do not hold yet is 0, in the shape of the array that it stands beside.
 
@@ -410,20 +408,20 @@ def _named(tree: PyTree) -> dict[str, Any]:
 
 
 def _steps(directory: Path) -> list[int]:
-    """The complete checkpoints of a directory, ascending."""
+    """Returns the complete checkpoints of a directory, ascending."""
     if not directory.is_dir():
         return []
     return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and (p / FILE).is_file())
 
 
 def _metas(directory: Path) -> dict[int, dict[str, Any]]:
-    """Returns what `read_meta` gives of each checkpoint that it can read."""
+    """Returns `read_meta` of each checkpoint that it can read."""
     found = {n: checkpoint_file.readable(directory / str(n)) for n in _steps(directory)}
     return {n: meta for n, meta in found.items() if meta is not None}
 
 
 def _discard(directory: Path) -> None:
-    """Deletes it so that a process that dies meanwhile leaves nothing that looks complete."""
+    """Deletes a checkpoint so that a process that dies meanwhile leaves nothing that looks complete."""
     gone = directory.with_name(directory.name + ".old" + _UNFINISHED)
     directory.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)

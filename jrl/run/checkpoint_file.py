@@ -1,4 +1,4 @@
-"""`checkpoint.json`: what stands beside the arrays of a checkpoint. It may be damaged, or made by anybody.
+"""Contents of `checkpoint.json`, beside the arrays of a checkpoint. It may be damaged, or made by anybody.
 
     write(directory, {"format": 1, "iteration": 3, ...})
     found = read_meta(directory); spaces = spec(found)
@@ -36,7 +36,7 @@ _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recur
 
 
 def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    """What is stored beside the arrays, as JSON.
+    """Returns the description of a checkpoint: format, versions, counters, config and spaces.
 
     Args:
       cfg: of the run.
@@ -82,7 +82,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def read_meta(checkpoint: Path, *, resumable: bool = False) -> dict[str, Any]:
-    """Counters, config and spaces of a checkpoint.
+    """Reads counters, config and spaces of a checkpoint.
 
     Args:
       checkpoint: from `jrl.run.checkpoint.locate`.
@@ -119,7 +119,7 @@ def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
 
 
 def _why(e: BaseException) -> str:
-    """The first of what is wrong, in a line."""
+    """Returns the first fault, in a line."""
     if isinstance(e, RecursionError):
         return "nested too deep"
     if isinstance(e, OSError):
@@ -183,7 +183,7 @@ def _schema(resumable: bool) -> Any:
 
 
 def damaged(checkpoint: Path, why: str, other: Path | None) -> InputError:
-    """The error of a checkpoint that is not as it was written.
+    """Returns the error of a damaged checkpoint.
 
     Args:
       checkpoint: the directory.
@@ -195,7 +195,7 @@ def damaged(checkpoint: Path, why: str, other: Path | None) -> InputError:
 
 
 def others(checkpoint: Path) -> list[Path]:
-    """The other checkpoints in its directory, the latest first."""
+    """Returns the other checkpoints in its directory, the latest first."""
     if not checkpoint.name.isdigit() or not checkpoint.parent.is_dir():
         return []
     numbers = (int(p.name) for p in checkpoint.parent.iterdir() if p.name.isdigit() and (p / FILE).is_file())
@@ -203,7 +203,7 @@ def others(checkpoint: Path) -> list[Path]:
 
 
 def readable(checkpoint: Path) -> dict[str, Any] | None:
-    """What `read_meta` gives; None where it would raise."""
+    """Returns `read_meta` of a checkpoint; None where it would raise."""
     try:
         return _load(checkpoint, False)
     except (*_DAMAGE, OSError):
@@ -219,7 +219,7 @@ def best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: s
 
 
 def number(x: Any) -> float:
-    """Reads a metric; what is no number is NaN."""
+    """Reads a metric; anything but a number is NaN."""
     try:
         return float(x)
     except (TypeError, ValueError):
@@ -237,7 +237,7 @@ MOVED = {
 
 
 def renewed_state(found: Any) -> Any:
-    """Puts the fields of a State, in dicts, where they are now."""
+    """Moves the fields of a State, in dicts, to their present places."""
     if not isinstance(found, dict) or "params" not in found or "env_steps" not in found:
         return found
     state = {"updates": np.zeros((), np.uint32), **found}
@@ -248,7 +248,7 @@ def renewed_state(found: Any) -> Any:
 
 
 def _renewed(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored config, changed in place, with names of earlier versions as the present ones."""
+    """Changes a stored config in place to the present names of keys of earlier versions."""
     if (devices := config.get("run", {}).pop("devices", 1)) > 1:
         config["devices"] = {"learners": list(range(devices))}
     if "episodes" in (evaluation := config.get("evaluation", {})):
@@ -260,7 +260,7 @@ def _renewed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def spec(meta: Mapping[str, Any]) -> EnvSpec:
-    """The spaces that a checkpoint was trained in, for one environment, and its agents: their names and kinds."""
+    """Returns the spaces that a checkpoint was trained in, for one environment, and its agents: names and kinds."""
     found = meta["spec"]
     optional = lambda space: None if space is None else space_from_json(space)
     env_action = optional(found["env_action"])

@@ -39,9 +39,9 @@ class StepInfo(NamedTuple):
         return self.clock.env_steps
 
     def clock_after(self) -> Clock:
-        """The clock up to and including this call. Waits for it."""
+        """Returns the clock up to and including this call. Waits for it."""
         return self.clock.after(self.episodes)
 
     def env_steps_after(self) -> int:
-        """Environment steps up to and including this call. Waits for it."""
+        """Returns the environment steps up to and including this call. Waits for it."""
         return self.clock_after().env_steps

@@ -1,4 +1,4 @@
-"""From files to full rings: what a run learns from in the place of environments, or beside them."""
+"""Data sets as full rings, which a run learns from in the place of environments, or beside them."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
 
 
 def _source(cfg: RunConfig, name: str) -> EpisodeStore:
-    """The store that an input names: files, or what a user's function returns."""
+    """Reads the store that an input names: files, or the result of a user's function."""
     if registry.registered(name) is not None or (":" in name and not Path(name).exists()):
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
@@ -70,7 +70,7 @@ def _source(cfg: RunConfig, name: str) -> EpisodeStore:
 
 
 def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:
-    """The episodes of the highest returns, so many that they have that share of the steps; one at least."""
+    """Returns the episodes of the highest returns that have that share of the steps; one at least."""
     if share is None or share >= 1:
         return store
     order = np.argsort(-store.returns(), kind="stable")
@@ -82,7 +82,7 @@ def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:
 
 
 def _spec_of(cfg: RunConfig, stores: Mapping[str, EpisodeStore]) -> EnvSpec:
-    """What a policy sees and does, by the data alone."""
+    """Returns the policy's spaces, by the data alone."""
     first = next(iter(stores.values()))
     env_action = None
     if _is_normalized(cfg, first):
@@ -97,7 +97,7 @@ def _spec_of(cfg: RunConfig, stores: Mapping[str, EpisodeStore]) -> EnvSpec:
 
 
 def narrow(space: Space, *, action: bool = False) -> Space:
-    """A space in the dtypes that jax has; of actions in those that policies choose, int32 and float32."""
+    """Returns a space in the dtypes that jax has; of actions in those that policies choose, int32 and float32."""
 
     def leaf(found: Any) -> Any:
         name = NARROW.get(found.dtype, found.dtype)
@@ -116,7 +116,7 @@ def narrow(space: Space, *, action: bool = False) -> Space:
 
 
 def _is_normalized(cfg: RunConfig, store: EpisodeStore) -> bool:
-    """Whether the Boxes of a store's actions are the policy's [-1, 1], and not the environment's own."""
+    """Returns whether the Boxes of a store's actions are the policy's [-1, 1], and not the environment's own."""
     given = cfg.data.actions_in_input_normalized
     return store.meta.get("actions") == "normalized" if given is None else given
 
@@ -125,7 +125,7 @@ def _is_normalized(cfg: RunConfig, store: EpisodeStore) -> bool:
 
 
 def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore:
-    """A store in a policy's spaces and dtypes, its rewards as the run wants them.
+    """Returns a store in a policy's spaces and dtypes, with rewards as the config changes them.
 
     Raises:
       InputError: observations or actions are of another shape than the spaces.
@@ -156,7 +156,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
 
 
 def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
-    """Arrays of one space as those of another of the same shapes. Raises InputError: the shapes differ."""
+    """Casts arrays of one space to another of the same shapes. Raises InputError: the shapes differ."""
     want = spaces.leaves(wanted)
     if not _same_shapes(found, wanted):
         raise InputError(
@@ -178,13 +178,13 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
 
 
 def _same_shapes(a: Space, b: Space) -> bool:
-    """Whether elements of two spaces are trees of arrays of the same shapes."""
+    """Returns whether elements of two spaces are trees of arrays of the same shapes."""
     shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
     return shapes(a) == shapes(b)
 
 
 def _tells_of_the_past(cfg: RunConfig) -> bool:
-    """Whether observations have parts that the run makes of earlier steps."""
+    """Returns whether observations have parts that the run makes of earlier steps."""
     return cfg.env.frame_stack > 1 or cfg.network.use_prev_action or cfg.network.use_prev_reward
 
 
@@ -194,13 +194,13 @@ def _history(cfg: RunConfig, spec: EnvSpec) -> History | None:
 
 
 def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
-    """What a policy sees of data without environments, earlier steps included, where the run says so."""
+    """Returns a policy's view of data without environments, with history where the run asks for it."""
     found = _history(cfg, spec)
     return spec if found is None else found.spec
 
 
 def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree, action: PyTree) -> PyTree:
-    """Observations [R, *] with what environments of the run would tell in them of earlier steps.
+    """Adds to observations [R, *] the history that the run's environments would add.
 
     Args:
       spec: without that.
@@ -226,8 +226,8 @@ def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree,
 
 
 def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float]:
-    """The environment's own actions as the policy would have chosen them, in [-1, 1] where it is mapped to bounds, and
-    what is added to the logarithm of their density."""
+    """Returns the environment's own actions as the policy would have chosen them, in [-1, 1] where it is mapped to
+    bounds, and the term to add to the logarithm of their density."""
     total = 0.0
 
     def leaf(own: Any, chosen: Any, x: np.ndarray) -> np.ndarray:
@@ -247,14 +247,14 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
 
 
 def _return_to_go(store: EpisodeStore) -> np.ndarray:
-    """The sum of rewards from each row to the end of its episode, [R] f32, without discount; 0 at its end."""
+    """Sums the rewards from each row to the end of its episode, [R] f32, without discount; 0 at its end."""
     total = np.cumsum(store.reward, dtype=np.float64)
     before = np.concatenate([[0.0], total[:-1]])
     return (np.repeat(total[store.offsets[1:] - 1], store.lengths() + 1) - before).astype(np.float32)
 
 
 def _timestep(store: EpisodeStore) -> np.ndarray:
-    """The number of each row in its episode, [R] i32."""
+    """Returns the number of each row in its episode, [R] i32."""
     return (np.arange(store.num_rows) - np.repeat(store.offsets[:-1], store.lengths() + 1)).astype(np.int32)
 
 
@@ -262,7 +262,7 @@ _MADE = {RETURN_TO_GO: _return_to_go, TIMESTEP: _timestep}  # columns that follo
 
 
 def _rewards(cfg: RunConfig, store: EpisodeStore) -> np.ndarray:
-    """The rewards [R] f32 that are learned from; 0 on final observations."""
+    """Returns the rewards [R] f32 to learn from; 0 on final observations."""
     how, reward, steps = cfg.data.reward, store.reward.astype(np.float64), store.is_step()
     if how.normalize == "range":
         found = store.returns()
@@ -279,7 +279,7 @@ def _rewards(cfg: RunConfig, store: EpisodeStore) -> np.ndarray:
 
 
 def to_end(store: EpisodeStore, gamma: float) -> dict[str, np.ndarray]:
-    """The extras TO_END of a store's rows [R]: see `jrl.replay.layout`."""
+    """Returns the extras TO_END of a store's rows [R]: see `jrl.replay.layout`."""
     reward = np.zeros(store.num_rows)
     steps = np.zeros(store.num_rows, np.int32)
     last = store.offsets[1:] - 1  # the final observation of each episode
@@ -293,7 +293,7 @@ def to_end(store: EpisodeStore, gamma: float) -> dict[str, np.ndarray]:
 
 
 def extras_of(store: EpisodeStore, names: Sequence[str], gamma: float) -> dict[str, PyTree]:
-    """Further columns [R, *] of a ring by name: TO_END, or those of the store.
+    """Returns further columns [R, *] of a ring by name: TO_END, or those of the store.
 
     Raises:
       InputError: the store lacks one.
@@ -304,7 +304,7 @@ def extras_of(store: EpisodeStore, names: Sequence[str], gamma: float) -> dict[s
 
 
 def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
-    """The episodes of a store dealt to the devices, each about as many rows.
+    """Deals the episodes of a store to the devices, about as many rows to each.
 
     Raises:
       InputError: there are fewer episodes than devices.
@@ -324,7 +324,7 @@ def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
 
 
 def filled(buffer: Buffer, store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> PyTree:
-    """The state of one device's buffer with all episodes of a store in it, added as rollouts of one column are.
+    """Fills one device's buffer with all episodes of a store, added like rollouts of one environment.
 
     Args:
       buffer: whose ring has one column.
@@ -340,7 +340,7 @@ def filled(buffer: Buffer, store: EpisodeStore, extras: Mapping[str, PyTree], ro
 
 
 def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iterator[Rollout]:
-    """A store as rollouts [T, 1] that follow upon each other, masked rows behind it up to so many."""
+    """Yields a store as rollouts [T, 1] that follow upon each other, with masked rows behind it up to so many."""
     mask = store.is_step()
     ends = np.zeros((2, store.num_rows), bool)
     ends[0, store.offsets[1:] - 2] = store.terminated
@@ -386,7 +386,7 @@ def statistics(
     stores: Sequence[EpisodeStore],
     names: Sequence[str] = (),
 ) -> PyTree:
-    """The running statistics of observations that an algorithm's State has after all data, once.
+    """Returns the running statistics of observations that an algorithm's State has after all data, once.
 
     Args:
       ingest: of an Algo made without a mapped axis.
@@ -402,5 +402,5 @@ def statistics(
 
 
 def element_of(column: PyTree) -> PyTree:
-    """Shapes and dtypes of one row of a column [R, *]."""
+    """Returns shapes and dtypes of one row of a column [R, *]."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.result_type(x)), column)

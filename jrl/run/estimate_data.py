@@ -14,11 +14,11 @@ _METHODS = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
     command.take_checkpoint(p)
     p.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory or a glob")
-    p.add_argument("--from", dest="source_format", metavar="FORMAT", help="of the data (default: as each path shows)")
+    p.add_argument("--from", dest="source_format", metavar="FORMAT", help="format of the data (default: by each path)")
     p.add_argument("--policy", help="of a run with several policies, the name of one")
     p.add_argument(
         "--methods",
@@ -26,10 +26,10 @@ def parser() -> argparse.ArgumentParser:
         help="importance sampling: is, weighted wis, per decision pdis, both wpdis; by fitted values: dm; doubly "
         "robust: dr, weighted wdr (default is,wis,pdis,dm,dr)",
     )
-    p.add_argument("--episodes", type=int, help="at most so many, drawn from all (default: all)")
+    p.add_argument("--episodes", type=int, help="most episodes, drawn from all (default: all)")
     p.add_argument("--gamma", type=float, help="discount (default: the run's algo.gamma)")
     p.add_argument("--updates", type=int, help="gradient steps of the fitted values, of dm, dr and wdr (default 10000)")
-    p.add_argument("--seed", type=int, default=0, help="of the fit and of actions that are drawn (default 0)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the fit and of drawn actions (default 0)")
     how = p.add_mutually_exclusive_group()
     draws = "the policy as it acts in training (default, where it has a distribution of actions)"
     how.add_argument("--explore", action="store_true", default=None, help=draws)
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what was found; the exit status. Raises InputError."""
+    """Prints the estimates; returns the exit status. Raises InputError."""
     methods = tuple(name.strip() for name in args.methods.split(",") if name.strip())
     errors = [f"--methods: {name}: expected one of {', '.join(_METHODS)}" for name in methods if name not in _METHODS]
     if not methods:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(report: "Report") -> list[str]:
-    """A report as lines."""
+    """Returns a report as lines."""
     lines = ["", f"{'method':<8}{'estimate':>12}{'std. error':>12}   95 % interval"]
     for name, found in report.estimates.items():
         interval = f"{found['low']:.5g} .. {found['high']:.5g}"
@@ -75,7 +75,7 @@ def table(report: "Report") -> list[str]:
 
 
 def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report", dict[str, Any]]:
-    """What was found, and of what."""
+    """Makes the report, and describes its policy and data."""
     import dataclasses
 
     import jax
@@ -111,5 +111,5 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
 
 
 def _as_recorded(cfg: Any) -> bool | None:
-    """What a run that learned from data was told of their actions."""
+    """Returns `data.actions_in_input_normalized` of a run that learned from data."""
     return cfg.data.actions_in_input_normalized if cfg.data.input is not None else None

@@ -1,4 +1,4 @@
-"""How good a policy is, by episodes that others played: `data.estimate`, and `python -m jrl.data estimate`."""
+"""Estimates of a policy's return by episodes that others played: `data.estimate`, and `python -m jrl.data estimate`."""
 
 import functools
 import warnings
@@ -34,7 +34,7 @@ _RATIOS = (0.5, 2.0)  # the mean ratio is 1 where behaviour is what it is said t
 
 
 class Report(NamedTuple):
-    """What was found; plain numbers."""
+    """Estimates and what they rest on; plain numbers."""
 
     estimates: dict[str, dict[str, float]]  # method -> value, error, low, high
     ess: float | None  # effective sample size, in episodes; None where no method weighs them
@@ -43,7 +43,7 @@ class Report(NamedTuple):
     warnings: tuple[str, ...]
 
     def metrics(self) -> dict[str, float]:
-        """As columns of result rows."""
+        """Returns the report by keys of result rows."""
         found = {"estimate/return": self.mean_return}
         for name, each in self.estimates.items():
             ends = {f"estimate/{name}_{end}": each[end] for end in ("low", "high")}
@@ -95,7 +95,7 @@ class Judge:
         self._begins = store.offsets[:-1]
 
     def __call__(self, actor: PyTree, key: Key) -> Report:
-        """The estimates for a policy, `actor` of the algorithm; the same key gives the same."""
+        """Estimates the return of a policy, `actor` of the algorithm; the same key gives the same result."""
         store, how = self._store, self._how
         along_key, fit_key = jax.random.split(key)
         found = judged.along(self._algo, self._spec, actor, store, self._asked, along_key)
@@ -120,14 +120,14 @@ class Judge:
         return Report(estimates, float(ess) if weighs else None, store.num_episodes, float(mean), told)
 
     def _padded(self, x: Array, more: int = 0) -> np.ndarray:
-        """Numbers [R] as [E, T + more], anything behind an episode's rows."""
+        """Returns numbers [R] as [E, T + more], anything behind an episode's rows."""
         steps = np.minimum(np.arange(self._store.lengths().max() + more)[None], self._store.lengths()[:, None])
         return np.asarray(x)[self._begins[:, None] + steps].astype(np.float32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _estimated(methods: tuple[str, ...], gamma: float, episodes: Episodes):
-    """The Interval of each method, the effective sample size, the mean ratio and the mean return."""
+    """Returns the Interval of each method, the effective sample size, the mean ratio and the mean return."""
     reward, mask, ratio, q, value = episodes
 
     def one(name: str, weight: Array) -> Array:
@@ -173,7 +173,7 @@ class _Fit:
         self._steps = jax.jit(self._updated, donate_argnums=0)
 
     def __call__(self, choices: Array, key: Key) -> tuple[np.ndarray, np.ndarray]:
-        """Q of the actions taken and V of each row, [R] f32, of the policy with these choices."""
+        """Returns Q of the actions taken and V of each row, [R] f32, of the policy with these choices."""
         store = self._store
         extras = {fqe.NEXT: np.concatenate([choices[1:], choices[:1]])}  # behind the last row there is nothing
         self._buffer = self._buffer or self._ring(
@@ -227,7 +227,7 @@ class Beside:
         self._reached = reporter.reached(self._every, most=most, env_steps=updates)
 
     def after(self, info: StepInfo, actor: Callable[[PyTree], PyTree]) -> dict[str, float]:
-        """Columns of the row that ends with a call, where an estimate is due; else {}.
+        """Returns keys of the row that ends with a call, where an estimate is due; else {}.
 
         Args:
           info: the call.
@@ -246,7 +246,7 @@ class Beside:
 
 
 def beside(cfg: RunConfig, found: data_sets.Inputs, algo: Algo) -> Beside | None:
-    """The estimates of a run from these data, by those held out if there are any; None: `data.estimate` is not set.
+    """Makes the estimates of a run from these data, by those held out if any; None: `data.estimate` is not set.
 
     Raises:
       InputError: the data or the policy lack what a method needs.
@@ -261,7 +261,7 @@ def beside(cfg: RunConfig, found: data_sets.Inputs, algo: Algo) -> Beside | None
 
 
 def check_log_probs(store: EpisodeStore, methods: Sequence[str], mend: str) -> None:
-    """Raises InputError: the behaviour policy's log-probabilities are missing, or are none."""
+    """Raises InputError: the behaviour policy's log-probabilities are missing, or are no such."""
     needing = f"{', '.join(methods)} {'needs' if len(methods) == 1 else 'need'}"
     if LOG_PROB not in store.columns:
         raise InputError(
@@ -280,7 +280,7 @@ def check_log_probs(store: EpisodeStore, methods: Sequence[str], mend: str) -> N
 
 
 def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[str], mend: tuple[str, str]) -> None:
-    """Raises InputError: there is no probability of the policy's actions."""
+    """Raises InputError: the policy's actions have no probability."""
     if algo.choice is None:
         raise InputError(f"the algorithm does not tell the probability of actions, for {', '.join(methods)}: {mend[0]}")
 
@@ -298,7 +298,7 @@ def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[st
 def _warnings(
     gamma: float, methods: Sequence[str], store: EpisodeStore, ess: float, mean_ratio: float, weighs: bool
 ) -> Iterator[str]:
-    """What should be known of estimates, in words."""
+    """Yields cautions about the estimates, in words."""
     num = store.num_episodes
     if weighs and ess < max(min(_FEW, num), _SMALL * num):
         yield (

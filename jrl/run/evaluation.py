@@ -90,14 +90,12 @@ class Evaluations:
 
     @property
     def busy(self) -> bool:
-        """Whether one has begun and is not finished."""
+        """Returns whether an evaluation has begun and is not finished."""
         return self._running is not None
 
     @property
     def _may_hang(self) -> bool:
-        """Whether environments in Python are played in this process; programs, and whoever waits for runners, look at
-        the clock themselves.
-        """
+        """Returns whether environments in Python are played in this process: all others look at the clock."""
         return isinstance(self._group, Player) and not self._group.in_program and not self._custom
 
     @property
@@ -106,7 +104,7 @@ class Evaluations:
         return self._group.recreated if self._group else ()
 
     def nothing(self) -> dict[str, float]:
-        """The keys `evaluation/...` of a result row before the first evaluation: every row has every key."""
+        """Returns the keys `evaluation/...` of result rows before the first evaluation: every row has every key."""
         return {f"evaluation/{name}": math.nan for name in self.names}
 
     def share(self, other: "Evaluations") -> None:
@@ -251,7 +249,7 @@ class Evaluations:
     # ------------------------------------------------------------ the end
 
     def restart(self, count: int) -> None:
-        """Environments made anew with other seeds, those of `count`, as after a resume."""
+        """Makes environments anew with other seeds, those of `count`, as after a resume."""
         self._index = count
         if isinstance(self._group, EvaluationRunners):
             self._group.restart(count)
@@ -329,8 +327,8 @@ class Schedule:
     # ------------------------------------------------------------ when
 
     def reached(self, info: StepInfo) -> bool:
-        """Whether a call takes the run to an evaluation by `evaluation.every`, which is for a row that ends here: the
-        next has it. One beside training begins at once and ends with a later row, unless another is under way.
+        """Returns whether a call takes the run to an evaluation by `evaluation.every`, whose result is in the row that
+        ends here. One beside training begins at once and ends with a later row, unless another is under way.
         """
         if self._reaches is None or not self._reaches(info):
             return False
@@ -341,7 +339,7 @@ class Schedule:
         return True
 
     def in_row(self, ahead: int) -> bool:
-        """Whether the row that is so many ahead of the latest has an evaluation of its own by `evaluation.interval`."""
+        """Returns whether the row that is so many ahead of the latest has an evaluation by `evaluation.interval`."""
         interval = self._settings.interval
         return interval is not None and (self._session.reporter.count + ahead) % interval == 0
 
@@ -392,7 +390,7 @@ class Schedule:
         return {"count": self._session.iteration, "version": self._session.iteration}
 
     def _actor(self) -> PyTree:
-        """The actor that an evaluation is about to play with, of which callbacks are told; its video begins."""
+        """Returns the actor of an evaluation that begins, tells callbacks of it, and begins its video."""
         if self._told:
             self._told.call("on_evaluate_start", algorithm=self._face)
         actor = self._session.actor()

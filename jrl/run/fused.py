@@ -71,7 +71,7 @@ class Fused(Program):
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
-        """The program that makes a state of a key and of environments that are not pure, and hands on the key."""
+        """Program that makes a state of a key and of environments that are not pure, and returns the key, too."""
 
         def start(root, source):
             return self.begun(root, source), root
@@ -79,7 +79,7 @@ class Fused(Program):
         return parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
 
     def begun(self, root: Key, source: PyTree = ()) -> LoopState:
-        """The state of a run that begins, whose environments are `source` where they are not pure."""
+        """Makes the state of a run that begins, whose environments are `source` where they are not pure."""
         source = self._environments(root) if self.unroll.pure else source
         return LoopState(
             self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
@@ -157,7 +157,7 @@ class Fused(Program):
         return LoopState(learned, replay, parallel.shard(source, self.mesh))
 
     def restart(self, count: int) -> None:
-        """Does nothing: what is kept holds these environments."""
+        """Does nothing: checkpoints hold these environments."""
 
     def close(self) -> None:
         if self._close is not None:
@@ -165,7 +165,7 @@ class Fused(Program):
 
 
 def _mine(tree: PyTree) -> PyTree:
-    """[1, ...], this device's part inside a mapped program -> [...]"""
+    """Returns this device's part inside a mapped program: [1, ...] -> [...]."""
     return jax.tree.map(lambda x: x[0], tree)
 
 
@@ -174,8 +174,8 @@ def _stacked(tree: PyTree) -> PyTree:
 
 
 def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyTree]:
-    """`state, out = one(state, i)` for i = 0 .. count - 1, count at most `most`: as `lax.scan`, but for a length that
-    may be traced. Beyond `count` the rows of what is stacked are 0.
+    """Repeats `state, out = one(state, i)` for i = 0 .. count - 1, count at most `most`: as `lax.scan`, but for a
+    length that may be traced. Beyond `count` the stacked rows are 0.
     """
     if most == 1:
         state, out = one(state, jnp.uint32(0))

@@ -87,12 +87,12 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
 
 
 def in_loss(metrics: Metrics) -> Array:
-    """Whether a loss of an update is not finite, [] bool."""
+    """Returns whether a loss of an update is not finite, [] bool."""
     return ~_finite({k: v for k, v in metrics.items() if k.startswith("loss/")})
 
 
 def accepted(before: Guarded, after: PyTree, bad: Array, call: Array, *, axis_name: str | None = None) -> Guarded:
-    """Takes the state after updates that nobody looked at one by one; if one of them was not finite, none of them.
+    """Takes the state after updates that were not watched one by one, or none of it if one of them was not finite.
 
     What is not finite stays so: the parameters at the end tell of all updates.
 
@@ -114,14 +114,14 @@ def accepted(before: Guarded, after: PyTree, bad: Array, call: Array, *, axis_na
 
 
 def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
-    """A state in which nothing was found yet; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
+    """Makes a state in which nothing was found; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
     no = lambda: zeros((), bool)
     batch = jax.tree.map(lambda x: zeros(x.shape, x.dtype), like)
     return Guarded(state, Fault(no(), no(), no(), zeros((2,), np.uint32), batch))
 
 
 def _finite(tree: PyTree) -> Array:
-    """Whether all floats are; of one that is not, a multiple of 0 is NaN."""
+    """Returns whether all floats are finite; of one that is not, a multiple of 0 is NaN."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.isfinite(sum((jnp.sum(x * 0, dtype=jnp.float32) for x in floats), jnp.zeros(())))
 

@@ -1,4 +1,4 @@
-"""What a policy would have done along recorded episodes: the probabilities that estimators ask for."""
+"""Judgement of a policy along recorded episodes: the probabilities that estimators ask for."""
 
 import functools
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ _ROWS = 8192  # that are looked at together where no memory goes from one to the
 
 
 class Judged(NamedTuple):
-    """What a policy has to say of each row of a store; numpy."""
+    """Outputs of a policy for each row of a store; numpy."""
 
     log_prob: Array | None  # [R] f32 of the actions that were taken; None: not asked for
     choices: Array | None  # [R, A] or [R, K, D] f32, see `fqe`; None: not asked for
 
 
 class Asked(NamedTuple):
-    """What is asked of a policy; static."""
+    """Outputs that are asked for; static."""
 
     explore: bool  # of the policy as it acts when exploring; False: of its best actions
     log_prob: bool
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 def draws(algo: Algo, spec: EnvSpec) -> bool:
-    """Whether a policy is one that draws its actions, and not one that takes the best."""
+    """Returns whether a policy draws its actions, and does not take the best."""
     assert algo.outputs is not None
     obs = spaces.elements(spec.observation, 1)
     found = jax.eval_shape(lambda key, obs: algo.outputs(algo.init(key), obs), jax.random.key(0), obs)  # type: ignore[misc]  # not None
@@ -39,7 +39,7 @@ def draws(algo: Algo, spec: EnvSpec) -> bool:
 
 
 def along(algo: Algo, spec: EnvSpec, actor: PyTree, store: EpisodeStore, asked: Asked, key: Key) -> Judged:
-    """What a policy would have done at each row of a store, final observations too.
+    """Runs a policy along each row of a store, final observations too.
 
     Its memory, where it has one, begins anew with each episode and goes on by the observations alone.
 
@@ -47,7 +47,7 @@ def along(algo: Algo, spec: EnvSpec, actor: PyTree, store: EpisodeStore, asked: 
       algo, actor: the policy.
       spec: of one environment, as it sees it.
       store: in its spaces.
-      asked: what is wanted.
+      asked: the outputs to return.
       key: of the actions that are drawn.
     Raises:
       InputError: the policy's actions have no probability, and that was asked for.
@@ -64,13 +64,13 @@ def _memory(algo: Algo) -> PyTree:
 
 
 def _start(algo: Algo, num: int) -> PyTree:
-    """The carry of `num` environments that are all the run's first one."""
+    """Returns the carry of `num` environments that are all the run's first one."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape[1:])), algo.carry(1))
 
 
 @functools.cache
 def _program(algo: Algo, spec: EnvSpec, asked: Asked) -> Any:
-    """(actor, obs [T, B, *], actions [T, B, *], carry, key) -> Judged [T, B, ...]; jitted."""
+    """Makes (actor, obs [T, B, *], actions [T, B, *], carry, key) -> Judged [T, B, ...]; jitted."""
 
     def step(actor: PyTree, carry: PyTree, row: tuple[PyTree, PyTree, Key]) -> tuple[PyTree, Judged]:
         obs, action, key = row
@@ -108,7 +108,7 @@ def _by_row(program: Any, algo: Algo, actor: PyTree, store: EpisodeStore, key: K
 
 
 def _by_episode(program: Any, algo: Algo, actor: PyTree, store: EpisodeStore, key: Key) -> Judged:
-    """Episodes side by side, the longest first, so that those together are about as long."""
+    """Runs episodes side by side, the longest first, so that those together are about as long."""
     lengths = store.lengths() + 1
     order = np.argsort(-lengths, kind="stable")
     size = max(1, min(store.num_episodes, _ROWS // int(lengths.max())))

@@ -25,11 +25,11 @@ class Role(enum.IntEnum):
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:
-    """The key of one role at one count (of iterations, of evaluations)."""
+    """Returns the key of one role at one count (of iterations, of evaluations)."""
     root = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
     return jax.random.fold_in(jax.random.fold_in(root, role), counter)
 
 
 def vector_key(key: Key, vector, vectors: int) -> Key:
-    """The key of one of several vectors of environments, wherever they are stepped; a single one has `key` itself."""
+    """Returns the key of one of several vectors of environments, wherever it steps; a single one has `key` itself."""
     return key if vectors == 1 else jax.random.fold_in(key, vector)

@@ -130,7 +130,7 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
 
 
 def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
-    """Learns from what the pure functions `transforms` make of a rollout, in their order.
+    """Learns from the rollout that the pure functions `transforms` return, in their order.
 
     A rollout keeps its shapes and dtypes; with several devices each sees its own columns.
     """
@@ -185,7 +185,7 @@ def checked(
 def batches_transformed(
     algo: Algo, transforms: Sequence[Callable[[Any], Any]], *, axis_name: str | None = None
 ) -> Algo:
-    """Makes each update on what the pure functions `transforms` make of the batch, in their order.
+    """Makes each update on the batch that the pure functions `transforms` return, in their order.
 
     Args:
       algo: any.
@@ -212,7 +212,7 @@ def batches_transformed(
 
 
 def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
-    """Raises TypeError: what follows is compiled for rollouts of the shapes before."""
+    """Raises TypeError unless shapes stay: the program is compiled for them."""
     kind = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
     if kind(before) != kind(after):
         name = getattr(transform, "__qualname__", transform)
@@ -247,7 +247,7 @@ def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learne
 
 
 def by_updates(algo: Algo, obs_stats: PyTree) -> Algo:
-    """An Algo whose schedules count updates, not environment steps, and whose statistics of observations are given.
+    """Makes an Algo whose schedules count updates, and whose statistics of observations are given.
 
     Args:
       algo: whose State is `jrl.algos.agent.State` or has the fields of it that are read here.
@@ -297,7 +297,7 @@ def off_policy(
         return buffer.sample(replay, key)
 
     def split(key: Key | Keys, i: Any) -> tuple[Key, Key]:
-        """The keys of the sample and of the update of gradient step i."""
+        """Returns the keys of the sample and of the update of gradient step i."""
         if not isinstance(key, Keys):
             sample_key, update_key = jax.random.split(jax.random.fold_in(key, i))
             return sample_key, update_key

@@ -1,4 +1,4 @@
-"""The one training loop: what the calls of a Program are, which collects and learns, and what each of them made.
+"""The one training loop: the calls of a Program, which collects and learns, and their results.
 
 program = Staged(learner, source, make_mesh(), ...) or Fused(learner, unroll, make_mesh(), iterations=16, ...)
 for info in run(program, program.init(seed), seed=seed, total_env_steps=300_000): ...
@@ -17,7 +17,7 @@ _START = Clock()
 
 
 class Calls:
-    """The calls of a run's program, one after the other: how many iterations the next one makes, and what it made.
+    """Calls of a run's program, one after the other: the iterations of the next one, and the results of each.
 
     Args:
       rows, most: of an iteration, and iterations of a call, see `Program`.
@@ -68,7 +68,7 @@ class Calls:
         return self._count
 
     def made(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
-        """Counts what the call made that was ahead."""
+        """Counts what the latest call made."""
         self.state = state
         self.iteration += self._count
         if self._uncounted is not None:
@@ -85,5 +85,5 @@ def run(program: Program, state: LoopState, *, seed: int, **more: Any) -> Iterat
 
 
 def _iterations(left: float, rows: int, most: int) -> int:
-    """The iterations of a call that may count `left` more steps: the last of them is the first that may reach it."""
+    """Returns the iterations of a call that may count `left` more steps: its last is the first that may reach it."""
     return int(min(most, max(1, -(-left // rows))))

@@ -1,4 +1,4 @@
-"""Policies that play into a data set, alone or by turns: each with the log-probability of what was really done."""
+"""Policies that play into a data set, alone or by turns, with the log-probability of the actions really taken."""
 
 import dataclasses
 import functools
@@ -24,13 +24,12 @@ from jrl.settings import by_episode, config
 from jrl.settings.config import RunConfig
 from jrl.types import ActOut, Algo, Array, Box, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
-RANDOM = "random"  # the policy that draws actions uniformly
 _LENGTH = 256  # most steps of a rollout
 _FORBIDDEN = -1e30  # no policy's log-probability is below it
 
 
 class Acts(NamedTuple):
-    """How a policy is played."""
+    """Ways to play a policy."""
 
     explore: bool | None = None  # draws its actions; None: where it has a distribution of them
     epsilon: float = 0.0  # share of the steps whose action is uniformly random
@@ -47,13 +46,13 @@ class Player(NamedTuple):
 
 
 def trained(name: str, share: float, *, best: bool | None, settings: Sequence[str]) -> Player:
-    """The policy of a run directory or a checkpoint. Raises InputError: there is none, or it cannot be played."""
+    """Loads the policy of a run directory or a checkpoint. Raises InputError: there is none, or it cannot be played."""
     found = checkpoint.locate(Path(name), best=best)
     meta = checkpoint.read_meta(found)
     cfg = config.without_loss(config.override(meta["config"], settings))
     changing = cfg.multi_agent is not None and (cfg.multi_agent.self_play is not None or by_episode.per_episode(cfg))
     if changing:
-        raise InputError(f"{name}: who follows which policy changes as it plays: write its games by data.output")
+        raise InputError(f"{name}: its agents change policies from game to game: write its games by data.output")
     algo = build.algorithm(cfg, checkpoint.spec(meta))
     state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
     return Player(name, share, cfg, algo, state)
@@ -63,10 +62,10 @@ def play(
     player: Player, steps: int, take: Callable[[int, Episode], None], *, acts: Acts, seed: int, index: int,
     num_envs: int, log_prob: bool = True,
 ) -> EnvSpec:  # fmt: skip
-    """Plays at least `steps` environment steps, less than a step of all environments beyond; the environments' spec.
+    """Plays `steps` environment steps, rounded up to steps of all environments; returns the environments' spec.
 
     Args:
-      player: who plays.
+      player: the policy that plays.
       steps: of all environments together.
       take: gets (kind of agents, episode) of each; those under way at the end are cut.
       acts: how it acts.
@@ -107,7 +106,7 @@ def play(
 
 
 def _first(rollout: Rollout, steps: int, agents: int) -> tuple[Rollout, int]:
-    """As many rows of a rollout in numpy as have so many environment steps, or all; how many they have."""
+    """Returns a rollout's first rows, in numpy, with so many environment steps, or all; and how many they have."""
     taken = rollout.mask.reshape(*rollout.mask.shape[:1], -1, max(1, agents)).any(-1).sum(-1)
     rows = int(np.searchsorted(np.cumsum(taken), steps)) + 1
     if rows >= len(taken):
@@ -120,7 +119,7 @@ def _first(rollout: Rollout, steps: int, agents: int) -> tuple[Rollout, int]:
 
 
 def environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:
-    """Environments as those of the run, with seeds of their own. Raises InputError."""
+    """Makes environments as those of the run, with seeds of their own. Raises InputError."""
     alone = dataclasses.replace(cfg.env_runners, num=0)
     run = dataclasses.replace(cfg.run, seed=seed)
     cfg = dataclasses.replace(cfg, run=run, env_runners=alone)
@@ -128,7 +127,7 @@ def environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:
 
 
 def spec_of(player: Player, num_envs: int) -> tuple[EnvSpec, bool]:
-    """What the environments of a player are like, and whether they are stepped inside a program."""
+    """Returns the spec of a player's environments, and whether they are stepped inside a program."""
     env = environment(player.cfg, seed=0, index=0, num_envs=num_envs)
     env.close()
     return env.spec, isinstance(env, JaxEnv)
@@ -138,8 +137,8 @@ def spec_of(player: Player, num_envs: int) -> tuple[EnvSpec, bool]:
 
 
 def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., ActOut], bool]:
-    """How a player acts: ((actor, state), obs [B, *], carry, key) -> ActOut, whose extras have `log_prob` alone; and
-    whether that is known.
+    """Makes ((actor, state), obs [B, *], carry, key) -> ActOut with `log_prob` alone in extras; and whether that is
+    known.
 
     It is log((1 - epsilon) p(a) + epsilon u(a)): p of the policy, which for the best of a set of choices is 1 and of
     another 0, u uniform over the actions that can be taken. Of a distribution over a continuum it is a density, and so
@@ -192,13 +191,13 @@ def _with_extras(action: PyTree, log_prob: Array, carry: PyTree) -> tuple[PyTree
 
 
 def _apart(cfg: RunConfig, spec: EnvSpec) -> bool:
-    """Whether policies act in columns of their own."""
+    """Returns whether policies act apart, each for agents of its own."""
     found = recorder.who(cfg, spec)
     return found is not None and bool(found.agents.extras)
 
 
 def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
-    """Random actions [B, *] and their log-probabilities [B] f32."""
+    """Draws random actions [B, *] and returns their log-probabilities [B] f32, too."""
     mask = obs[spaces.ACTION_MASK] != 0 if spaces.masks_actions(spec) else None
     batch = spaces.batch_shape(spec.observation, obs)
     action = uniform.sample(spec.action, key, batch, mask)
@@ -206,7 +205,7 @@ def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
 
 
 def _outputs(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
-    """What the networks of one policy say, shapes alone; {} of several."""
+    """Returns the shapes of the outputs of one policy's networks; {} of several."""
     assert player.algo is not None
     if player.algo.outputs is None or (spec.agents and _apart(player.cfg, spec)):
         return {}
@@ -218,8 +217,7 @@ def _has_distribution(player: Player, spec: EnvSpec) -> bool:
 
 
 def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -> Callable[..., Array] | None:
-    """(state, obs, ActOut, the policy's action, that which was taken) -> log-probability [B] under the policy; None:
-    it is not known.
+    """Makes (state, obs, ActOut, the policy's action, the action taken) -> the policy's log-probability [B], or None.
 
     Args:
       player, spec: see `acting`.
@@ -255,7 +253,7 @@ def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -
 
 
 def _extras(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
-    """What acting records, shapes alone."""
+    """Returns the shapes of what acting records."""
     algo = player.algo
     assert algo is not None
     act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(1), jax.random.key(0)).extras

@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def rows(cfg: RunConfig) -> list[Row]:
-    """The arrays of what a run would learn, in the order of their names; none is made.
+    """Returns the arrays that a run would learn, in the order of their names; none is made.
 
     Makes one environment, for its spaces.
 
@@ -44,7 +44,7 @@ def rows(cfg: RunConfig) -> list[Row]:
 
 
 def totals(found: list[Row]) -> dict[str, int]:
-    """Part of the networks -> number of its parameters."""
+    """Returns the number of parameters by part of the networks."""
     parts = {row.name.partition(".")[0]: 0 for row in found}
     for row in found:
         parts[row.name.partition(".")[0]] += row.size
@@ -52,7 +52,7 @@ def totals(found: list[Row]) -> dict[str, int]:
 
 
 def lines(found: list[Row]) -> Iterator[str]:
-    """A table: each array, each part, and all of them."""
+    """Yields the lines of a table: each array, each part, and all of them."""
     cells = [("name", "shape", "dtype", "parameters")]
     cells += [(row.name, str(list(row.shape)), row.dtype, f"{row.size:,}") for row in found]
     parts = totals(found)

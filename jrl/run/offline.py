@@ -73,16 +73,16 @@ class Offline(Program):
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
-        """The program that makes the learner's state of a key."""
+        """Program that makes the learner's state of a key."""
         start = lambda root: self.learner.init(role_key(root, Role.INIT))
         return parallel.place_outputs(start, self.mesh, parallel.REPLICATED)
 
     def _filled(self) -> PyTree:
-        """The data, where they are drawn from."""
+        """Puts the data where they are drawn from, on the devices or in the host's memory."""
         return parallel.shard(self._data.fill(), self.mesh)
 
     def _begun(self) -> PyTree:
-        """What changes of a replay that was just filled, in arrays of its own."""
+        """Returns the changing part of a replay that was just filled, in arrays of its own."""
         return jax.tree.map(jnp.copy, self._data.bare(self._rows))
 
     @property
@@ -91,7 +91,7 @@ class Offline(Program):
         return self.learner.data
 
     def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
-        """`count` updates from number `iteration` on, and what the data held out say of the last of them."""
+        """Makes `count` updates from number `iteration` on; returns metrics of held-out data after them, too."""
         rows = own_replay(rows, self.learner)
         before = bare = self._own(bare, rows)
         if self._unguarded is None:
@@ -115,7 +115,7 @@ class Offline(Program):
     def _updates(
         self, learner: Learner, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any
     ):
-        """The states after the updates, the sums of their metrics, and whether a loss was not finite."""
+        """Returns the states after the updates, the sums of their metrics, and whether a loss was not finite."""
         keys = keys_of(root, first, self.iterations)
 
         def one(learned: PyTree, bare: PyTree, i: Any):
@@ -143,7 +143,7 @@ class Offline(Program):
         return dataclasses.replace(state, learner=self._again(start, state.replay, self._roots[seed], first, count))
 
     def _again(self, learned: PyTree, bare: PyTree, root: Key, first: Any, count: Any) -> PyTree:
-        """The learner's state after updates each of which the guard looks at."""
+        """Makes the updates again, each under the guard, and returns the learner's state."""
 
         def body(learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any) -> PyTree:
             rows = own_replay(rows, self.learner)
@@ -154,7 +154,7 @@ class Offline(Program):
         return guarded(learned, bare, self._rows, root, first, count)
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
-        """This device's part of what changes, inside a mapped program that has its rows."""
+        """Returns this device's part of what changes, inside a mapped program that has its rows."""
         return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.bare(rows))
 
     def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:
@@ -163,11 +163,11 @@ class Offline(Program):
         return self.learner.sample(self._data.dressed(self._own(bare, rows), rows), key)
 
     def sampled(self, state: LoopState, key: Key) -> PyTree:
-        """A batch of the data as an update draws one, of all devices."""
+        """Draws a batch of the data as an update does, of all devices."""
         return self._sample(state.replay, self._rows, key)
 
     def _validated(self, held_out: Learner, learned: PyTree, apart: PyTree, root: Key, iteration: Any) -> Metrics:
-        """The metrics of updates on the data held out, which nobody makes."""
+        """Returns the metrics that updates on the held-out data would have, which are not made."""
         apart = own_replay(apart, held_out)
 
         def body(total: Metrics, i: Any):
@@ -188,7 +188,7 @@ class Offline(Program):
         return {**metrics, "train/updates": np.uint32(updates), "data/epoch": np.float32(updates / self._epoch)}
 
     def _report(self, count: int) -> Episodes:
-        """Of a call in which no episode was played: updates are the steps that the run counts."""
+        """Returns the report of a call in which no episode was played: updates are the steps that the run counts."""
         report = dataclasses.replace(self._nothing, steps=np.full((), count, np.int32))
         return jax.tree.map(lambda x: np.asarray(x)[None], report)
 
@@ -220,7 +220,7 @@ class Offline(Program):
 
 
 def keys_of(root: Key, first: Any, count: int) -> Keys:
-    """The keys of `count` updates from number `first` on, [count] each: of the draws, and of all else.
+    """Returns the keys of `count` updates from number `first` on, [count] each: of the draws, and of all else.
 
     They are made side by side: one after the other in a loop, they took a twentieth of a small update.
     """
@@ -230,5 +230,5 @@ def keys_of(root: Key, first: Any, count: int) -> Keys:
 
 
 def call_of(first: Any, count: Any) -> Array:
-    """Which updates a call makes, as `guard.accepted` notes it."""
+    """Returns the number of a call's first update and their count, as `guard.accepted` notes them."""
     return jnp.stack([jnp.asarray(first, jnp.uint32), jnp.asarray(count, jnp.uint32)])

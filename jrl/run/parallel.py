@@ -58,13 +58,13 @@ def devices(
     fake: int | None = None,
     of_cpu: int = 1,
 ) -> Devices:
-    """Which devices of this machine do what.
+    """Returns the devices of this machine that learn and those that act.
 
     Args:
       learners: indices of those that learn; None: all accelerators, or the fake ones, or else the CPU.
       actors: indices of those that act; None: those that learn.
       fake: the CPU as so many devices. Has to be said before jax is first used.
-      of_cpu: where nobody says otherwise and there is no accelerator, the CPU learns as so many devices, or as those
+      of_cpu: where nothing else is set and there is no accelerator, the CPU learns as so many devices, or as those
         that it is if jax was used before.
     Raises:
       InputError: there are fewer devices.
@@ -96,7 +96,7 @@ def devices(
 
 
 def _fake(count: int) -> None:
-    """The CPU as `count` devices, and no other."""
+    """Makes the CPU `count` devices, the only ones."""
     with contextlib.suppress(RuntimeError):  # jax runs already: with as many, perhaps
         jax.config.update("jax_num_cpu_devices", count)
         jax.config.update("jax_platforms", "cpu")
@@ -109,7 +109,7 @@ def _fake(count: int) -> None:
 
 
 def make_mesh(devices: int | Sequence[jax.Device] = 1) -> Mesh:
-    """A mesh over these devices, or over the first so many local ones; 0 takes all of them.
+    """Makes a mesh over these devices, or over the first so many local ones; 0 takes all of them.
 
     Raises:
       InputError: there are fewer.
@@ -124,7 +124,7 @@ def make_mesh(devices: int | Sequence[jax.Device] = 1) -> Mesh:
 
 
 def waits(mesh: Mesh) -> bool:
-    """Whether the caller has to wait for each program on this mesh before it starts the next.
+    """Returns whether the caller has to wait for each program on this mesh before it starts the next.
 
     Programs with collectives on several host devices wait for each other in the threads of one pool: with many of them
     under way, each may hold a thread that another needs.
@@ -135,7 +135,7 @@ def waits(mesh: Mesh) -> bool:
 def pmap(
     body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnums: tuple[int, ...] = ()
 ) -> jax.stages.Wrapped:
-    """`body` on every device of the mesh, with the axis name AXIS, as one jitted program.
+    """Maps `body` over the devices of the mesh, with the axis name AXIS, as one jitted program.
 
     Args:
       body: sees this device's part of each argument.
@@ -149,13 +149,13 @@ def pmap(
 
 
 def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:
-    """`fn`, not mapped, as a jitted program whose outputs lie on the mesh as `specs` say (a prefix of their tree)."""
+    """Jits `fn`, not mapped, so that its outputs lie on the mesh as `specs` say (a prefix of their tree)."""
     shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
     return jax.jit(fn, out_shardings=shardings)
 
 
 def placed(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
-    """Shapes and dtypes as ShapeDtypeStructs that say where the arrays will lie, a PartitionSpec per tree or leaf."""
+    """Returns shapes and dtypes with the place of the arrays, a PartitionSpec per tree or leaf."""
 
     def on_mesh(spec: P, tree: PyTree) -> PyTree:
         sharding = NamedSharding(mesh, spec)
@@ -165,7 +165,7 @@ def placed(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
 
 
 def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
-    """A jitted `fn` whose compilation begins now, in a thread, while the caller prepares its arguments.
+    """Compiles a jitted `fn` ahead, in a thread, while the caller prepares its arguments.
 
     Args:
       fn: from `pmap`.
@@ -209,7 +209,7 @@ def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:
 
 
 def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
-    """Rollouts of neighbouring columns as one, whose columns are split over the devices of the mesh.
+    """Joins rollouts of neighbouring environments to one, which is split over the devices of the mesh.
 
     Args:
       parts: K rollouts [T, B / K], each on one device or in numpy; K and the number D of devices both divide B.
@@ -238,12 +238,12 @@ def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
 
 
 def side_by_side(parts: Sequence[Rollout]) -> Rollout:
-    """Rollouts [T, b] of neighbouring columns as one, [T, B], in numpy."""
+    """Joins rollouts [T, b] of neighbouring environments to one, [T, B], in numpy."""
     return _by_columns(lambda axis, *x: np.concatenate(x, axis), *parts)
 
 
 def _by_columns(fn: Callable, *rollouts: Rollout) -> Any:
-    """`fn(axis, *leaves)` over the leaves of rollouts, with the axis of their columns."""
+    """Applies `fn(axis, *leaves)` to the leaves of rollouts, with the axis of their environments."""
     inner = lambda spec, *trees: jax.tree.map(functools.partial(fn, 1 if spec == _TIME_MAJOR else 0), *trees)
     return jax.tree.map(inner, ROLLOUT, *rollouts, is_leaf=lambda x: isinstance(x, P))
 
@@ -273,7 +273,7 @@ def _join(pieces: list[Rollout]) -> Rollout:
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Trees of K devices, or of numpy arrays, as one with leaves [K, ...]; what lies on a device stays there."""
+    """Stacks trees of K devices, or of numpy arrays, to leaves [K, ...]; what lies on a device stays there."""
     homes = [next(iter(x.devices())) for tree in trees for x in jax.tree.leaves(tree)[:1] if isinstance(x, jax.Array)]
     if len(set(homes)) < len(trees):
         return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *trees)
@@ -288,13 +288,13 @@ def _with_axis(tree: PyTree) -> PyTree:
 
 
 def first(tree: PyTree) -> PyTree:
-    """One device's copy of replicated leaves."""
+    """Returns one device's copy of replicated leaves."""
     # not x[0]: slicing a sharded array is a program of its own, a thousand times slower
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
 def diverged(tree: PyTree) -> list[str]:
-    """The replicated leaves whose copies are not all the same, by name; NaN equals NaN."""
+    """Returns the replicated leaves whose copies are not all the same, by name; NaN equals NaN."""
     found = []
     for path, x in jax.tree.leaves_with_path(tree):
         copies = [np.asarray(shard.data).tobytes() for shard in x.addressable_shards]

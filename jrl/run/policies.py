@@ -18,7 +18,7 @@ from jrl.types import PyTree
 
 
 class Policies(abc.ABC):
-    """What a session has of its policies.
+    """Access of a session to its policies.
 
     Attributes:
       config, run: the run and its parts.
@@ -36,7 +36,7 @@ class Policies(abc.ABC):
         """Goes on from another state, which has learned from so many more environment steps."""
 
     def actor(self, policy: str | None = None) -> PyTree:
-        """What acting needs, of all policies or of the one that is named, on one device; valid until the next call."""
+        """Returns what acting needs, of all policies or of the named one, on one device; valid until the next call."""
         found = self.run.program.actor(self.state)
         if policy is None or not self.run.groups:
             return found
@@ -48,14 +48,14 @@ class Policies(abc.ABC):
         return tuple(multi_agent.followers(self.config))
 
     def learner_state_of_all(self) -> PyTree:
-        """The algorithm's State, on the host; of several policies a dict by name."""
+        """Returns the algorithm's State, on the host; of several policies a dict by name."""
         return jax.device_get(self.run.program.keep(self.state).learner)
 
     def learner_state(self, policy: str | None = None) -> PyTree:
-        """The algorithm's State, on the host.
+        """Returns the algorithm's State, on the host.
 
         Args:
-          policy: of which; may be left out where there is one.
+          policy: its name; may be left out where there is one.
         Raises:
           ValueError: there is no such policy, or there are several and none is named.
         """
@@ -67,11 +67,11 @@ class Policies(abc.ABC):
         return state[self._place(policy)] if isinstance(state, dict) else state
 
     def _place(self, policy: str | None) -> str:
-        """Where a policy stands in the State of several; None: the one that is meant where none is named."""
+        """Returns the place of a policy in the State of several; None: the one that is meant where none is named."""
         return multi_agent.places(self.config)[policy or multi_agent.the_one(self.config) or ""]
 
     def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
-        """Parameters, target parameters and statistics of the State, by field, as numpy arrays; `policy` as above."""
+        """Returns parameters, target parameters and statistics of the State, numpy arrays by field."""
         state = self.learner_state(policy)
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
 
@@ -110,7 +110,7 @@ class Policies(abc.ABC):
     # ------------------------------------------------------------ policies that come and go
 
     def _seats(self, what: str) -> roster.Seats:
-        """Who says which policies there are. Raises InputError: they cannot change in this run."""
+        """Returns the roster's Seats. Raises InputError: policies cannot change in this run."""
         if self.seats is None:
             raise InputError(
                 f"{what}: this run keeps the policies that it began with: set multi_agent.capacity to the most that "
@@ -128,14 +128,14 @@ class Policies(abc.ABC):
           train: names of the policies that learn from now on, or a function of a name; None: as before.
         Raises:
           InputError: the run has no `multi_agent.capacity`, or no place is free; the name is taken; mapping or `train`
-            name a policy that there is not.
+            name an unknown policy.
         """
         seats = self._seats("add_policy")
         self._reseated(seats.add(self.state, name, given=state, mapping=mapping, train=train))
 
     def remove_policy(self, name: str, *, mapping: Any = None, train: Any = None) -> None:
         """Removes a policy; what is left of games in which agents follow it is not learned from. Arguments as
-        `add_policy`. Raises InputError: there is no such policy, or none that can be removed.
+        `add_policy`. Raises InputError: it does not exist, or cannot be removed.
         """
         seats = self._seats("remove_policy")
         self._reseated(seats.remove(self.state, name, mapping=mapping, train=train))
@@ -146,7 +146,7 @@ class Policies(abc.ABC):
         self.replace_state(state)
 
     def _as_saved(self, saved: Mapping[str, Any]) -> RunConfig:
-        """The config with the policies that a checkpoint has, which may have come and gone since its run began."""
+        """Returns the config with a checkpoint's policies, which may have come and gone since its run began."""
         assert self.seats is not None and self.config.multi_agent is not None
         found = config.override({**saved}, []).multi_agent
         assert found is not None
@@ -158,7 +158,7 @@ class Policies(abc.ABC):
 
 
 def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
-    """The States of some policies of a checkpoint with several, on the host, by name.
+    """Reads the States of some policies of a checkpoint with several, on the host, by name.
 
     Raises:
       InputError: it does not have them.

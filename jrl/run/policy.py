@@ -31,7 +31,7 @@ class Policy:
     Attributes:
       spec: spaces of one environment as the algorithm sees it; `spec.env_action`, where there is one, is the space of
         what `act` returns.
-      observation_space: of what `act` takes: the environment's own, without frame stacks, previous action and reward.
+      observation_space: that of `act`: the environment's own, without frame stacks, previous action and reward.
       config: of the run.
       algo: the algorithm's functions.
       inputs: reads what `act` takes.
@@ -54,7 +54,7 @@ class Policy:
     def act(
         self, obs: Any, explore: bool = False, *, reset: Any = None, reward: Any = None, action_mask: Any = None
     ) -> Any:
-        """The actions for one observation, or for a batch of them.
+        """Returns the actions for one observation, or for a batch of them.
 
         Args:
           obs: an element [*] of `observation_space`, or a batch: each of its arrays [N, *]. Numbers of another
@@ -89,7 +89,7 @@ class Policy:
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def start(self, num: int) -> "Memory":
-        """Returns what `num` environments that begin an episode remember."""
+        """Returns the memory of `num` environments that begin an episode."""
         return Memory(num, self.algo.carry(num), self.inputs.past(num))
 
     def step(
@@ -104,7 +104,7 @@ class Policy:
         clip: bool | None = None,
         extras: bool = False,
     ) -> tuple[PyTree, "Memory", dict[str, PyTree]]:
-        """The actions of a batch, and what is remembered after them; nothing is kept between calls but their number.
+        """Returns the actions of a batch, and the memory after them; keeps nothing between calls but their number.
 
         Args:
           obs, given: [N, *], as `inputs.batch` reads them.
@@ -128,7 +128,7 @@ class Policy:
         return jax.tree.map(np.array, action), Memory(memory.num, carry, past), found
 
     def _compiled(self, explore: bool, normalize: bool | None, clip: bool | None, extras: bool) -> Callable[..., Any]:
-        """A program for each way to act; jax compiles it for each batch size."""
+        """Makes a program for each way to act; jax compiles it for each batch size."""
         transform, remembers = self._trained.to_env(normalize, clip), self.inputs.remembers
 
         def step(actor, obs, carry, key, calls):
@@ -148,7 +148,7 @@ class Policy:
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, None]:
-        """(actions, None) of one observation or of many, with SB3's arguments; `act` with another signature.
+        """Returns (actions, None) of one observation or of many, with SB3's arguments; `act` by another signature.
 
         Args:
           observation: as `act`.
@@ -162,7 +162,7 @@ class Policy:
         raise elsewhere.missing(self, name, "loaded")
 
     def reset(self) -> None:
-        """The next call begins new episodes."""
+        """Begins new episodes with the next call."""
         self._memory = None
 
 
@@ -218,7 +218,7 @@ class Inputs:
     # ------------------------------------------------------------ one observation, or many
 
     def batch(self, obs: Any, action_mask: Any = None, name: str = "obs") -> tuple[PyTree, dict[str, PyTree], bool]:
-        """(observations [N, *] in the space's dtypes, the items of the past among them, whether it was a single one).
+        """Returns (observations [N, *] in the space's dtypes, items of the past among them, whether it was one alone).
 
         Raises:
           ValueError: `name` says that they are no elements of the space, or their mask allows nothing.
@@ -255,7 +255,7 @@ class Inputs:
         return [name for name in self.unread if lacks(obs, name.split("/"))]
 
     def item(self, name: str, x: Any, num: int, *, single: bool) -> PyTree:
-        """The item `name` of the past [N, *], of one observation or of N. Raises ValueError where it does not fit."""
+        """Returns the item `name` of the past [N, *], of one observation or of N. Raises ValueError: it is unfit."""
         reader = _Reader(lead=() if single else (num,))
         x = reader.read(self.added[name], x, name)
         return jax.tree.map(lambda x: x[None], x) if single else x
@@ -291,7 +291,7 @@ class Inputs:
         return Past(self.history.empty(num), action, np.ones(num, bool))
 
     def told(self, past: Past, obs: PyTree, given: Mapping[str, PyTree], reward: Any = None) -> tuple[PyTree, PyTree]:
-        """(frames of the next `Past`, observations [N, *] as the algorithm acts on them).
+        """Returns (frames of the next `Past`, observations [N, *] as the algorithm acts on them).
 
         Raises:
           ValueError: a reward is missing, or does not fit.
@@ -313,7 +313,7 @@ class Inputs:
 
 
 def num_choices_each(action: Space) -> tuple[int, ...]:
-    """The lengths of the parts of an action mask, of each of which one choice is taken."""
+    """Returns the lengths of the parts of an action mask; of each part one choice is taken."""
     found: list[int] = []
     for _, leaf in spaces.leaves(action):
         found += [getattr(leaf, "n")] if hasattr(leaf, "n") else getattr(leaf, "nvec", ())  # noqa: B009
@@ -373,7 +373,7 @@ def _expected(leaf: Leaf) -> str:
 
 
 def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 0, policy: str | None = None) -> Policy:
-    """The policy of a checkpoint; no environment is made.
+    """Loads the policy of a checkpoint; no environment is made.
 
     Args:
       path: a run directory, or a checkpoint.
@@ -409,7 +409,7 @@ class Trained(NamedTuple):
 
 
 def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: str | None = None) -> Trained:
-    """The parts of `load`; arguments and errors as there."""
+    """Restores the parts of `load`; arguments and errors as there."""
     found = checkpoint.locate(Path(path), best=best)
     meta = checkpoint.read_meta(found)
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
@@ -429,7 +429,7 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
 
 
 def of_training(cfg: RunConfig, spec: EnvSpec, *, seed: int = 0) -> Policy:
-    """The policy of a run under way, which acts with the weights that `Policy.use` gives it.
+    """Makes the policy of a run under way, which acts with the weights that `Policy.use` gets.
 
     Args:
       cfg: of the run, or of its evaluations.

@@ -151,7 +151,7 @@ class Population:
         self._state = jax.device_put(taken, NamedSharding(self._mesh, _OWN))
 
     def actor(self, member: int) -> PyTree:
-        """What a member acts with."""
+        """Returns the actor of a member."""
         return parallel.first(self._acting(self._own(member)[0], self.of(member).learner))
 
     @functools.cached_property
@@ -210,7 +210,7 @@ class Population:
 
     @functools.cached_property
     def _advance_one(self) -> Callable[..., Any]:
-        """As `_advance`, for one member: the plain program."""
+        """Program that advances one member: the plain program."""
         specs = LoopState(_SAME, parallel.PER_DEVICE, parallel.PER_DEVICE)
 
         def body(floats, state, root, iteration, count):
@@ -232,7 +232,7 @@ class Population:
 
 
 def _written(tree: PyTree, one: PyTree, place: jax.Array) -> PyTree:
-    """On one device: its members, with one of them replaced if that has its place here."""
+    """Replaces one of a device's members, if its place is here."""
     count = jax.tree.leaves(tree)[0].shape[0]
     mine = place - count * jax.lax.axis_index(_MEMBERS)
     mine = jnp.where((mine >= 0) & (mine < count), mine, count)  # beyond the end nothing is written
@@ -245,7 +245,7 @@ _taken = jax.jit(lambda tree, place: jax.tree.map(lambda x: x[place], tree))
 
 @jax.jit
 def _chosen(mine: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """Of some places the one tree, of the others the other."""
+    """Chooses the one tree at some places, the other elsewhere."""
     choose = lambda a, b: jnp.where(mine.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(choose, new, old)
 
@@ -262,7 +262,7 @@ class Place:
 
 
 class Member(Program):
-    """One member of a population as a Program. Whoever advances all of them calls `Population.advance`."""
+    """A member of a population as a Program. Whoever advances all of them calls `Population.advance`."""
 
     def __init__(self, population: Population, member: int):
         fused = population.fused

@@ -17,7 +17,7 @@ _UPDATES = 32  # whose batches are on the devices at a time, and once more those
 
 
 class Prefetched(Offline):
-    """As Offline, to the bit, but for priorities, which it cannot have: batches are drawn before others are learned.
+    """Offline's updates, bit for bit, on batches that are drawn ahead of them, and so without priorities.
 
     The host draws the batches of the next `_UPDATES` updates while the devices learn from those before. What is held
     out lies on the devices.
@@ -49,7 +49,7 @@ class Prefetched(Offline):
         return ()
 
     def _sampled(self, rows: list[PyTree], root: Key, count: int, first: Any) -> PyTree:
-        """The batches of `count` updates from number `first` on, of all devices: [count, N, *]."""
+        """Draws the batches of `count` updates from number `first` on, of all devices: [count, N, *]."""
 
         return jax.lax.map(lambda key: self._of_devices(rows, key), keys_of(root, first, count).draw)
 
@@ -62,7 +62,7 @@ class Prefetched(Offline):
             return self._draw_one(self._rows, key)
 
     def _body_of_batches(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
-        """The first `count` of the updates on batches [K, N, *], and the sums of their metrics."""
+        """Makes the first `count` of the updates on batches [K, N, *], and sums their metrics."""
         if self._unguarded is None:
             return self._on_batches(self.learner, learned, batches, root, first, count)[:2]
         state, total, bad = self._on_batches(self._unguarded, learned.state, batches, root, first, count)
@@ -70,7 +70,7 @@ class Prefetched(Offline):
         return learned, {**total, NOT_FINITE: learned.fault.found.astype(jnp.float32) * count}
 
     def _on_batches(self, learner: Learner, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
-        """The state after updates, the sums of their metrics, and whether a loss was not finite."""
+        """Returns the state after updates, the sums of their metrics, and whether a loss was not finite."""
 
         keys = keys_of(root, first, _UPDATES).update
 

@@ -1,4 +1,4 @@
-"""What of a run can be refused before it begins, for commands that begin none."""
+"""Checks of a run before it begins, for commands that begin none."""
 
 from jrl.errors import InputError
 from jrl.metrics import loggers

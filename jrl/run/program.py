@@ -23,7 +23,7 @@ from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
 @struct.dataclass
 class LoopState:
-    """All that changes from call to call."""
+    """State that changes from call to call."""
 
     learner: PyTree  # replicated over devices
     replay: PyTree  # each device's own, [D * n, ...] of leaves [n, ...] and [D] of scalars; () without
@@ -52,12 +52,12 @@ class Program(abc.ABC):
         self._roots: dict[int, Key] = {}
 
     def drain(self) -> dict[str, float]:
-        """As `Source.drain`."""
+        """Returns `Source.drain()` of its source."""
         return self.source.drain() if self.source is not None else {}
 
     @abc.abstractmethod
     def init(self, seed: int) -> LoopState:
-        """The state at the start of a run."""
+        """Makes the state at the start of a run."""
 
     @abc.abstractmethod
     def advance(
@@ -69,7 +69,7 @@ class Program(abc.ABC):
     def collect(
         self, state: LoopState, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Rollout, Episodes]:
-        """The next rollout, with the state as it is. `call` counts those of one iteration; that of `advance` is 0."""
+        """Collects the next rollout, with the present state. `call` counts those of one iteration; `advance`'s is 0."""
 
     @abc.abstractmethod
     def learn(
@@ -79,7 +79,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def apart(self, state: LoopState) -> LoopState:
-        """The state whose next rollout does not continue the latest one, which nobody may have learned from."""
+        """Returns the state whose next rollout does not continue the latest, which may not have been learned from."""
 
     @abc.abstractmethod
     def keep(self, state: LoopState) -> LoopState:
@@ -87,35 +87,35 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def place(self, state: LoopState) -> LoopState:
-        """Puts what was kept on the devices again; after `init`."""
+        """Puts what was kept on the devices again; call it after `init`."""
 
     @abc.abstractmethod
     def restart(self, count: int) -> None:
-        """Makes environments anew that a checkpoint cannot hold; those of another `count` are others."""
+        """Makes environments anew that a checkpoint cannot hold; another `count` makes others."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """Ends the environments."""
 
     def settled(self, state: LoopState, seed: int) -> LoopState:
-        """The state with the last good update, where one was refused that was not finite, and what is known of it."""
+        """Returns the state with the last good update, where updates were refused, and what is known of the bad one."""
         return state
 
     def actor(self, state: LoopState) -> PyTree:
-        """Returns what acts, on one device."""
+        """Returns the actor, on one device."""
         return parallel.first(self.learner.actor(state.learner))
 
     def assign(self, state: LoopState, kept: PyTree) -> LoopState:
-        """The state with the learner `kept`, as `keep` gave one; all else is as it was."""
+        """Returns the state with the learner `kept`, as `keep` returned it; all else stays."""
         return dataclasses.replace(state, learner=parallel.replicate(self.learner.resume(kept), self.mesh))
 
     def _begun_with_data(self, replay: PyTree) -> PyTree:
-        """An empty replay; where there are data sets, one with them, priorities of their rows and all."""
+        """Returns an empty replay, or with data sets one that has them, priorities of their rows and all."""
         data = self.learner.data
         return replay if data is None else parallel.shard(data.fill(), self.mesh)
 
     def _with_data(self, replay: PyTree) -> PyTree:
-        """A replay as checkpoints hold it, with the data sets that it is to have, on the devices."""
+        """Returns a checkpoint's replay on the devices, with the data sets that it is to have."""
         data = self.learner.data
         return replay if data is None else parallel.shard(data.dressed(replay, data.fill()), self.mesh)
 
@@ -166,8 +166,8 @@ def joined_replay(replay: PyTree) -> PyTree:
 
 
 def over_iterations(metric, count=None):
-    """[K] -> []: the mean over iterations that have one (NaN is none); of a whole number, which counts, the last. Of
-    the first `count` iterations; None: of all.
+    """Returns the mean [] over iterations [K] that have one (NaN is none); of a whole number, which counts, the last.
+    Of the first `count` iterations; None: of all.
     """
     if not jnp.issubdtype(metric.dtype, jnp.floating):
         return metric[-1 if count is None else count - 1]

@@ -79,12 +79,12 @@ def first_bad_operation(fn: Callable, args: tuple, names: Sequence[str], bad: in
 
 
 def is_finite(x: Any) -> bool:
-    """Whether an array, a number or None holds neither infinity nor NaN."""
+    """Returns whether an array, a number or None holds neither infinity nor NaN."""
     return x is None or not _is_float(x) or bool(np.isfinite(np.asarray(x)).all())
 
 
 def compact(x: Any) -> str:
-    """A number, a short array, or the shape and range of a long one."""
+    """Describes a number, a short array, or the shape and range of a long one."""
     x = np.asarray(x)
     if x.size <= 16:
         return np.array2string(x, precision=4, max_line_width=100).replace("\n", "")
@@ -163,7 +163,7 @@ class _Inside(NamedTuple):
 
 
 def _inside(eqn, operands: list[Any], at: int, spots: np.ndarray) -> _Inside | None:
-    """The loop body, branch or callee behind the bad elements `spots` of result `at`; None: there is none."""
+    """Returns the loop body, branch or callee behind the bad elements `spots` of result `at`; None: there is none."""
     name, params = eqn.primitive.name, eqn.params
     if name == "cond":
         branch = min(max(int(operands[0]), 0), len(params["branches"]) - 1)
@@ -177,7 +177,7 @@ def _inside(eqn, operands: list[Any], at: int, spots: np.ndarray) -> _Inside | N
 
 
 def _turn(eqn, operands: list[Any], at: int, spots: np.ndarray) -> _Inside | None:
-    """The first turn of a loop that makes what it carries, or the followed row of its result, non-finite."""
+    """Returns the first turn of a loop that makes what it carries, or the followed row of its result, non-finite."""
     params, scan = eqn.params, eqn.primitive.name == "scan"
     body, before = params["jaxpr" if scan else "body_jaxpr"], 0 if scan else params["cond_nconsts"]
     given, rows = operands[before:], list[Any]()
@@ -223,7 +223,7 @@ _MIXES = {"dot_general", "conv_general_dilated", "cumsum", "cumprod", "cummax", 
 
 
 def _taken(eqn, i: int, operands: list[Any], spots: np.ndarray) -> np.ndarray:
-    """Which bad elements of operand `i` the elements `spots` of an operation's result are made of."""
+    """Returns the bad elements of operand `i` that the elements `spots` of an operation's result are made of."""
     bad, name = _bad(operands[i]), eqn.primitive.name
     if name in _PICKS and i == 0 and bad.any():  # the operation itself says which
         index = jnp.arange(bad.size, dtype=jnp.int32).reshape(bad.shape)
@@ -233,7 +233,7 @@ def _taken(eqn, i: int, operands: list[Any], spots: np.ndarray) -> np.ndarray:
 
 
 def _adds(step: _Step) -> bool:
-    """Whether an operation makes NaN, or more infinities than it was given."""
+    """Returns whether an operation makes NaN, or more infinities than it was given."""
     bad = _bad(step.result)
     more = step.followed is None or (step.followed.shape == bad.shape and bool((bad & ~step.followed).any()))
     return more or (_is_float(step.result) and bool(np.isnan(np.asarray(step.result)).any()))
@@ -244,14 +244,14 @@ def _shapes(variables: Iterable[Any]) -> list[Any]:
 
 
 def _bad(x: Any) -> np.ndarray:
-    """Where an array is not finite; uint32 are the bits of floats (`ops.minibatch.row_taker`)."""
+    """Returns where an array is not finite; uint32 are the bits of floats (`ops.minibatch.row_taker`)."""
     if getattr(x, "dtype", None) == np.uint32:
         x = np.asarray(x).view(np.float32)
     return ~np.isfinite(np.asarray(x)) if _is_float(x) else np.zeros(np.shape(x), bool)
 
 
 def _within(bad: np.ndarray, spots: np.ndarray | None) -> np.ndarray:
-    """Those of the bad elements that are followed, where the shapes are the same."""
+    """Returns the bad elements that are followed, where the shapes are the same, else all."""
     return bad & spots if spots is not None and spots.shape == bad.shape else bad
 
 
@@ -287,7 +287,7 @@ def _describe(step: _Step, read: str = "") -> Operation:
 
 
 def _frames(eqn) -> list[traceback.FrameSummary]:
-    """The lines that led to an equation, outermost first, without those of libraries."""
+    """Returns the lines that led to an equation, outermost first, without those of libraries."""
     recorded = eqn.source_info.traceback
     walk = traceback.walk_tb(recorded.as_python_traceback()) if recorded else ()
     return [f for f in traceback.StackSummary.extract(walk, lookup_lines=False) if not _is_library(f.filename)]
@@ -307,5 +307,5 @@ def _where(frame: traceback.FrameSummary) -> str:
 
 
 def _short(filename: str) -> str:
-    """A file of jrl from `jrl/` on."""
+    """Returns the path of jrl's file from `jrl/` on."""
     return filename.removeprefix(f"{Path(_PACKAGE).parent}/")

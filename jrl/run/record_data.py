@@ -19,21 +19,21 @@ _NUM_ENVS = 16
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data record", "Play trained policies, random actions or a mix of them into a data set.")
-    p.add_argument("runs", nargs="*", metavar="RUN", help="run directories or checkpoints, which play equally much")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="run directories or checkpoints, with equal shares")
     of_run = p.add_mutually_exclusive_group()
     of_run.add_argument("--best", action="store_true", default=None, help="of runs, the best checkpoint (default)")
     of_run.add_argument("--latest", action="store_false", dest="best", default=None, help="of runs, the latest one")
     p.add_argument("--mix", nargs="+", default=[], metavar="RUN=SHARE", help="of the steps; `random` is a policy, too")
     p.add_argument("--random", type=float, default=0.0, metavar="SHARE", help="of the steps: uniformly random actions")
-    p.add_argument("--env", help="where there is no RUN: its id, for random actions")
-    p.add_argument("--steps", type=int, default=100_000, help="of all environments together (default 100000)")
-    p.add_argument("--out", required=True, help="directory that there is not, for the data set")
+    p.add_argument("--env", help="without RUN: id of the environment, for random actions")
+    p.add_argument("--steps", type=int, default=100_000, help="steps of all environments together (default 100000)")
+    p.add_argument("--out", required=True, help="new directory for the data set")
     p.add_argument("--format", default="jrl", help="of the files: jrl (default), or another that jrl.data writes")
-    p.add_argument("--max-file-mb", type=float, default=64.0, help="of arrays in a file (default 64)")
-    p.add_argument("--no-compress", action="store_false", dest="compress", help="files of arrays as they are")
-    p.add_argument("--seed", type=int, default=0, help="of environments and actions (default 0)")
+    p.add_argument("--max-file-mb", type=float, default=64.0, help="most MiB of arrays in a file (default 64)")
+    p.add_argument("--no-compress", action="store_false", dest="compress", help="write uncompressed files")
+    p.add_argument("--seed", type=int, default=0, help="seed of environments and actions (default 0)")
     p.add_argument(
         "--epsilon", type=float, default=0.0, metavar="E", help="share of steps with a random action instead"
     )
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plays and writes; the exit status: 0, or 1 where an environment fails. Raises InputError."""
+    """Plays and writes. Returns 0, or 1 where an environment fails. Raises InputError."""
     try:
         print(*record(args), sep="\n")
     except EnvironmentFailed as e:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shares(args: argparse.Namespace) -> list[tuple[str, float]]:
-    """Who plays, and of which share of the steps. Raises InputError."""
+    """Returns the players, each with its share of the steps. Raises InputError."""
     errors = [
         f"--{name}: expected {what}, got {value}"
         for name, value, what, ok in (
@@ -77,7 +77,7 @@ def shares(args: argparse.Namespace) -> list[tuple[str, float]]:
     if args.runs and not left:
         raise InputError("--random 1: no step is left for the runs: leave them out and give --env, or lower it")
     if not args.runs and left:
-        raise InputError("record: nobody plays: give a run, or --env ID --random 1")
+        raise InputError("record: there is no player: give a run, or --env ID --random 1")
     found = [(name, left / len(args.runs)) for name in args.runs]
     return [*found, (_RANDOM, args.random)] if args.random else found
 
@@ -99,7 +99,7 @@ def _mixed(given: Sequence[str]) -> list[tuple[str, float]]:
 
 
 def record(args: argparse.Namespace) -> Iterator[str]:
-    """Plays, writes the data set, and says what is in it."""
+    """Plays, writes the data set, and prints what is in it."""
     who = shares(args)
     out = files.absolute(Path(args.out))
     if out.exists():
@@ -125,7 +125,7 @@ def record(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Player]":
-    """Who plays, the trained ones with their weights. Raises InputError."""
+    """Makes the players, the trained ones with their weights. Raises InputError."""
     from jrl.run import mixture
     from jrl.settings import config
 
@@ -145,7 +145,7 @@ def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Pl
 
 
 def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) -> list[str]:
-    """Writes the data sets into the directory; their paths in it, one for each kind of agents. Raises InputError."""
+    """Writes the data sets into the directory; returns their paths in it, one for each kind of agents."""
     from jrl import data
     from jrl.data import formats
     from jrl.data.store import Episode
@@ -196,7 +196,7 @@ def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) ->
 
 
 def _told(store: "EpisodeStore", path: Path) -> Iterator[str]:
-    """What is in a data set, in words: the returns of episodes that were not cut, by who played."""
+    """Describes a data set: the returns of episodes that were not cut, by their players."""
     count = f"{counted(store.num_episodes, 'episode', ',')}, {counted(store.num_steps, 'step', ',')}"
     yield f"wrote {path}: {count}, checksum {store.checksum()}"
     if "source" not in store.labels:

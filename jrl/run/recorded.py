@@ -1,4 +1,4 @@
-"""From rollouts to the episodes of a data set: with the observation after their last step, across rollouts.
+"""Episodes of a data set, made of rollouts: each has the observation after its last step.
 
 columns = Columns(take, num_envs=8)  # take(kind, episode) gets each episode that has ended or was cut
 columns(rollout); columns(next_rollout)
@@ -24,7 +24,7 @@ _UNKEPT = (SEEN, RECORD, LEADS, PLACE, "carry", "running_return")
 
 
 class Who(NamedTuple):
-    """Whose the columns of rollouts are, of environments with several agents."""
+    """Agents of the batch axis of rollouts, of environments with several agents."""
 
     names: tuple[str, ...]  # of the A agents
     policies: tuple[str, ...]  # [A], the policy that each follows
@@ -32,7 +32,7 @@ class Who(NamedTuple):
 
 
 def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | None = None) -> dict[str, PyTree]:
-    """What acting recorded of each column beside the action: name -> [T, B, ...], of `wanted`, None: of all.
+    """Returns what acting recorded beside the action: name -> [T, B, ...], of `wanted`, None: of all.
 
     With several policies, which record their columns apart, what all of them have, put together.
     """
@@ -49,7 +49,7 @@ def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | 
 
 
 def _together(extras: Mapping[str, PyTree], name: str, who: Who) -> PyTree:
-    """One array [T, B, ...] of those that the policies recorded; None where they have other shapes or dtypes."""
+    """Joins what the policies recorded to one array [T, B, ...]; None where shapes or dtypes differ."""
     parts = [(own, jax.tree.leaves(extras[label][name])) for label, own in who.agents.extras.items()]
     if len({tuple((x.shape[2:], x.dtype) for x in leaves) for _, leaves in parts}) > 1 or len(parts[0][1]) != 1:
         return None
@@ -71,7 +71,7 @@ class _Open:
     tail: PyTree = None  # the observation after the last row
 
     def episode(self, labels: Mapping[str, Any], *, terminated: bool = False, truncated: bool = False) -> Episode:
-        """The rows so far; of neither end it is one that was cut."""
+        """Makes an episode of the rows so far; one of neither end was cut."""
         joined = lambda *x: x[0] if len(x) == 1 else np.concatenate(x)
         obs, action, reward, columns = jax.tree.map(joined, *self.pieces)
         whole = jax.tree.map(lambda x, last: np.concatenate([x, last[None]]), obs, self.tail)
@@ -80,7 +80,7 @@ class _Open:
 
 
 class Columns:
-    """The episodes of B columns, from one rollout after the other.
+    """Episodes of B environments or agents' slots ("columns"), made of one rollout after the other.
 
     An episode goes on in the next rollout. It is cut, with neither end, where the columns do not go on, its environment
     broke, or its agent is gone. Labels of each are `env`, the number of its environment, `iteration`, in which it
@@ -141,7 +141,7 @@ class Columns:
             self._emit(column, self._open.pop(column))
 
     def _add(self, kind: int, own: np.ndarray, block: Any, last_obs: PyTree, rows: np.ndarray) -> None:
-        """Takes the rows of the columns `own` [n], all of which are of one kind: leaves [n, T, *]."""
+        """Takes the rows of the columns `own` [n], all of one kind: leaves [n, T, *]."""
         obs, action, (mask, terminated, truncated, reward, length, columns) = block
         done = terminated | truncated
         steps = mask.shape[1]
@@ -181,7 +181,7 @@ class Columns:
         return {**named, **self._labels, "env": env}
 
     def under_way(self) -> list[tuple[int, Episode]]:
-        """The episodes under way as they would be cut now, each with its kind; they go on."""
+        """Returns the episodes under way as if cut now, each with its kind; they go on."""
         return [(self._kind(c), self._open[c].episode(self._labels_of(c))) for c in sorted(self._open)]
 
     def reset(self) -> None:
@@ -190,5 +190,5 @@ class Columns:
 
 
 def _by_column(tree: PyTree) -> PyTree:
-    """Leaves [T, n, *] as [n, T, *], copies: an array of jax may be given away to the program that learns."""
+    """Returns leaves [T, n, *] as [n, T, *], copies: jax arrays may be donated to the program that learns."""
     return jax.tree.map(lambda x: np.array(np.swapaxes(x, 0, 1), order="C"), tree)

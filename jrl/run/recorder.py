@@ -29,7 +29,7 @@ _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkp
 
 
 def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
-    """Whose the columns of a run's rollouts are; None with one agent."""
+    """Returns the agents of a run's rollouts; None with one agent."""
     if not spec.agents:
         return None
     agents, names = build_policies.agents_of(cfg, spec), list(multi_agent.followers(cfg))
@@ -37,12 +37,12 @@ def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
 
 
 def directories(root: Path, spec: EnvSpec) -> list[Path]:
-    """Where the data sets are: agents of another kind have one of their own, named after the first of them."""
+    """Returns the directories of the data sets: each kind of agents has one, named after the first of them."""
     return [root / one.agents[0] for one in spaces.by_kind(spec)] if spec.kinds else [root]
 
 
 def writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:
-    """A writer for each kind of agents, which says in its files what is special about their actions."""
+    """Makes a writer for each kind of agents, whose files say what is special about their actions."""
     options: dict[str, Any] = {"max_file_mb": output.max_file_mb, "compress": output.compress}
     return [
         Writer(where, one.observation, one.action, format=output.format, meta={**meta, **actions(one)}, **options)
@@ -51,7 +51,7 @@ def writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputCo
 
 
 def actions(spec: EnvSpec) -> dict[str, Any]:
-    """What a data set says of actions that are not the environment's own; {} where they are."""
+    """Returns a data set's notes on actions that are not the environment's own; {} where they are."""
     if spec.env_action is None or spec.env_action == spec.action:
         return {}
     return {"actions": "normalized", "env_action": space_to_json(spec.env_action)}
@@ -81,7 +81,7 @@ class Recorder:
         self._checkpoints: Path | None = None
         if by_episode.per_episode(cfg) or (cfg.multi_agent is not None and cfg.multi_agent.self_play is not None):
             raise InputError(
-                "data.output: who follows which policy differs from game to game here, which episodes would not tell: "
+                "data.output: agents change policies from game to game here, which episodes would not show: "
                 "use a table in multi_agent.mapping, without capacity and self_play, or leave data.output out"
             )
         self._check_columns(cfg, algo)
@@ -98,7 +98,7 @@ class Recorder:
             raise InputError(f"data.output.columns: acting records no {', '.join(missing)}: {there}")
 
     def _recorded(self, like: Any) -> list[str]:
-        """The names that all policies record."""
+        """Returns the names that all policies record."""
         assert self._who is not None
         if not self._who.agents.extras:
             return list(kept(like.extras, None))
@@ -117,7 +117,7 @@ class Recorder:
         Returns:
           What there is to say about it.
         Raises:
-          InputError: nobody says where, or there are files of another run.
+          InputError: no place is given, or there are files of another run.
         """
         path = self._output.path or (directory and directory / "data")
         if path is None:
@@ -138,7 +138,7 @@ class Recorder:
         return [*told, *(f"data: {line}" for line in gone if line)]
 
     def _go_back(self, where: Path, iteration: int, *, anew: bool) -> str:
-        """Takes away the files that a checkpoint does not know of; what there is to say."""
+        """Removes the files that a checkpoint does not know of; returns a note on them."""
         there = {path.name: path for path in where.glob(f"{PREFIX}-*")} if where.is_dir() else {}
         mark = where / _MARKS / f"{iteration}.json"
         if iteration == 0 and not anew and there:
@@ -169,7 +169,7 @@ class Recorder:
     # ------------------------------------------------------------ rollouts
 
     def columns(self, source: Any, num_envs: int, worker_index: int, first: int) -> Columns:
-        """What takes the rollouts of `num_envs` columns from `first` on; for `replay_episodes.Watch`."""
+        """Returns the Columns of `num_envs` slots from `first` on; for `replay_episodes.Watch`."""
         before = self._columns.get(first)
         if before is not None:  # of environments that are gone
             before.reset()
@@ -190,7 +190,7 @@ class Recorder:
     # ------------------------------------------------------------ checkpoints
 
     def mark(self, iteration: int) -> None:
-        """Makes it known to a run that goes on from here what is written: closes the files, and keeps what is not."""
+        """Marks what is written for a run that resumes here: closes the files, and keeps what is not written."""
         under_way = [found for _, columns in sorted(self._columns.items()) for found in columns.under_way()]
         for kind, (where, writer) in enumerate(zip(self._directories, self._writers, strict=True)):
             writer.close()

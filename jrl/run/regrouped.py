@@ -1,4 +1,4 @@
-"""From a checkpoint whose policies were grouped otherwise: those that differ in floats had groups of their own.
+"""Resumes from a checkpoint with other groups of policies: those that differ in floats had groups of their own.
 
 What is kept of learners is by policy; a replay and the memory of acting are by group.
 """
@@ -14,7 +14,7 @@ from jrl.types import PyTree
 
 
 def replay(found: PyTree, like: PyTree, groups: Sequence[Group], devices: int) -> PyTree:
-    """Stacks the replays of the groups that were, in dicts, as the present ones have theirs.
+    """Stacks the replays of the former groups, in dicts, as the present ones have theirs.
 
     Args:
       found: as it was saved: by group, of `devices` devices one behind the other.
@@ -56,7 +56,7 @@ def source(found: PyTree, groups: Sequence[Group]) -> PyTree:
 
 
 def _by_group(found: PyTree, groups: Sequence[Group], joined: Any) -> PyTree:
-    """`found` with `joined(group, parts)` for each group that it holds in parts."""
+    """Returns `found` with `joined(group, parts)` for each group that it holds in parts."""
     made = dict(found) if isinstance(found, Mapping) else found
     for group in groups:
         parts = _apart(group)
@@ -68,7 +68,7 @@ def _by_group(found: PyTree, groups: Sequence[Group], joined: Any) -> PyTree:
 
 
 def _apart(group: Group) -> list[Group]:
-    """The policies of a group, those of equal floats together."""
+    """Splits the policies of a group into those of equal floats."""
     members: dict[tuple[float, ...], list[int]] = {}
     for i in range(len(group.names)):
         members.setdefault(tuple(float(x[i]) for x in jax.tree.leaves(group.floats)), []).append(i)

@@ -80,11 +80,11 @@ class Reporter:
         self._pending.append(info._replace(state=None))  # the state will be donated
 
     def due_before(self, info: StepInfo) -> bool:
-        """Whether a row of the calls before this one, which are counted, would be long enough."""
+        """Returns whether a row of the counted calls before this one would be long enough."""
         return bool(self._pending) and self._due(info.env_steps)
 
     def due(self) -> bool:
-        """Whether a row that includes the latest call would be long enough. Waits for the device."""
+        """Returns whether a row that includes the latest call would be long enough. Waits for the device."""
         return bool(self._pending) and self._due(self._pending[-1].env_steps_after())
 
     def _due(self, env_steps: int) -> bool:
@@ -96,7 +96,7 @@ class Reporter:
         return self.trained(env_steps, self._updates_after(self._pending[-1])) - self._trained_then >= self._trained
 
     def trained(self, env_steps: int, updates: int) -> int:
-        """Environment steps learned from, when so many were taken; an update from replay learns from those it draws."""
+        """Returns the environment steps learned from, when so many were taken; replay learns from those it draws."""
         return env_steps if self._rows_per_update is None else updates * self._rows_per_update
 
     def _updates_after(self, info: StepInfo) -> int:
@@ -104,7 +104,7 @@ class Reporter:
         return int(np.asarray(info.metrics.get("train/updates", info.iteration * self._updates)))
 
     def state(self) -> dict[str, Any]:
-        """Returns what the next row depends on, as JSON. Waits for the device."""
+        """Returns the state that the next row depends on, as JSON. Waits for the device."""
         pending = None
         if self._pending:
             last = self._pending[-1]
@@ -136,7 +136,7 @@ class Reporter:
             self._pending = [StepInfo(None, metrics, report, p["iteration"], clock, timers)]
 
     def flush(self) -> str | None:
-        """A row for what is pending. Waits for the device."""
+        """Makes a row of what is pending. Waits for the device."""
         return self._write(self._pending[-1].clock_after()) if self._pending else None
 
     def seconds(self) -> float:
@@ -189,7 +189,7 @@ class Reporter:
         return next(filter(None, reasons), None)
 
     def _episodes(self) -> dict[str, Any]:
-        """Returns what the row says of the episodes of its calls."""
+        """Returns the row's part on the episodes of its calls."""
         reports = [info.episodes for info in self._pending]
         found = episode_metrics.summary(reports)
         if not self._agents:
@@ -197,7 +197,7 @@ class Reporter:
         return found | episode_metrics.of_agents(reports, self._agents, self._policies)
 
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
-        """Says once that replay holds little to learn from."""
+        """Notes once that replay holds little to learn from."""
         share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
         # of several agents those who are not there, perhaps most of the time, hold rows, too
         if share < _LEAST_VALID and not self._warned and not self._agents:
@@ -216,7 +216,7 @@ _LEAST_VALID = 0.45
 
 
 def not_finite(info: StepInfo) -> bool:
-    """Whether an update of the call was not finite: see `jrl.run.guard`. Waits for the call."""
+    """Returns whether an update of the call was not finite: see `jrl.run.guard`. Waits for the call."""
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 
@@ -241,12 +241,12 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
 
 
 def evaluation_ends(stop: Mapping[str, float], found: Mapping[str, Any]) -> bool:
-    """Whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
+    """Returns whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
     return any(found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found)
 
 
 def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
-    """Whether so much wall time has passed since it last had; for what does not change training."""
+    """Makes a test whether so much wall time has passed since it last had; for what does not change training."""
     due = time.monotonic() + seconds
 
     def look(info: StepInfo) -> bool:
@@ -260,7 +260,7 @@ def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
 
 
 def reached(steps: int, *, most: int = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
-    """Whether a call takes the run to the next multiple of `steps` environment steps; once for each.
+    """Makes a test whether a call takes the run to the next multiple of `steps` environment steps; once for each.
 
     Args:
       steps: environment steps between two.

@@ -51,7 +51,7 @@ def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
 
 
 def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
-    """The algorithm's State of a checkpoint, on the host.
+    """Returns the algorithm's State of a checkpoint, on the host.
 
     Args:
       saved: from `checkpoint.locate`.
@@ -73,14 +73,14 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
 
 
 def held(saved: Path, policy: str, state: PyTree) -> PyTree:
-    """A policy's State as `learner` found it. Raises InputError: the checkpoint does not hold that policy."""
+    """Returns a policy's State as `learner` found it. Raises InputError: the checkpoint does not hold that policy."""
     if isinstance(jax.tree.leaves(state)[0], jax.ShapeDtypeStruct):
         raise InputError(f"policy {policy}: it does not learn, and {saved} holds those that do alone")
     return state
 
 
 def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, groups: Sequence[Group] = ()) -> LoopState:
-    """The state of a checkpoint, on the host.
+    """Restores the state of a checkpoint, on the host.
 
     Args:
       saved: from `checkpoint.locate`.
@@ -114,7 +114,7 @@ def _replay(saved: Path, wanted: PyTree, before: int, devices: int, groups: Sequ
 
 
 def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
-    """A replay dealt out to so many devices. Of data sets, whose episodes are dealt out anew, priorities begin anew."""
+    """Deals a replay to so many devices. Of data sets, whose episodes are dealt anew, priorities begin anew."""
     if isinstance(found, mixed.State):
         parts = zip(found.parts, wanted.parts, strict=True)
         return mixed.State(tuple(_dealt(part, fresh, before, devices) for part, fresh in parts))
@@ -125,8 +125,8 @@ def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
 
 
 def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
-    """Reads of environments that are part of a program all, of others the episode statistics. Where a run changes from
-    one to the other, the statistics go on and the environments are those that it has begun with."""
+    """Reads environments that are part of a program whole, of others the episode statistics. Where a run changes from
+    one to the other, the statistics go on, and the environments begin anew."""
     if not jax.tree.leaves(wanted):
         return wanted
     like, anew = _shapes(wanted), False
@@ -155,7 +155,7 @@ def _shapes(tree: PyTree) -> PyTree:
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:
-    """The config of a run or checkpoint as plain data, its `run.out` the run's directory; None: there is no run.
+    """Returns the config of a run or checkpoint as plain data, its `run.out` the run's directory; None: no run.
 
     Of a run it is what config.yaml says, or where that is missing or damaged, its latest checkpoint.
 
@@ -182,8 +182,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
 
 
 def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Tells what a user should know of continuing from there with this config, on so many devices, from data with these
-    checksums."""
+    """Describes the effects of continuing with this config, on so many devices, from data with these checksums."""
     meta = checkpoint.read_meta(saved)
     for line in differences(meta["config"], cfg):
         yield f"changed: {line}"
@@ -194,13 +193,13 @@ def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = M
     if meta["config"].get("checkpoint", {}).get("policies") == "trainable":
         yield "checkpoint.policies was trainable: policies that do not learn begin anew, as the run's seed makes them"
     if meta["devices"] != devices:
-        yield f"from {meta['devices']} devices to {devices}: the columns are dealt out anew"
+        yield f"from {meta['devices']} devices to {devices}: the environments are dealt out anew"
     if cfg.replay is not None and cfg.checkpoint.replay == "none":
         yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
 
 
 def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
-    """The keys in which two configs differ, as `key saved -> now`, but for those that say nothing of what comes."""
+    """Returns the keys in which two configs differ, as `key saved -> now`, but for those without effect later."""
     old, new = (flatten(plain(tree)) for tree in (saved, to_dict(now)))
     keys = [k for k in {**old, **new} if k not in ("run.out", "network.init") and old.get(k) != new.get(k)]
     return [f"{k} {flow(old.get(k))} -> {flow(new.get(k))}" for k in keys]
@@ -247,7 +246,7 @@ def _empty(like: Any) -> np.ndarray:
 
 
 def _regroup_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:
-    """The latest episodes in turn over as many windows as are wanted; where they are smaller, not all of them."""
+    """Deals the latest episodes to as many windows as are wanted; smaller windows do not keep all."""
     found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
     found = found[:, np.isfinite(found[0])]
     size = wanted.window_return.shape[-1]
@@ -299,7 +298,7 @@ def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[P
 
 
 def _is_weight(name: str) -> bool:
-    """Whether an array of a State is a weight.
+    """Returns whether an array of a State is a weight.
 
     None is what rounding has lost of a sum, which statistics begin without, what a league counts, or who follows
     which policy.

@@ -1,4 +1,4 @@
-"""Who follows which policy in games to come: a mapping that is asked for each, policies that are added and removed.
+"""Roster of games to come: a mapping that is asked for each, policies that are added and removed.
 
 The host asks for more games than a call of the program can begin, and writes the answers into the table on the device
 (`jrl.run.by_episode.Roster`) before the call. So who plays follows from the mapping and the number of the game alone,
@@ -170,7 +170,7 @@ class Seats:
           mapping: who follows which policy in games that have not begun; None: as before.
           train: which policies learn; None: as before.
         Raises:
-          InputError: the name is taken, all places are, or mapping and training name what there is not.
+          InputError: the name is taken, all places are, or mapping and training name an unknown policy.
         """
         first = multi_agent.alike(self.config)[0]
         self._check_new(name)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened(session: "Session", directory: Path, rows_until: int | None, **logging: Any) -> Iterator["Sink"]:
-    """config.yaml, params.json and env.json of a run, and the files of its result rows, which are closed at the end.
+    """Opens config.yaml, params.json and env.json of a run, and its files of result rows, which are closed at the end.
 
     Args:
       session: of the run.
@@ -42,7 +42,7 @@ def opened(session: "Session", directory: Path, rows_until: int | None, **loggin
 
 
 def introduction(session: "Session") -> Iterator[str]:
-    """Tells in lines of text what a run is going to do."""
+    """Describes in lines of text what a run is going to do."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
@@ -57,14 +57,14 @@ def introduction(session: "Session") -> Iterator[str]:
 
 
 def _spaces(session: "Session", policy: str) -> str:
-    """What the agents of a policy see and do, in words."""
+    """Describes the spaces of a policy's agents."""
     spec = build_policies.of_policy(session.config, session.run.spec, policy)[1]
     return f": {spec.observation} -> {spec.action}"
 
 
 @contextlib.contextmanager
 def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
-    """log.txt of a run that no command prints about: what it is, each row and what jrl's loggers say; then its end.
+    """Writes log.txt of a run that no command prints about: its plan, each row, jrl's loggers' lines, its end.
 
     Args:
       session: of the run.

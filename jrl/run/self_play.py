@@ -28,7 +28,7 @@ _YET = -1  # in memory: the game is yet to begin
 
 @struct.dataclass
 class League:
-    """What is known of a pool of K places, the same on all devices. Results are wins, draws and losses.
+    """State of a pool of K places, the same on all devices. Results are wins, draws and losses.
 
     Arrays of jax in a program, of numpy where it is decided what comes next.
     """

@@ -1,4 +1,4 @@
-"""A run that is under way: its parts, where it stands, and what may be done to it between two calls of its program.
+"""A run that is under way: its parts and progress, and changes between two calls of its program.
 
     with Session(cfg) as session:
         session.start()
@@ -56,7 +56,7 @@ class Session(Policies):
       iteration, clock: so far; the clock of the calls that are counted.
       reporter: makes the result rows.
       schedule: of evaluations.
-      workers, evaluation_workers: who collects and who evaluates.
+      workers, evaluation_workers: collectors and evaluators.
       league: of self-play, takes copies and says who plays; None: there is none.
       seats: says who follows which policy in games to come; None: that does not change.
       by_hand: samples, updates and gradients beside the iterations.
@@ -127,7 +127,7 @@ class Session(Policies):
         begin: bool = True,
         anew: bool = False,
     ) -> list[str]:
-        """The state to begin with: of a checkpoint, with the weights of one, or fresh.
+        """Sets the state to begin with: of a checkpoint, with the weights of one, or fresh.
 
         Args:
           saved: checkpoint to continue from.
@@ -195,7 +195,7 @@ class Session(Policies):
         return notes
 
     def close(self) -> None:
-        """Ends the environments, the evaluation and whoever else works for the run. May be called again."""
+        """Ends the environments, the evaluation and all else that works for the run. May be called again."""
         self._calls = None
         self._recompiles.close()
         self.schedule.close()
@@ -212,7 +212,7 @@ class Session(Policies):
     # ------------------------------------------------------------ going on
 
     def advance(self) -> StepInfo | None:
-        """One call of the program; None once `stop.env_steps` is reached. Dispatched, not waited for.
+        """Makes one call of the program; None once `stop.env_steps` is reached. Dispatched, not waited for.
 
         Raises:
           Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
@@ -245,7 +245,7 @@ class Session(Policies):
         return self._calls
 
     def ahead(self) -> int | None:
-        """Counts the iterations of the next call, for whoever calls the program; None: `stop.env_steps` is reached."""
+        """Counts the iterations of the next call, for callers of the program; None: `stop.env_steps` is reached."""
         return self.calls.ahead()
 
     def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
@@ -264,7 +264,7 @@ class Session(Policies):
         return self.run.program.iterations * self.run.program.rows
 
     def after(self, info: StepInfo) -> str | None:
-        """The result row and the evaluation that are due after a call; why the run should end, or None.
+        """Makes the result row and the evaluation that are due after a call; returns why the run should end, or None.
 
         A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
         one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
@@ -296,11 +296,11 @@ class Session(Policies):
         return self.clock.env_steps
 
     def clock_now(self) -> Clock:
-        """The clock with the latest call. Waits for it."""
+        """Returns the clock with the latest call. Waits for it."""
         return self._latest.clock_after() if self._latest else self.clock
 
     def counted(self) -> int:
-        """Environment steps so far, the latest call's included. Waits for it."""
+        """Returns the environment steps so far, the latest call's included. Waits for it."""
         return self.clock_now().env_steps
 
     def replace_state(self, state: LoopState, steps: int = 0) -> None:
@@ -312,7 +312,7 @@ class Session(Policies):
         self.version += 1
 
     def go_on_as(self, source: "Session", cfg: RunConfig) -> None:
-        """Goes on as `source` would, whose state this session's program has been given, with another config."""
+        """Goes on as another Session, whose state this session's program was given, but with `cfg`."""
         self.config, self.clock, self._calls, self._latest = cfg, source.clock_now(), None, None
         self.iteration = source.iteration
         self.reporter.restore(source.reporter.state(), self.timers)
@@ -348,7 +348,7 @@ class Session(Policies):
             self._apply_task(self._task_fn, self.result)
 
     def _play_on(self, pool: league.Pool, row: dict[str, Any]) -> None:
-        """Puts into a new row how the league stands, and goes on against whom that calls for."""
+        """Puts the league's standing into a new row, and changes the opponents where that calls for it."""
         state, found = pool.row(self.state, row["env_steps"], self.reporter.count)
         row.update(found)
         if state is not self.state:
@@ -360,12 +360,12 @@ class Session(Policies):
 
     @property
     def evaluated(self) -> bool:
-        """Whether the latest result row has an evaluation of the weights as they are now."""
+        """Returns whether the latest result row has an evaluation of the present weights."""
         return (self.reporter.row or {}).get("evaluation/weights_version") == self.iteration
 
     @property
     def validated(self) -> bool:
-        """Whether the latest result row has what data that are held out say of the weights as they are now."""
+        """Returns whether the latest result row has metrics of the present weights on held-out data."""
         return self._validates and (self.reporter.row or {}).get("updates") == self.iteration
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
@@ -395,7 +395,7 @@ class Session(Policies):
             self.replace_state(state)
 
     def description(self, cfg: RunConfig | None = None, spec: EnvSpec | None = None) -> dict[str, Any]:
-        """Describes what stands beside the arrays of a checkpoint; of one policy's with its config and spec."""
+        """Returns the description beside the arrays of a checkpoint; of one policy's with its config and spec."""
         reporter, run = self.reporter, self.run
         now = self.clock_now()
         counts = {"iteration": self.iteration, "env_steps": now.env_steps, "time_s": reporter.seconds()}
@@ -411,7 +411,7 @@ class Session(Policies):
         )
 
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
-        """Writes what `jrl.debug` needs to repeat an update that was not finite; the path."""
+        """Writes what `jrl.debug` needs to repeat an update that was not finite; returns the path."""
         cfg, spec = self.config, self.run.spec
         state = jax.device_get(self.run.program.settled(info.state, cfg.run.seed).learner)
         if isinstance(state, dict):  # of several policies, that of the first whose update was refused
@@ -432,13 +432,13 @@ class Session(Policies):
         return path
 
     def to_save(self) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Returns what a checkpoint of now has, arrays and description; `data.output` writes what goes with it."""
+        """Returns the arrays and the description of a checkpoint of now; `data.output` writes its part."""
         if self.run.recorder:
             self.run.recorder.mark(self.iteration)
         return self.parts(), self.description()
 
     def parts(self) -> dict[str, PyTree]:
-        """The arrays of a checkpoint."""
+        """Returns the arrays of a checkpoint."""
         return resume.parts(self.run.program.keep(self.state), self.config)
 
 

@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
     @property
     def stacked(self) -> bool:
-        """Whether its trees have a leading axis [P]."""
+        """Returns whether its trees have a leading axis [P]."""
         return len(self.names) > 1
 
     @property
@@ -158,7 +158,7 @@ def label(names: Sequence[str]) -> str:
 
 
 def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTree:
-    """Of columns [G * A] along `axis`, 0 or 1, those of some agents."""
+    """Takes the columns of some agents, of [G * A] along `axis`, 0 or 1."""
 
     def take(x):
         split = x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :])
@@ -304,7 +304,7 @@ def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> d
 
 
 def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
-    """What each policy of a group learns from: its columns and what it recorded."""
+    """Returns the rollout of each policy of a group: its columns, and what it recorded."""
 
     def take(tree: PyTree, axis: int, own: Callable[..., PyTree] = group.own) -> PyTree:
         return group.by_policy(own(tree, num_agents, axis), axis)
@@ -331,7 +331,7 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
 
 
 def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys: PyTree) -> Any:
-    """What `learner.step` of each policy of a group gives: all policies at once, or on CPU some after the others.
+    """Runs `learner.step` of each policy of a group: all at once, or on CPU some after the others.
 
     Those with a replay learn at once, because a loop would copy it, and those that see images, because a convolution
     inside one loop more is several times slower.

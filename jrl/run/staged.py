@@ -1,4 +1,4 @@
-"""Collecting and learning as two compiled programs: for environments outside of one, and for who looks in between."""
+"""Collecting and learning as two compiled programs: for environments outside of programs, and for code in between."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ _TIMED_EVERY = {"collect": 16, "wait": 64}
 
 
 class Staged(Program):
-    """Collects and learns as two programs: for environments outside of one, and for who looks in between.
+    """Collects and learns as two programs: for environments outside of programs, and for code in between.
 
     Args:
       learner: made with axis_name=parallel.AXIS.
@@ -120,7 +120,7 @@ class Staged(Program):
         return state, rollout, report
 
     def _trace_ahead(self, state: LoopState, actor: Any, key: Key) -> None:
-        """Traces learning in a thread, while the program that collects is compiled: half a second of the start."""
+        """Traces learning in a thread while the program that collects is compiled: the start is half a second less."""
         assert self.source is not None
         self._traced = True
         like = self.source.like(actor, key)
@@ -173,7 +173,7 @@ class Staged(Program):
 
 
 class Step:
-    """One iteration in the hands of a user's function, which decides what is collected and learned from.
+    """One iteration for a user's function, which decides what is collected and learned from.
 
     Attributes:
       state: the LoopState; its buffers are taken over by `learn`.
@@ -189,14 +189,14 @@ class Step:
         self._learned: list[Metrics] = []
 
     def sample(self) -> Rollout:
-        """The next rollout [T, B], collected with the state as it is now. May be called again, or not at all."""
+        """Collects the next rollout [T, B], with the present state. May be called again, or not at all."""
         number = self.seed, self.iteration, len(self._reports)
         self.state, rollout, report = self._program.collect(self.state, *number)
         self._reports.append(report)
         return rollout
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """One step of the learner: on-policy all epochs on `rollout`, which stays as it is; from replay all updates.
+        """Makes one step of the learner: on-policy all epochs on `rollout`, which stays; from replay all updates.
 
         Returns:
           Its metrics, on the device: reading one waits. An iteration reports the mean over its calls.
@@ -207,7 +207,7 @@ class Step:
 
 
 def _mean(calls: list[Metrics]) -> Metrics:
-    """Metrics of several calls as those of one."""
+    """Returns metrics of several calls as those of one."""
     names = list(dict.fromkeys(name for metrics in calls for name in metrics))
     together = lambda name: jnp.stack([jnp.asarray(m[name]) for m in calls if name in m])
     return {name: over_iterations(together(name)) for name in names}

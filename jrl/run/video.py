@@ -1,4 +1,4 @@
-"""Videos of policies: their episodes frame by frame, the file that they become, and those of a run under way."""
+"""Videos of policies: the frames of episodes, the files, and the videos of a run under way."""
 
 import concurrent.futures
 import contextlib
@@ -82,7 +82,7 @@ def _unfinished(out: Path) -> Path:
 
 
 def _write_mp4(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
-    """H.264 for every player; returns the number of frames."""
+    """Writes H.264, which every player reads; returns the number of frames."""
     import imageio_ffmpeg
 
     count, writer = 0, None
@@ -103,7 +103,7 @@ def _write_mp4(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
 
 
 def _write_gif(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
-    """Loops for ever; above 50 frames per second some are left out. Returns the number of those that are in."""
+    """Writes a GIF that loops for ever; above 50 frames per second some are left out. Returns how many are in it."""
     from PIL import Image
 
     every = math.ceil(fps / _GIF_FPS)
@@ -114,7 +114,7 @@ def _write_gif(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
 
 
 def _thinned(frames: Iterable[np.ndarray], every: int) -> Iterator[np.ndarray]:
-    """Each `every`-th, and the last."""
+    """Yields each `every`-th, and the last."""
     frame = None
     for i, frame in enumerate(frames):
         if i % every == 0:
@@ -134,7 +134,7 @@ def frames(
     explore: bool = False,
     ended: Callable[[int, float, int, bool], Any] = lambda *_: None,
 ) -> Iterator[np.ndarray]:
-    """The pictures [H, W, 3] u8 of episodes that are played meanwhile.
+    """Yields the pictures [H, W, 3] u8 of episodes that are played meanwhile.
 
     Args:
       watched: as `jrl.run.watched` makes it.
@@ -238,7 +238,7 @@ class _Stopped(Exception):
 
 
 def of_run(evaluated: "RunConfig", cfg: "RunConfig", directory: Path | None) -> Videos | None:
-    """Videos of the evaluations, where the run asks for them."""
+    """Makes the videos of the evaluations, where the run asks for them."""
     if not cfg.evaluation.record:
         return None
     found = directory or (Path(cfg.run.out) if cfg.run.out else None)

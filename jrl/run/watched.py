@@ -1,4 +1,4 @@
-"""What a video shows: a policy in one environment, or all policies of several agents in their games."""
+"""Players for videos: a policy in one environment, or all policies of several agents in their games."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ class Watched(Protocol):
         ...
 
     def render(self) -> np.ndarray:
-        """[H, W, 3] u8."""
+        """Draws [H, W, 3] u8."""
         ...
 
     def use(self, actor: PyTree) -> None:
@@ -127,7 +127,7 @@ def _acting(algo: Algo) -> Callable[..., tuple[PyTree, PyTree]]:
 
 
 def of_checkpoint(path: str | os.PathLike[str], *, best: bool | None = None, seed: int | None = None) -> Watched:
-    """What the policies of a checkpoint do.
+    """Makes the player of a checkpoint's policies.
 
     Args:
       path, best: as of `jrl.run.policy.load`.
@@ -150,7 +150,7 @@ def of_checkpoint(path: str | os.PathLike[str], *, best: bool | None = None, see
 
 
 def of_training(cfg: RunConfig, spec: EnvSpec) -> Watched:
-    """What the policies of a run under way do, with the weights that `use` is given.
+    """Makes the player of a run under way, with the weights that `use` gets.
 
     Args:
       cfg: of the run's evaluations.
@@ -170,7 +170,7 @@ def _alone(acting: policy.Policy, seed: int) -> Alone:
 
 
 def _together(cfg: RunConfig, trained: EnvSpec) -> Together:
-    """The games of an evaluation; `trained` is of the environments in which its policies learned."""
+    """Makes the games of an evaluation; `trained` is of the environments in which its policies learned."""
     num = self_play.whole_blocks(cfg, 1)
     make = lambda section: build_evaluation.environments(dataclasses.replace(cfg, env=section), num)
     env = render.games(cfg.env, make, seed=cfg.run.seed)

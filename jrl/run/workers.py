@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Worker(Learns):
-    """One that collects: a part of this process, or an environment runner in its own.
+    """A worker that collects: a part of this process, or an environment runner in its own.
 
     What it acts with comes with each request, so that an environment runner has nothing to keep: weights and filters
     are set, and gradients applied, in the process that learns.
@@ -70,7 +70,7 @@ class Worker(Learns):
         return self._weights() if callable(self._weights) else self._weights
 
     def _learns(self, what: str) -> "Session":
-        """The run. Raises InputError in an environment runner."""
+        """Returns the run. Raises InputError in an environment runner."""
         if self._session is None:
             raise InputError(
                 f"{what}: an environment runner acts with what comes with each request: call it of the Algorithm, or "
@@ -84,7 +84,7 @@ class Worker(Learns):
     # ------------------------------------------------------------ sampling
 
     def sample(self) -> Rollout:
-        """The next rollout [T, b] of its environments, in numpy; training goes on behind it, and has not seen it.
+        """Collects the next rollout [T, b] of its environments, in numpy; training, which does not see it, goes on.
 
         Raises:
           InputError: EnvPool steps the environments inside the program that learns.
@@ -102,7 +102,7 @@ class Worker(Learns):
         return jax.device_get(rollout)
 
     def sample_with_count(self) -> tuple[Rollout, int]:
-        """`sample()`, and the environment steps in it: rows that only reset are none."""
+        """Returns `sample()`, and the environment steps in it: steps that only reset are none."""
         rollout = self.sample()
         return rollout, int(rollout.mask.sum())
 
@@ -130,7 +130,7 @@ class Worker(Learns):
     # ------------------------------------------------------------ weights, filters, policies
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """The Algorithm's weights, as `set_weights` takes them, numpy arrays, by policy; None: of all policies.
+        """Returns the Algorithm's weights, as `set_weights` takes them, numpy arrays, by policy; None: of all policies.
 
         In an environment runner what it acts with, by the fields of the algorithm's Actor.
         """
@@ -143,7 +143,7 @@ class Worker(Learns):
         return {name: fields(actors[name]) for name in wanted}
 
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
-        """The running statistics of observations that it acts with, by policy; () without `normalize_obs`.
+        """Returns the running statistics of observations that it acts with, by policy; () without `normalize_obs`.
 
         Args:
           flush_after: for the sake of RLlib's callers: there is one copy, and nothing to hand over.
@@ -152,20 +152,20 @@ class Worker(Learns):
         return {name: getattr(actor, "obs_stats", ()) for name, actor in actors.items()}
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
-        """Takes over what `get_filters` gave. Raises as `set_weights`."""
+        """Takes over what `get_filters` returned. Raises as `set_weights`."""
         weights = {name: {"obs_stats": stats} for name, stats in new_filters.items()}
         set_by_policy(self._learns("sync_filters"), "sync_filters", weights)
 
     def get_policy(self, policy_id: str = POLICY) -> "WorkerPolicy":
-        """The policy that it acts with: `get_weights()`. Raises KeyError: there is none of that id."""
+        """Returns the policy that it acts with. Raises KeyError: there is none of that id."""
         return WorkerPolicy(self, self.policies.named(policy_id))
 
     def for_policy(self, fn: Callable[..., Any], policy_id: str = POLICY, **kwargs: Any) -> Any:
-        """`fn(policy, **kwargs)` of a policy."""
+        """Returns `fn(policy, **kwargs)` of a policy."""
         return fn(self.get_policy(policy_id), **kwargs)
 
     def foreach_policy(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """`fn(policy, policy_id, **kwargs)` of each policy."""
+        """Returns `fn(policy, policy_id, **kwargs)` of each policy."""
         return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.ids]
 
     def foreach_policy_to_train(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
@@ -177,7 +177,7 @@ class Worker(Learns):
     # ------------------------------------------------------------ environments
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn` of each of its environments, in their order. Raises InputError where Python cannot call them."""
+        """Calls `fn` with each of its environments, in their order. Raises InputError where Python cannot call them."""
         if self.source is None:
             raise InputError(
                 "foreach_env: these environments are part of a program, Python cannot call them: set_task changes "
@@ -195,7 +195,7 @@ class WorkerPolicy(Learns):
 
     Args:
       worker: see above.
-      policy_id: of which policy.
+      policy_id: id of the policy.
     """
 
     def __init__(self, worker: Worker, policy_id: str = POLICY):
@@ -209,19 +209,19 @@ class WorkerPolicy(Learns):
         return self.get_weights()
 
     def get_weights(self) -> dict[str, Any]:
-        """The fields of the algorithm's State that are weights, numpy arrays; in an environment runner of its Actor."""
+        """Returns the weights of the algorithm's State by field, numpy arrays; in an environment runner its Actor's."""
         return self.worker.get_weights([self.policy_id])[self.policy_id]
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
+        """Takes over what `get_weights` returned. Raises ValueError where shapes differ."""
         self.worker.set_weights({self.policy_id: weights})
 
     def get_state(self) -> PyTree:
-        """The algorithm's State of the policy, its optimizer's included, in numpy: what `add_policy` may begin with."""
+        """Returns the State of the policy, its optimizer's included, in numpy: `add_policy` may begin with it."""
         return self._learns("get_state").learner_state(self._run_name)
 
     def set_state(self, state: PyTree) -> None:
-        """Goes on with a State as `get_state` gave one."""
+        """Goes on with a State as `get_state` returned it."""
         self._learns("set_state").take_over({self._run_name: state})
 
     @property
@@ -235,7 +235,7 @@ class WorkerPolicy(Learns):
 
 
 class Workers:
-    """All that collect for a run."""
+    """All workers that collect for a run."""
 
     def __init__(self, session: "Session"):
         self._session = session
@@ -244,7 +244,7 @@ class Workers:
         raise elsewhere.missing(self, name, "workers")
 
     def foreach_worker(self, fn: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
-        """`fn(worker)` of each, in its own process or thread; what it returns, in order.
+        """Returns `fn(worker)` of each, called in its own process or thread, in order.
 
         Args:
           fn: of a Worker; for environment runners it travels there.
@@ -280,11 +280,11 @@ class Workers:
     local_env_runner = property(local_worker)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn(env)` of every environment, in the order of columns. Raises InputError where Python cannot call them."""
+        """Returns `fn(env)` of every environment, in order. Raises InputError where Python cannot call them."""
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_env(fn)) for x in found]
 
     def foreach_policy(self, fn: Callable[..., Any]) -> list[Any]:
-        """`fn(policy, policy_id)` of the policies of each worker."""
+        """Returns `fn(policy, policy_id)` of the policies of each worker."""
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy(fn)) for x in found]
 
     def foreach_policy_to_train(self, fn: Callable[..., Any]) -> list[Any]:
@@ -294,15 +294,15 @@ class Workers:
     foreach_trainable_policy = foreach_policy_to_train
 
     def sample(self) -> tuple[Rollout, Episodes]:
-        """The next rollout [T, B] of all environments, in numpy, and what is known of its episodes."""
+        """Collects the next rollout [T, B] of all environments, in numpy, with statistics of its episodes."""
         return self._session.by_hand.sample()
 
     def sync_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: weights go with each request, and there is no older copy of them."""
+        """Does nothing: weights go with each request, and there is no older copy of them."""
 
     @property
     def num_healthy_workers(self) -> int:
-        """Environment runners that answer; 0 where this process collects."""
+        """Number of environment runners that answer; 0 where this process collects."""
         source = self._session.run.program.source
         found = source.metrics if source else {}
         return int(found.get("env_runners/num_healthy_workers", self._session.config.env_runners.num))
@@ -333,15 +333,15 @@ class EvaluationWorkers:
         self._plays = 0  # with these weights
 
     def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn` of the source of each process that plays, in its process, between two blocks of rows."""
+        """Calls `fn` with the source of each process that plays, in its process, between two blocks of rows."""
         return self._group().foreach_worker(fn)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn` of each environment. Raises InputError where they are not Python objects."""
+        """Calls `fn` with each environment. Raises InputError where they are not Python objects."""
         return self._group().foreach_env(fn)
 
     def play(self, episodes: int) -> Evaluation:
-        """Exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.
+        """Plays exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.
 
         Raises:
           RuntimeError: no evaluation is under way, so that there are no weights.
@@ -349,17 +349,15 @@ class EvaluationWorkers:
         return self._play(Goal(episodes))
 
     def sample(self, num_rollouts: int = 1) -> Evaluation:
-        """The episodes that end while the environments make 64 * `num_rollouts` steps each, on average, going on from
-        where they are. Errors as `play`.
-        """
+        """Plays on for 64 * `num_rollouts` steps of each environment; returns the episodes that end."""
         return self._play(Goal(LENGTH * num_rollouts * self._num_envs, "timesteps", reset=False))
 
     def begin(self, actor: PyTree, key: Key) -> None:
-        """The weights of an evaluation, and what its random numbers follow from."""
+        """Begins an evaluation, with its weights and the root of its random numbers."""
         self._weights, self._plays = (actor, key), 0
 
     def end(self) -> None:
-        """The weights are the learner's again, which may overwrite them."""
+        """Ends it: the weights are the learner's again, which may overwrite them."""
         self._weights = None
 
     def _play(self, goal: Goal) -> Evaluation:
@@ -381,7 +379,7 @@ class EvaluationWorkers:
 
 
 def numbers(found: Any) -> dict[str, float]:
-    """The numbers of a custom evaluation function's result, nested ones as `a/b`.
+    """Returns the numbers of a custom evaluation function's result, nested ones as `a/b`.
 
     Raises:
       InputError: it is not a mapping of numbers.

@@ -1,4 +1,4 @@
-"""What a server tells of itself: its policies, its counts, its routes."""
+"""Routes about the server: its policies, its counts, its routes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -85,18 +85,18 @@ class Local:
         self.version, self._loaded = int(found["version"]), time.monotonic()
 
     def outdated(self, version: int, interval: float | None) -> bool:
-        """Whether it is time for these weights of the server's: those here are others, and so many seconds old."""
+        """Returns whether to fetch these weights of the server: those here are others, and so many seconds old."""
         return interval is not None and version != self.version and time.monotonic() - self._loaded >= interval
 
     @property
     def remembers(self) -> bool:
-        """Whether actions depend on earlier observations of an episode."""
+        """Returns whether actions depend on earlier observations of an episode."""
         return bool(self._start)
 
     def act(
         self, episodes: Sequence[str], obs: Mapping[str, np.ndarray], begins: Any = False
     ) -> tuple[Leaves, Leaves, np.ndarray, Leaves]:
-        """What is done at observations [N, *], by path; the policy remembers them.
+        """Acts at observations [N, *], by path; the policy remembers them.
 
         Args:
           episodes: N ids.

@@ -1,4 +1,4 @@
-"""Where a server listens, and what it takes of whoever comes: address, token, TLS."""
+"""Address, token and TLS of a server."""
 
 import ipaddress
 import socket
@@ -53,7 +53,7 @@ def token_of(cfg: ExternalConfig) -> bytes | None:
 
 
 def tls(cfg: ExternalConfig) -> ssl.SSLContext | None:
-    """What TLS needs, of the section's certificate; None without. Raises InputError: the files do not do."""
+    """Makes the TLS context of the section's certificate; None without. Raises InputError: the files are not valid."""
     if cfg.certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -54,7 +54,7 @@ class EpisodeLost(RuntimeError):
 
 
 class Steps(NamedTuple):
-    """What follows upon a step of N episodes."""
+    """Results of a step of N episodes."""
 
     episodes: list[str]  # in the places of those that have ended others have begun
     actions: Any  # [N, *]
@@ -393,7 +393,7 @@ class PolicyClient:
         return _arrays(found["action"])
 
     def policies(self) -> dict[str, Any]:
-        """What the server tells of its policies, by name: algorithm, spaces, version."""
+        """Returns the server's policies by name: algorithm, spaces, version."""
         return self._request("GET", "/v1/policies", b"", {})["policies"]
 
     def close(self) -> None:
@@ -471,7 +471,7 @@ def _nothing_told() -> dict[str, dict[str, Any]]:
 
 
 def _infos(told: Mapping[str, float], info: Mapping[str, Any]) -> dict[str, float]:
-    """What was told, and what is added to it. Raises ValueError: these are no numbers by name."""
+    """Adds `info` to the infos so far. Raises ValueError: these are no numbers by name."""
     found = dict(told)
     for name, x in info.items():
         if not (isinstance(name, str) and 0 < len(name) <= INFO_LENGTH and name.isprintable()):

@@ -30,7 +30,7 @@ from jrl.types import ActOut, EnvSpec, PyTree, Space, element
 
 
 class Clients:
-    """Those who play the episodes of a run; see `jrl.train.Clients`.
+    """Clients that play the episodes of a run; see `jrl.train.Clients`.
 
     Attributes:
       address: http://HOST:PORT where they come; "" before `open`.
@@ -61,7 +61,7 @@ class Clients:
                 self._socket.close()
 
     def source(self, cfg: RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Source]:
-        """What makes the source of a run, in the place of `rollout.sources.make`."""
+        """Returns the maker of the source of a run, in the place of `rollout.sources.make`."""
         return functools.partial(self._source, cfg, iteration, interrupted)
 
     def _source(
@@ -130,7 +130,7 @@ class _Serving(ClientSource):
 
 
 def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
-    """What a server of a run tells of its policy."""
+    """Returns the facts of a run's policy that its server needs."""
     name, taken = config.algo_name(cfg), spec.env_action or spec.action
     learns_any = cfg.replay is not None
     own = functools.partial(played.from_env, spec.action, taken) if learns_any else None
@@ -141,7 +141,7 @@ def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
 
 
 def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:
-    """What the server tells of each agent."""
+    """Returns the facts of each agent."""
 
     def own(kind: int, policy: Space, env: Space, action: PyTree) -> PyTree:
         return game_program.embedded(spec, kind, played.from_env(policy, env, action))
@@ -155,6 +155,6 @@ def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Age
 
 
 def _bytes(spec: EnvSpec) -> int:
-    """Of a row, about: its observation and some numbers."""
+    """Returns the bytes of a row, about: its observation and some numbers."""
     found = jax.tree.leaves(element(spec.observation))
     return 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in found)

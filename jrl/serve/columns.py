@@ -22,7 +22,7 @@ _NONE, _STEP, _FINAL, _BROKEN = range(4)
 
 
 class Ends(NamedTuple):
-    """How the latest rows of N columns ended, as the client tells with the observation after them."""
+    """Ends of the latest rows of N columns, which clients send with the observations after them."""
 
     reward: np.ndarray  # [N] f32
     terminated: np.ndarray  # [N] bool

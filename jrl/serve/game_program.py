@@ -18,7 +18,7 @@ STEP = "step"  # in what acting records: [N] bool, rows that stand for a step of
 
 
 class GameProgram(Program):
-    """As `Program`, of several agents: the r-th item of agent k is acted for in column r * A + k.
+    """Program of several agents: the r-th item of agent k is acted for in column r * A + k.
 
     Policies act column by column, so that it does not matter whose games stand beside each other.
 
@@ -45,7 +45,7 @@ class GameProgram(Program):
         super().__init__(everywhere, to_env, explore=explore, most=most)
 
     def _everywhere(self, extras: Mapping[str, PyTree], num: int) -> dict[str, PyTree]:
-        """What was recorded as arrays of all columns, zeros where there is nothing."""
+        """Returns what acting recorded as arrays of all columns, zeros where there is nothing."""
         own = complete.columns_of(self._agents, num, (), extras)
         leaves, structure = jax.tree.flatten(dict(extras))
         whole = [

@@ -18,7 +18,7 @@ Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items with their a
 
 
 class Weights(NamedTuple):
-    """What acts now."""
+    """Weights that act now."""
 
     actor: PyTree
     key: Key
@@ -26,7 +26,7 @@ class Weights(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What acting made of N items."""
+    """Results of acting for N items."""
 
     obs: PyTree  # [N, *], as is this and all that follows
     action: PyTree
@@ -55,7 +55,7 @@ class Program:
         self._run = jax.jit(run)
 
     def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
-        """What is chosen for N items."""
+        """Acts for N items."""
         num, stack = len(items), lambda *parts: np.stack(parts)
         size = self.size(num)
         obs: PyTree = jax.tree.map(stack, *(item.obs for item in items))
@@ -136,12 +136,12 @@ class Inference:
 
     @property
     def version(self) -> int:
-        """Of the weights that act."""
+        """Returns the version of the acting weights."""
         return self._weights.version if self._weights is not None else 0
 
     @property
     def weights(self) -> Weights:
-        """Those that act."""
+        """Returns the acting weights."""
         assert self._weights is not None
         return self._weights
 

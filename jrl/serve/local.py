@@ -1,4 +1,4 @@
-"""What clients need that act by themselves: the policy as a program for numpy, and its weights, version by version."""
+"""Local inference, for clients that act by themselves: the policy as a program for numpy, its weights by version."""
 
 import concurrent.futures
 import io
@@ -147,7 +147,7 @@ class Local:
         return {**told, "program": listing, "to_env": to_env}
 
     def _part(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
-        """How one array of the action is drawn."""
+        """Describes how one array of the action is drawn."""
         kind = type(part).__name__ if is_distribution(part) else "Best"
         told: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
         if kind == "MultiCategorical":
@@ -157,7 +157,7 @@ class Local:
         return told
 
     def _split(self, program: Program) -> Program:
-        """What is left of a program when all that depends on weights alone, such as schedules, is computed here."""
+        """Returns a program without the part that depends on weights alone, such as schedules: it is computed here."""
         known = {*program.constants}
         here, rest = [], []
         for op in program.operations:
@@ -173,7 +173,7 @@ class Local:
         return program._replace(operations=tuple(rest))
 
     def _values(self, actor: PyTree) -> dict[int, np.ndarray]:
-        """What clients get of an actor, by number."""
+        """Returns the arrays of an actor that clients get, by number."""
         program, leaves = self._program, jax.tree.leaves(actor)
         assert program is not None
         weights = {number: np.asarray(leaves[i]) for number, i in program.weights}
@@ -190,7 +190,7 @@ class Local:
 
 
 def best_actions(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTree]]:
-    """What stands in the place of a `choice` where a policy's best actions are taken: `act` without exploration."""
+    """Makes a `choice` that takes a policy's best actions: `act` without exploration."""
 
     def choose(actor: PyTree, obs: PyTree, memory: PyTree, explore: bool) -> tuple[PyTree, PyTree]:
         out = act(actor, obs, memory, jax.random.key(0), False)
@@ -209,7 +209,7 @@ def _parts(dist: Any) -> list[Any]:
 
 
 def _numbers(part: Any) -> list[jax.Array]:
-    """What a distribution is made of, [N, *] f32; of an action that is no distribution itself."""
+    """Returns the parameters of a distribution, [N, *] f32; an action that is no distribution itself."""
     if not is_distribution(part):
         return [part]
     if isinstance(part, Categorical | MultiCategorical | Bernoulli):

@@ -1,4 +1,4 @@
-"""What can be asked of the server, for machines (OpenAPI 3.1) and as a page for people."""
+"""Description of the server's routes, for machines (OpenAPI 3.1) and as a page for people."""
 
 import html
 import json

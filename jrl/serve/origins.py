@@ -39,7 +39,7 @@ def allowed(cfg: ExternalConfig, token: bytes | None) -> frozenset[str]:
 
 
 def headers(request: Request, known: Collection[str]) -> _Headers:
-    """What an answer tells the browser. Raises Refused: pages of that origin may not play."""
+    """Returns the headers of an answer to a browser. Raises Refused: pages of that origin may not play."""
     origin = request.headers.get("origin")
     if origin is None:
         return ()
@@ -74,12 +74,12 @@ def of_this_machine(request: Request) -> None:
 
 
 def is_question(request: Request) -> bool:
-    """Whether a browser asks what a page may send (a preflight), for which it shows no token."""
+    """Returns whether a browser asks what a page may send (a preflight), for which it shows no token."""
     return request.method == "OPTIONS" and {"origin", "access-control-request-method"} <= request.headers.keys()
 
 
 def answer(request: Request) -> Response:
-    """What pages may send, for ten minutes."""
+    """Answers a preflight, for ten minutes."""
     told: _Headers = (
         ("Access-Control-Allow-Methods", "GET, POST"),
         ("Access-Control-Allow-Headers", f"authorization, content-type, {CLIENT}"),

@@ -67,7 +67,7 @@ def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, 
 
 
 def facts(trained: Trained) -> Facts:
-    """What the server tells of a policy."""
+    """Returns the facts of a policy that a server needs."""
     spec = trained.spec
     memory = bool(jax.tree.leaves(trained.algo.carry(1))) and trained.config.network.recurrent
     return Facts(
@@ -83,7 +83,7 @@ def facts(trained: Trained) -> Facts:
 
 
 def weights(found: Loaded) -> Weights:
-    """What acts, on the device."""
+    """Puts the weights that act on the device."""
     actor, key = jax.device_put((found.trained.actor, jax.random.key(0)))
     return Weights(actor, key, int(found.trained.meta["iteration"]))
 

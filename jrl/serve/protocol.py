@@ -1,4 +1,4 @@
-"""What goes over the wire: JSON for people, npz for speed; values are read by their spaces, nothing is unpickled."""
+"""Bodies of requests and answers: JSON for people, npz for speed, read by their spaces; nothing is unpickled."""
 
 import io
 import json

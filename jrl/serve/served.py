@@ -14,7 +14,7 @@ from jrl.types import PyTree, Space
 
 
 class Agent(NamedTuple):
-    """What a server tells of an agent, where an episode has several."""
+    """Facts of an agent, where an episode has several."""
 
     number: int
     policy: int  # number of that which it follows
@@ -24,7 +24,7 @@ class Agent(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a server tells of its policy."""
+    """Facts of a policy that a server needs."""
 
     algorithm: str
     observation: Space  # what clients send
@@ -39,7 +39,7 @@ class Facts(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the agents."""
+        """Names of the agents."""
         return tuple(self.agents)
 
 

@@ -176,7 +176,7 @@ class Server:
         return episode, self._served[episode.policy].facts
 
     def _alone(self, request: Request, id: str) -> tuple[Episode, Facts]:
-        """As `found`, of an episode with one agent."""
+        """Finds an episode with one agent, as `found`."""
         episode, facts = self.found(request, id)
         if facts.agents:
             raise Refused(422, f"episode {id!r} has several agents: tell of their turns (POST /v1/episodes/ID/turn)")
@@ -439,5 +439,5 @@ class Server:
 
 
 def at(tree: PyTree, i: Any) -> PyTree:
-    """What stands at an index of all arrays."""
+    """Returns index `i` of all arrays."""
     return jax.tree.map(lambda x: x[i], tree)

@@ -119,7 +119,7 @@ class ClientSource(FromHost):
                     self._table.lock.wait(_LOOK_S if wait is None else min(wait, _LOOK_S))
 
     def _games(self, steps: Any) -> episodes.Told:
-        """What is known of the games that have ended since the latest rollout."""
+        """Returns the games that have ended since the latest rollout."""
         most, finished = steps.size, self._table.finished
         with self._table.lock:
             ended = [finished.popleft() for _ in range(min(most, len(finished)))]

@@ -46,12 +46,12 @@ class Episode:
 
     @property
     def seat(self) -> "Seat":
-        """That of its one agent."""
+        """Returns the seat of its one agent."""
         return self.seats[0]
 
     @property
     def learns(self) -> bool:
-        """Whether it is learned from."""
+        """Returns whether it is learned from."""
         return self.seats[0].column != UNLEARNED
 
 
@@ -78,7 +78,7 @@ class Seat:
     over: bool = False
 
     def item(self, obs: PyTree, reward: float, **how: Any) -> "Item":
-        """What is seen next, with the rewards since the latest action; `how` is the rest of the item."""
+        """Makes the item of the next observation, with the rewards since the latest action; `how` is its rest."""
         reward += self.reward
         self.reward, self.total = 0.0, self.total + reward
         self.episode.total += reward
@@ -109,7 +109,7 @@ class Item(NamedTuple):
 
     @property
     def memory(self) -> PyTree:
-        """What was remembered before, [*]."""
+        """Returns the memory before it, [*]."""
         return self.seat.carry if self.carry is None else self.carry
 
 

@@ -111,7 +111,7 @@ def reward(server: "Server", reply: Reply, request: Request, episode: Episode, g
 
 
 def _acts(episode: Episode, agent: int) -> bool:
-    """Whether an agent has acted and not ended."""
+    """Returns whether an agent has acted and not ended."""
     return episode.seats[agent].steps > 0 and not episode.seats[agent].over
 
 
@@ -141,7 +141,7 @@ def _rewards(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[s
 def _taken(
     facts: Facts, episode: Episode, given: Mapping[str, Any], acting: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """What an Item says of the actions that the client chose itself, by agent."""
+    """Returns the part of an Item on actions that the client chose itself, by agent."""
     chosen, known = (_of_agents(facts, episode, given.get(name), name) for name in ("actions", "log_probs"))
     for what, names, whole, of in (
         ("actions", chosen, acting, "observations of those that act"),

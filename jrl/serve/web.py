@@ -27,7 +27,7 @@ Handler = Callable[[Request, Reply], None]  # answers a request, now or later, i
 
 
 class Limits(NamedTuple):
-    """What clients may ask for."""
+    """Limits of clients."""
 
     body: int  # bytes of a request
     clients: int  # connections at a time

@@ -1,4 +1,4 @@
-"""Mappings that are asked for each episode, and what cannot go with them: who follows a policy may differ by game."""
+"""Mappings that are asked for each episode, so that the policy of an agent may differ by game."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ _ASKED = 8  # times that a mapping is asked first: one that draws its answers gi
 
 
 def per_episode(cfg: Any) -> bool:
-    """Whether it may change from game to game who follows which policy, of a run whose agents are known.
+    """Returns whether the policy of an agent may change from game to game, in a run whose agents are known.
 
     So it is where policies may be added, and where a mapping was left a function.
     """
@@ -25,7 +25,7 @@ def per_episode(cfg: Any) -> bool:
 
 
 class NewEpisode:
-    """What a mapping is told of the episode of which it is asked: a game that is yet to begin.
+    """Episode that a mapping is asked for: a game that is yet to begin.
 
     Attributes:
       id_, episode_id: a whole number that no other game of the run has; game i of environment e of n is i * n + e.
@@ -67,9 +67,7 @@ class _Watched(NewEpisode):
 
 
 def asking(fn: Callable[..., Any]) -> Callable[[str, NewEpisode], Any]:
-    """Returns a mapping as a function of agent and episode: RLlib's are asked so, with no worker, as far as they take
-    episode and worker.
-    """
+    """Makes a mapping a function of agent and episode. RLlib's may take an episode and a worker, which is None."""
     parameters = inspect.signature(fn).parameters
     kinds = inspect.Parameter
     plain = [p for p in parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
@@ -121,7 +119,7 @@ def places(capacity: int) -> tuple[str, ...]:
 
 
 def faults(cfg: Any, kinds: bool) -> Iterator[str]:
-    """Says what does not go with policies that differ by game, each with its mend."""
+    """Yields what does not go with policies that differ by game, each with its mend."""
     given = cfg.multi_agent
     key = "multi_agent.mapping" if given.capacity is None else "multi_agent.capacity"
     if not given.policies:
@@ -133,7 +131,7 @@ def faults(cfg: Any, kinds: bool) -> Iterator[str]:
         )
     if kinds:
         yield (
-            f"{key}: who follows a policy may change from game to game, so that all agents need equal spaces, and they "
+            f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "
             "differ: leave it out, and name the policies of the agents in a table"
         )
     if given.replay_mode == "lockstep":

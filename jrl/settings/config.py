@@ -97,7 +97,7 @@ def load(
     out: str | None = None,
     algos: Algos | None = None,
 ) -> RunConfig:
-    """The YAML file with the command line over it. One of RLlib's is for `jrl.migrate`.
+    """Reads the YAML file with the command line over it. One of RLlib's is for `jrl.migrate`.
 
     Args:
       path: of a file, or the name of a config that comes with jrl; what a file holds; None for defaults only.
@@ -113,9 +113,7 @@ def load(
 
 
 def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConfig:
-    """Plain data -> RunConfig; the inverse of `to_dict`. A run without an end is one. Raises InputError with all that
-    is wrong.
-    """
+    """Makes a RunConfig of plain data, with or without an end; inverts `to_dict`. Raises InputError with all faults."""
     cfg, problems = _build(renamed(data), algos, ends=False)
     if problems:
         raise InputError(*_told(problems))
@@ -123,18 +121,18 @@ def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConf
 
 
 def override(data: Mapping[str, Any], overrides: Iterable[str]) -> RunConfig:
-    """`from_dict` of plain data with "a.b=v" texts over it. Raises InputError with all that is wrong."""
+    """Returns `from_dict` of plain data with "a.b=v" texts over it. Raises InputError with all that is wrong."""
     return read(data, overrides, {}, (), None, ends=False)[0]
 
 
 def to_dict(cfg: RunConfig, *, algos: Algos | None = None) -> dict[str, Any]:
-    """Plain data that YAML and JSON can hold, every key present, `algo.name` first."""
+    """Returns plain data that YAML and JSON can hold, every key present, `algo.name` first."""
     tree = schema.plain(cfg)
     return {**tree, "algo": {"name": algo_name(cfg, algos=algos), **tree["algo"]}}
 
 
 def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: Algos | None = None) -> str:
-    """The complete config. With `origins` (dotted key -> word) each line says where its value is from and what it is.
+    """Returns the complete config as YAML. With `origins` (dotted key -> word) each line says where its value is from.
 
     `load` gives an equal config back, with or without the comments.
     """
@@ -147,7 +145,7 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: 
 
 
 def renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Plain data with names of earlier versions as the present ones."""
+    """Returns plain data with the present names of keys of earlier versions."""
     network = data.get("network")
     if not isinstance(network, Mapping) or not isinstance(network.get("orthogonal"), bool):
         return data
@@ -156,7 +154,7 @@ def renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_loss(cfg: RunConfig) -> RunConfig:
-    """The run for those who only act: a loss of the user's, which may be out of reach, is not loaded."""
+    """Returns the run without the user's loss, which may be out of reach of those who only act."""
     return dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=None))
 
 
@@ -167,7 +165,7 @@ def write(cfg: RunConfig, directory: Path) -> None:
 
 
 def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:
-    """The name under which the Config class of `cfg.algo` is registered."""
+    """Returns the name under which the Config class of `cfg.algo` is registered."""
     own = getattr(cfg.algo, "name", None)
     if isinstance(own, str):
         return own
@@ -195,7 +193,7 @@ class _Registry:
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """`schema.merge`, of which the inputs of `data.input` with their shares are one value.
+    """Merges as `schema.merge`, but the inputs of `data.input` with their shares are one value.
 
     >>> merge({"data": {"input": {"sampler": 0.5, "a": 0.5}}}, {"data": {"input": {"b": 1.0}}})
     {'data': {'input': {'b': 1.0}}}
@@ -215,7 +213,7 @@ def read(
     *,
     ends: bool = True,
 ) -> tuple[RunConfig, dict[str, str]]:
-    """The config, which has to name an end of the run if `ends`, and the origin of each key that is not a default."""
+    """Returns the config, which has to name an end of the run if `ends`, and the origin of each key that was set."""
     from_file = source if isinstance(source, Mapping) else mapping(source)
     problems: list[Problem] = []
     given: dict[str, Any] = {}
@@ -259,7 +257,7 @@ def _told(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def mapping(path: str | Path | None) -> Mapping[str, Any]:
-    """The mapping in a YAML or JSON file, or in one that comes with jrl, by name; without a path an empty one.
+    """Reads the mapping in a YAML or JSON file, or in one that comes with jrl, by name; without a path an empty one.
 
     Raises:
       InputError: it cannot be read, or holds something else.
@@ -268,12 +266,12 @@ def mapping(path: str | Path | None) -> Mapping[str, Any]:
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
-    """Whether plain data are certainly no configuration of RLlib: they have a section of ours, or nothing. Cheap."""
+    """Returns whether plain data are not RLlib's for certain: they have a section of ours, or nothing. Cheap."""
     return not data or any(isinstance(data.get(section), Mapping) for section in _OURS)
 
 
 def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
-    """The criteria in RLlib's form, '{"env_runners/episode_return_mean": 150}', and what is wrong with them."""
+    """Returns the criteria in RLlib's form, '{"env_runners/episode_return_mean": 150}', and what is wrong with them."""
     try:
         found = schema.parse(text)
     except yaml.YAMLError:
@@ -287,13 +285,13 @@ def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Iterations:
-    """RLlib's other end of a run."""
+    """RLlib's other stop criterion."""
 
     training_iteration: Count = 1
 
 
 def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
-    """A config and all problems; where there are any, the config is for further checks only."""
+    """Returns a config and all problems; where there are any, the config is for further checks only."""
     limited(data)
     problems: list[Problem] = []
     algo = data.get("algo")

@@ -1,4 +1,4 @@
-"""The `data` section: which data sets are learned from, in the place of environments or beside them."""
+"""The `data` section: data sets to learn from, in the place of environments or beside them."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ Weight = Annotated[float, Interval(ge=0, le=1)]
 @dataclasses.dataclass(frozen=True)
 @bounded
 class DataRewardConfig:
-    """What becomes of the rewards of a data set, in this order: normalize, scale, shift, clip."""
+    """Changes to the rewards of a data set, in this order: normalize, scale, shift, clip."""
 
     # range: times 1000 / (largest - smallest return of an episode); std: divided by the rewards' deviation
     normalize: Literal["none", "range", "std"] = "none"
@@ -29,7 +29,7 @@ class DataRewardConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class OutputConfig:
-    """Where a run writes the episodes that it collects. Each file is there whole or not at all."""
+    """Output of the episodes that a run collects. Each file is there whole or not at all."""
 
     path: str | None = None  # directory; null: data in the run directory
     # of the files; others can be made of them by `python -m jrl.data convert`
@@ -43,7 +43,7 @@ class OutputConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class FqeConfig:
-    """How the action values of the judged policy are fitted, anew for each estimate."""
+    """Fit of the action values of the judged policy, anew for each estimate."""
 
     updates: Count = 10_000  # gradient steps
     batch_size: Count = 256  # transitions of each
@@ -59,7 +59,7 @@ Method = Literal["is", "wis", "pdis", "wpdis", "dm", "dr", "wdr"]
 @dataclasses.dataclass(frozen=True)
 @bounded
 class EstimateConfig:
-    """What the policy would earn, estimated from the data: rows estimate/*. Of the episodes held out, if there are."""
+    """Estimates of the policy's return from the data: rows estimate/*. Of the episodes held out, if there are any."""
 
     # is, wis: importance sampling, plain and weighted; pdis, wpdis: per decision; dm: direct, by fitted Q evaluation;
     # dr, wdr: doubly robust
@@ -101,7 +101,7 @@ class DataConfig:
 
 
 def shares(cfg: Any) -> dict[str, float]:
-    """The inputs of a run and their shares of each batch, which sum to 1; {} without data."""
+    """Returns the inputs of a run and their shares of each batch, which sum to 1; {} without data."""
     given = cfg.data.input
     if given is None:
         return {}
@@ -112,27 +112,27 @@ def shares(cfg: Any) -> dict[str, float]:
 
 
 def paths(cfg: Any, name: str) -> list[str]:
-    """The paths that an input of `shares` stands for."""
+    """Returns the paths that an input of `shares` stands for."""
     return name.split("\n")
 
 
 def is_mixed(cfg: Any) -> bool:
-    """Whether a run learns from its environments and from data."""
+    """Returns whether a run learns from its environments and from data."""
     return len(found := shares(cfg)) > 1 and SAMPLER in found
 
 
 def alone(cfg: Any) -> bool:
-    """Whether a run learns from data alone: there are no environments to collect from."""
+    """Returns whether a run learns from data alone, without environments to collect from."""
     return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
 
 
 def title(cfg: Any) -> str:
-    """What a run learns in: the id of its environment, or the name of its data."""
+    """Returns the id of a run's environment, or the name of its data."""
     return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data" if cfg.external is None else "clients")
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
-    """How many of a batch's rows each input gives: whole numbers that sum to the batch's size, 1 at least.
+    """Returns the rows of a batch that each input gives: whole numbers that sum to the batch's size, 1 at least.
 
     >>> counts({"sampler": 0.5, "a": 0.25, "b": 0.25}, 7)
     {'sampler': 3, 'a': 2, 'b': 2}
@@ -145,7 +145,7 @@ def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
 
 
 def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What cannot be with data sets, or without them: the keys that were read, and the message."""
+    """Yields what does not go with data sets, or without them: the keys that were read, and the message."""
     yield from estimate_faults(cfg)
     kind, given = learns_from(cfg.algo), cfg.data.input
     name = type(cfg.algo).__module__.rpartition(".")[2]
@@ -192,7 +192,7 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What cannot be with `data.estimate`."""
+    """Yields what does not go with `data.estimate`."""
     if cfg.data.estimate is None:
         return
     if cfg.data.input is None or SAMPLER in shares(cfg):
@@ -208,7 +208,7 @@ def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _beside_environments(data: DataConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields what has no meaning where batches are of experience and of data."""
+    """Yields settings without meaning where batches are of experience and of data."""
     usual = DataConfig()
     for key, is_set, mend in (
         ("validation", data.validation > 0, "leave it out, and judge by evaluation.every"),
@@ -228,7 +228,7 @@ def _beside_environments(data: DataConfig) -> Iterator[tuple[tuple[str, ...], st
 
 
 def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What needs environments to collect from; `name` is the algorithm's."""
+    """Yields settings that need environments to collect from; `name` is the algorithm's."""
     for key, is_set, why in (
         ("env_runners.num", cfg.env_runners.num, "nobody collects"),
         ("rollout.mode", cfg.rollout.mode != "sync", "nobody collects"),

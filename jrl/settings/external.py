@@ -44,14 +44,14 @@ class ExternalConfig:
 
 
 def max_lag(cfg: Any) -> int | None:
-    """Updates that weights may be behind when their steps are learned from; None: any number."""
+    """Returns the updates that weights may be behind when their steps are learned from; None: any number."""
     if cfg.external.max_lag is not None or learns_from(type(cfg.algo)) is not Fresh:
         return cfg.external.max_lag
     return _LAG
 
 
 def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What cannot be where clients play: the keys that were read, and the message."""
+    """Yields what does not go with clients that play: the keys that were read, and the message."""
     given = cfg.external
     if given is None:
         return
@@ -128,7 +128,7 @@ def _agent_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What agents of episodes that clients play cannot: each has rows of its own, which do not stand side by side."""
+    """Yields what does not go with several agents that clients play: their rows do not stand side by side."""
     if cfg.external is None or (cfg.multi_agent is None and cfg.external.agents is None):
         return
     given = cfg.multi_agent
@@ -151,18 +151,18 @@ def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Settings of those who step environments, which a server does not."""
+    """Yields settings of whoever steps environments, which a server does not."""
     env, network, rollout = cfg.env, cfg.network, cfg.rollout
     plays = "clients play the episodes"
     for key, is_set, why in (
         ("env_runners.num", cfg.env_runners.num, plays),
         ("rollout.mode", rollout.mode != "sync", "clients are answered while it learns in any case"),
-        ("rollout.batch_mode", rollout.batch_mode != "truncate_episodes", "nobody knows how long episodes get"),
+        ("rollout.batch_mode", rollout.batch_mode != "truncate_episodes", "the length of episodes is not known"),
         ("rollout.collector", rollout.collector != "auto", plays),
         ("rollout.fake", rollout.fake, plays),
         ("env.frame_stack", env.frame_stack != 1, "clients send what the policy sees: let them stack frames"),
         ("env.horizon", env.horizon is not None, "clients end their episodes"),
-        ("env.batch_size", env.batch_size is not None, "external.max_wait_ms says who is answered together"),
+        ("env.batch_size", env.batch_size is not None, "external.max_wait_ms groups requests instead"),
         ("env.remote_worker_envs", env.remote_worker_envs, plays),
         ("env.action_mask_info", env.action_mask_info, "clients send masks as action_mask of the observation"),
         ("network.use_prev_action", network.use_prev_action, "clients send what the policy sees"),

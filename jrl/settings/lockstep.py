@@ -1,4 +1,4 @@
-"""What `multi_agent.replay_mode: lockstep` asks of policies: replays that are filled and sampled alike.
+"""Conditions of `multi_agent.replay_mode: lockstep`: replays of policies that are filled and sampled alike.
 
 A row of a replay has the same place in all of them where they have equally many columns and rows, so that the same
 random number means the same game and time.
@@ -17,7 +17,7 @@ _ELSE = "or use multi_agent.replay_mode=independent"
 
 
 def faults(policies: Mapping[str, Any]) -> Iterator[str]:
-    """Says which policies cannot draw the same rows, each with its mend.
+    """Yields policies that cannot draw the same rows, each with its mend.
 
     Args:
       policies: those that learn, name -> the run as its agents alone would have it.
@@ -47,7 +47,7 @@ def faults(policies: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _settings(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """What says which rows a sample of a replay has, of two policies, by key."""
+    """Returns the settings of two policies that decide which rows a sample of a replay has, by key."""
     fields = [field.name for field in dataclasses.fields(own.replay)]
     found = {f"replay.{name}": (getattr(own.replay, name), getattr(other.replay, name)) for name in fields}
     lengths = plan.sequence_length(own), plan.sequence_length(other)

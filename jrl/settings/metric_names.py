@@ -1,4 +1,4 @@
-"""RLlib's names of metrics, which stop criteria may have, as ours."""
+"""RLlib's names of metrics in stop criteria, and ours."""
 
 _RETURNS = ("episode_reward_mean", "episode_return_mean")
 _STEPS = {
@@ -10,7 +10,7 @@ _PARTS = ("env_runners/", "sampler_results/", "info/", "counters/")
 
 
 def ours(name: str) -> str | None:
-    """Our name of a metric of RLlib's results; None for one that has none, or counts iterations."""
+    """Returns our name of a metric of RLlib's results; None for one that has none, or counts iterations."""
     evaluation = name.startswith("evaluation/")
     rest = name.removeprefix("evaluation/")
     for part in _PARTS:

@@ -1,4 +1,4 @@
-"""What the section `multi_agent` says once the agents are known: who follows which policy, and each policy's config."""
+"""The section `multi_agent` once the agents are known: the policy of each agent, and each policy's config."""
 
 import dataclasses
 import difflib
@@ -66,7 +66,7 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
 
 
 def alike(cfg: RunConfig) -> list[list[str]]:
-    """Policies that differ in nothing but their weights, together, in the order of the config."""
+    """Returns policies that differ in nothing but their weights, together, in the order of the config."""
     found: list[tuple[RunConfig, list[str]]] = []
     for name in followers(cfg):
         own = policy_config(cfg, name)
@@ -79,13 +79,13 @@ def alike(cfg: RunConfig) -> list[list[str]]:
 
 
 def capacity(cfg: RunConfig) -> int:
-    """The most policies that a run can have, where it may change from game to game who follows which."""
+    """Returns the most policies that a run can have, where the policy of an agent may change from game to game."""
     assert cfg.multi_agent is not None and cfg.multi_agent.capacity is not None
     return cfg.multi_agent.capacity
 
 
 def places(cfg: RunConfig) -> dict[str, str]:
-    """Policy -> its key in the State of the run: its name, or the place it has where that may change between games.
+    """Returns each policy's key in the State of the run: its name, or its place where policies change between games.
 
     The first places are those of the policies like the first, among them those that are still free.
     """
@@ -98,7 +98,7 @@ def places(cfg: RunConfig) -> dict[str, str]:
 
 
 def _unequal_seats(kinds: Kinds) -> Iterator[str]:
-    """Says which agents cannot change seats in self-play."""
+    """Yields agents that cannot change seats in self-play."""
     if kinds:
         first, other = list(kinds)[:2]
         yield (
@@ -108,7 +108,7 @@ def _unequal_seats(kinds: Kinds) -> Iterator[str]:
 
 
 def _by_kind(kinds: Kinds) -> dict[str, str]:
-    """A mapping with a policy for each kind, named after its agents without their numbers, or else after the first."""
+    """Returns a mapping with a policy for each kind, named after its agents less their numbers, or after the first."""
     plain = [{re.sub(r"[\d_.-]+$", "", agent) for agent in agents} for agents in kinds]
     whole = [name for names in plain for name in names]
     table: dict[str, str] = {}
@@ -124,7 +124,7 @@ def _by_kind(kinds: Kinds) -> dict[str, str]:
 
 
 def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
-    """Says which policy is followed by agents of different spaces."""
+    """Yields policies that agents of different spaces follow."""
     kind_of = {agent: agents for agents in kinds for agent in agents}
     for policy, agents in followers(cfg).items() if kinds else ():
         other = next((agent for agent in agents if kind_of[agent] != kind_of[agents[0]]), None)
@@ -139,7 +139,7 @@ def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
 
 
 def is_one_team(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> bool:
-    """Whether there is one team, of all agents: an environment of several agents then is one of a single agent."""
+    """Returns whether there is one team, of all agents: the environment then is one of a single agent."""
     return len(groups) == 1 and sorted(next(iter(groups.values()))) == sorted(agents)
 
 
@@ -156,7 +156,7 @@ def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
 
 
 def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[str]:
-    """Says what is wrong with teams, each with its mend."""
+    """Yields faults of teams, each with its mend."""
     key, group = "multi_agent.group", given.group or {}
     if not group:
         yield f"{key}: expected a team or more, such as {{team: [{', '.join(agents)}]}}, got none: leave it out"
@@ -230,7 +230,7 @@ def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
 
 
 def faults(cfg: RunConfig) -> Iterator[str]:
-    """Says what is wrong with policies and mapping, each with its mend, once the agents are known."""
+    """Yields faults of policies and mapping, each with its mend, once the agents are known."""
     given = cfg.multi_agent
     assert given is not None and given.agents is not None
     for name, own in given.policies.items():
@@ -261,7 +261,7 @@ def faults(cfg: RunConfig) -> Iterator[str]:
 
 
 def _stop_faults(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Says which stop criteria are of agents or policies that there are not: they would never be met."""
+    """Yields stop criteria of agents or policies that do not exist: they would never be met."""
     for metric in cfg.stop:
         kind, _, rest = metric.partition("/")
         name, _, row = rest.partition("/")
@@ -297,7 +297,7 @@ def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
     elif _by_agent(given) and policies and (lost := [a for a in agents if a not in policies]):
         yield (
             f"multi_agent.policies: no policy for {_listed(lost)}: the agents are {_listed(agents)}; name the policies "
-            'like the agents, or say who follows which, such as multi_agent.mapping={".*": ' + f"{policies[0]}}}"
+            'like the agents, or map agents to policies, such as multi_agent.mapping={".*": ' + f"{policies[0]}}}"
         )
 
 
@@ -306,7 +306,7 @@ def _by_agent(given: MultiAgentConfig) -> bool:
 
 
 def follows(given: MultiAgentConfig) -> dict[str, str]:
-    """Agent -> policy, by a mapping that is no function."""
+    """Returns the policy of each agent, by a mapping that is no function."""
     agents = given.agents or ()
     if isinstance(given.mapping, dict):
         fits = lambda agent: next((p for e, p in given.mapping.items() if re.fullmatch(e, agent)), SHARED)
@@ -317,7 +317,7 @@ def follows(given: MultiAgentConfig) -> dict[str, str]:
 
 
 def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
-    """Policy -> the agents that follow it, in the order of the config; {} for an environment with one agent."""
+    """Returns the agents of each policy, in the order of the config; {} for an environment with one agent."""
     if cfg.multi_agent is None or cfg.multi_agent.agents is None:
         return {}
     if cfg.multi_agent.self_play is not None:
@@ -330,7 +330,7 @@ def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
 
 
 def shows_state(cfg: RunConfig) -> bool:
-    """Whether observations get the environment's global view, as the leaf `state`."""
+    """Returns whether observations get the environment's global view, as the leaf `state`."""
     given = cfg.multi_agent
     if given is None or given.state is not None:
         return bool(given and given.state)
@@ -338,7 +338,7 @@ def shows_state(cfg: RunConfig) -> bool:
 
 
 def is_trained(cfg: RunConfig, policy: str) -> bool:
-    """Whether a policy learns."""
+    """Returns whether a policy learns."""
     if cfg.multi_agent and cfg.multi_agent.self_play:
         return policy == cfg.multi_agent.self_play.policy
     train = cfg.multi_agent.policies_to_train if cfg.multi_agent else None
@@ -346,17 +346,17 @@ def is_trained(cfg: RunConfig, policy: str) -> bool:
 
 
 def learning(cfg: RunConfig) -> tuple[str, ...]:
-    """The policies that learn, in the order of the config."""
+    """Returns the policies that learn, in the order of the config."""
     return tuple(policy for policy in followers(cfg) if is_trained(cfg, policy))
 
 
 def in_lockstep(cfg: RunConfig) -> bool:
-    """Whether what a policy draws from replay is what others draw."""
+    """Returns whether all policies draw the same rows from their replays."""
     return cfg.multi_agent is not None and cfg.multi_agent.replay_mode == "lockstep"
 
 
 def the_one(cfg: RunConfig) -> str | None:
-    """Returns the policy that is meant where none is named: the only one, or that of self-play; None: none is."""
+    """Returns the policy that is meant where none is named: the only one, or that of self-play; None: there is none."""
     policies = followers(cfg)
     if cfg.multi_agent and cfg.multi_agent.self_play:
         return cfg.multi_agent.self_play.policy
@@ -364,10 +364,10 @@ def the_one(cfg: RunConfig) -> str | None:
 
 
 def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
-    """The run as one policy's agents alone would have it, with what the policy has of its own.
+    """Returns the run as one policy's agents alone would have it, with the policy's own settings.
 
     Raises:
-      InputError: a key that there is not, or a value that is wrong; each names its place.
+      InputError: an unknown key or a wrong value; each names its place.
     """
     assert cfg.multi_agent is not None
     agents = followers(cfg)[policy]
@@ -389,7 +389,7 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
 
 
 def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> Iterator[str]:
-    """A line for each policy: which agents follow it, and whether it learns; `spaces` says what they see and do."""
+    """Yields a line for each policy: its agents, and whether it learns; `spaces` describes their spaces."""
     if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
         yield from self_play.lines(cfg)
         return

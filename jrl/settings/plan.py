@@ -1,4 +1,4 @@
-"""What follows from a RunConfig: rows, sequences, batches, gradient steps.
+"""Numbers that follow from a RunConfig: rows, sequences, batches, gradient steps.
 
 Derived numbers are functions of the config and never stored in it. Reads the config by its attributes only.
 """
@@ -40,23 +40,23 @@ class Passes(NamedTuple):
 
 
 def passes(config: Any) -> Passes:
-    """Return how the algorithm of a Config goes over rollouts."""
+    """Returns how the algorithm of a Config goes over rollouts."""
     return Passes(**{name: getattr(config, name) for name in Passes._fields if hasattr(config, name)})
 
 
 def columns(cfg: Any) -> int:
-    """Columns of a rollout: the environments, or of several agents the environments times the agents."""
+    """Returns the number of environments, of several agents times the agents: the second axis of a rollout."""
     several = cfg.multi_agent
     return cfg.env.num_envs * (max(1, len(several.agents or ())) if several else 1)
 
 
 def counted_columns(cfg: Any) -> int:
-    """What a step of all environments counts: as many environments, or agents where `count_steps_by` says so."""
+    """Returns what a step of all environments counts: the environments, or agents if `count_steps_by` says so."""
     return columns(cfg) if cfg.rollout.count_steps_by == "agent_steps" else cfg.env.num_envs
 
 
 def rollout_length(cfg: Any) -> int:
-    """Steps per environment and iteration."""
+    """Returns the steps per environment and iteration."""
     if cfg.rollout.length is not None:
         return cfg.rollout.length
     if cfg.replay is None:
@@ -65,8 +65,8 @@ def rollout_length(cfg: Any) -> int:
 
 
 def in_step(cfg: Any) -> bool:
-    """Whether each rollout has as many steps of every environment: whole episodes, environments that do not wait for
-    each other, clients, and runners that come, go and fill in for each other have not."""
+    """Returns whether each rollout has as many steps of every environment. Not so: whole episodes, environments that do
+    not wait for each other, clients, and runners that come, go and fill in for each other."""
     waits = cfg.env.batch_size is None and cfg.env.batch_wait_ms is None and cfg.external is None
     return waits and not cfg.env_runners.num and cfg.rollout.batch_mode == "truncate_episodes"
 
@@ -75,27 +75,25 @@ SEQUENCE = 20  # steps that are learned from in a sequence from replay, unless t
 
 
 def sequence_length(cfg: Any) -> int:
-    """Steps of the sequences that are learned from; 1 where the network has no memory."""
+    """Returns the steps of the sequences that are learned from; 1 where the network has no memory."""
     if not cfg.network.recurrent:
         return 1
     return cfg.network.max_seq_len or (rollout_length(cfg) if cfg.replay is None else SEQUENCE)
 
 
 def counts_by(cfg: Any) -> str:
-    """What a run counts by: its budget, and what lies between rows, evaluations and checkpoints."""
+    """Returns what a run counts by: its budget, and the time between rows, evaluations and checkpoints."""
     return "updates" if datasets.alone(cfg) else "env_steps"
 
 
 def total_steps(cfg: Any) -> int | None:
-    """Environment steps after which the run ends, updates where it learns from data alone; None: it goes on as long as
-    somebody asks for more.
-    """
+    """Returns the environment steps that end the run, updates where it learns from data alone; None: it has no end."""
     steps = cfg.stop.get(counts_by(cfg))
     return None if steps is None else int(steps)
 
 
 def batch_plan(cfg: Any) -> BatchPlan:
-    """Rows, minibatches and updates of an iteration, and the number of iterations."""
+    """Returns rows, minibatches and updates of an iteration, and the number of iterations."""
     rows, total = counted_columns(cfg) * rollout_length(cfg), total_steps(cfg)
     if datasets.alone(cfg):  # an iteration is an update
         return BatchPlan(1, cfg.replay.batch_size, 1, total)
@@ -112,13 +110,13 @@ def batch_plan(cfg: Any) -> BatchPlan:
 
 
 def divisors(n: int) -> list[int]:
-    """The divisors of a number above 0, in ascending order; quick up to 1e12."""
+    """Returns the divisors of a number above 0, in ascending order; quick up to 1e12."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
 def num_parameters(cfg: Any) -> int:
-    """Parameters between the widths of the config: a lower bound, since those at inputs and outputs are not known."""
+    """Returns a lower bound of the parameters by the config's widths: those at inputs and outputs are not known."""
     network, core = cfg.network, cfg.network.core
     size = getattr(core, "size", 0)
     inner = {
@@ -132,18 +130,18 @@ def num_parameters(cfg: Any) -> int:
 
 
 def num_learners(cfg: Any) -> int | None:
-    """Devices that learn; None where that is left to the machine."""
+    """Returns the number of devices that learn; None where that is left to the machine."""
     devices = cfg.devices
     return len(devices.learners) if devices.learners is not None else devices.fake
 
 
 def num_pools(cfg: Any, learners: int) -> int:
-    """Parts that the environments are split into: one for each runner, or for each device that acts."""
+    """Returns the parts that the environments are split into: one for each runner, or for each device that acts."""
     return cfg.env_runners.num or (learners if cfg.devices.actors is None else len(cfg.devices.actors))
 
 
 def policy_lag(cfg: Any) -> int | None:
-    """Updates that the weights which act may be behind; None where collection waits for each update."""
+    """Returns the updates that the acting weights may be behind; None where collection waits for each update."""
     if cfg.rollout.mode == "sync":
         return None
     return cfg.rollout.max_policy_lag or (2 if cfg.env_runners.num else 1)
@@ -157,7 +155,7 @@ def rollouts_ahead(cfg: Any) -> int:
 
 
 def report_every(cfg: Any) -> int:
-    """Environment steps between two result rows."""
+    """Returns the environment steps between two result rows."""
     if cfg.run.report_every:
         return cfg.run.report_every
     if (total := total_steps(cfg)) is not None:
@@ -166,19 +164,19 @@ def report_every(cfg: Any) -> int:
 
 
 def asked_iteration(cfg: Any) -> int | None:
-    """What the config says of how long an iteration of `Algorithm.train` is, in steps or updates; None: nothing."""
+    """Returns the length of an iteration of `Algorithm.train` by the config, in steps or updates; None: it has none."""
     return cfg.run.report_every or (cfg.data.updates_per_iteration if datasets.alone(cfg) else None)
 
 
 def estimate_every(cfg: Any) -> int | None:
-    """Updates between two estimates by `data.estimate`; None: there are none."""
+    """Returns the updates between two estimates by `data.estimate`; None: there are none."""
     if cfg.data.estimate is None:
         return None
     return cfg.data.estimate.every or 10 * report_every(cfg)
 
 
 def iterations_per_call(cfg: Any) -> int:
-    """Iterations of a fused program: so many that Python does not count, no more than its user wants to wait for."""
+    """Returns the iterations of one call: enough to hide Python's time, and no more than its user wants to wait for."""
     plan = batch_plan(cfg)
     wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every, total_steps(cfg))
     if datasets.alone(cfg):
@@ -193,7 +191,7 @@ def iterations_per_call(cfg: Any) -> int:
 
 
 def lines(cfg: Any) -> Iterator[str]:
-    """The batch plan in words."""
+    """Yields the batch plan in words."""
     plan, envs = batch_plan(cfg), cfg.env.num_envs
     if datasets.alone(cfg):
         yield from _lines_of_data(cfg, plan)
@@ -230,7 +228,7 @@ def lines(cfg: Any) -> Iterator[str]:
 
 
 def _lines_of_data(cfg: Any, plan: BatchPlan) -> Iterator[str]:
-    """The plan of a run that learns from data alone, in words."""
+    """Yields the plan of a run that learns from data alone, in words."""
     yield f"{counted(iterations_per_call(cfg), 'update', ',')} per call, each on {_rows(cfg, plan.minibatch or 0)}"
     if plan.iterations is not None:
         yield f"{counted(plan.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"

@@ -1,4 +1,4 @@
-"""The combinations of keys of a RunConfig that do not fit together, each with its mend.
+"""Combinations of keys of a RunConfig that do not fit together, each with its mend.
 
 Reads the config by its attributes only.
 """
@@ -50,7 +50,7 @@ _METRICS = (
 
 
 def faults(cfg: Any) -> Iterator[Fault]:
-    """Every combination of values that cannot be run, with its mend."""
+    """Yields every combination of values that cannot be run, with its mend."""
     key = f"stop.{counts_by(cfg)}"
     steps = cfg.stop.get(counts_by(cfg))
     if steps is not None and steps != int(steps):
@@ -78,7 +78,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
 
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
-    """What cannot be split over so many devices that learn, and the devices or runners that collect."""
+    """Yields what cannot be split over so many devices that learn, and the devices or runners that collect."""
     sizes = list(_size_faults(cfg, learners))
     yield from sizes
     if sizes:
@@ -94,7 +94,7 @@ _MOST_PROCESSES = 10_000
 
 
 def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
-    """Sizes that no machine has, and counts to whose end no run comes."""
+    """Yields sizes that no machine has, and counts to whose end no run comes."""
     minibatches, epochs, kept, drawn = passes(cfg.algo)
     minibatches = 1 if minibatches is None else minibatches
     if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
@@ -232,7 +232,7 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
 
 
 def endless(cfg: Any) -> Iterator[Fault]:
-    """What is missing for a command, which has to end, and to evaluate, by itself."""
+    """Yields what is missing for a command, which has to end, and to evaluate, by itself."""
     if total_steps(cfg) is None:
         key = counts_by(cfg)
         near = difflib.get_close_matches(key, cfg.stop, 1)
@@ -246,17 +246,17 @@ def endless(cfg: Any) -> Iterator[Fault]:
 
 
 def evaluates(cfg: Any) -> bool:
-    """Whether a run is evaluated as it learns."""
+    """Returns whether a run is evaluated as it learns."""
     return bool(cfg.evaluation.every or cfg.evaluation.interval)
 
 
 def _tenth(cfg: Any) -> int:
-    """A tenth of the run, in what it counts by."""
+    """Returns a tenth of the run, in what it counts by."""
     return max(1, int(cfg.stop.get(counts_by(cfg)) or 0) // 10)
 
 
 def _metric_faults(cfg: Any) -> Iterator[Fault]:
-    """Names of metrics that no result row will have."""
+    """Yields names of metrics that no result row will have."""
     named = {f"stop.{name}": name for name in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
     for key, name in named.items():
         # without evaluations there is no best checkpoint, which is no fault
@@ -266,7 +266,7 @@ def _metric_faults(cfg: Any) -> Iterator[Fault]:
 
 
 def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> str:
-    """Why no result row has a metric that `key` names; "" where one may. Code of the user's may give its own names.
+    """Returns why no result row has a metric that `key` names; "" where one may. The user's code may add names.
 
     Args:
       cfg: of the run.
@@ -284,7 +284,7 @@ def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> st
 
 
 def missing_metric(key: str, name: str, rows: Sequence[str]) -> str:
-    """Why a metric that `key` names is none of result rows with these keys; "" where it is one, or comes with time."""
+    """Returns why result rows with these keys have no metric that `key` names; "" where they do, or later will."""
     if name in rows or name in _METRICS:
         return ""
     near = [k for k in rows if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, rows, 1)
@@ -399,7 +399,7 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
 
 
 def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys: tuple[str, ...]) -> Iterator[Fault]:
-    """Of minibatches of sequences: `parts` of each of `envs` environments."""
+    """Yields faults of minibatches of sequences: `parts` of each of `envs` environments."""
     fits = lambda n: envs % (n // math.gcd(parts, n)) == 0
     if fits(minibatches):
         return

@@ -1,4 +1,4 @@
-"""What the `replay` section cannot be, beside environments, networks and devices, each with its mend."""
+"""Faults of the `replay` section, beside environments, networks and devices, each with its mend."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
 
 def faults(cfg: Any, devices: int) -> Iterator[Fault]:
-    """What of the `replay` section does not fit the environments, the network or so many devices that learn."""
+    """Yields what in the `replay` section does not fit the environments, the network or so many devices that learn."""
     if datasets.alone(cfg):
         yield from _sampling_faults(cfg, devices)
         return

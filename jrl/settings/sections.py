@@ -38,7 +38,7 @@ Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 @dataclasses.dataclass(frozen=True)
 @bounded
 class RolloutConfig:
-    """How experience is collected."""
+    """Collection of experience."""
 
     # steps per environment and iteration; null: 128, or what replay.train_every asks for
     length: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
@@ -58,7 +58,7 @@ class RolloutConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class ReplayConfig:
-    """The replay buffer and how often is learned from it. Steps and rows count over all environments and devices."""
+    """The replay buffer and the rate of updates. Steps and rows count over all environments and devices."""
 
     capacity: Count = 100_000  # transitions kept
     batch_size: Count = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
@@ -93,7 +93,7 @@ class EvaluationConfig:
     # the run's config, but for evaluation: {env: {options: {...}}}
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     force_reset: bool = True  # begin with new episodes; false: go on with those of the last evaluation
-    timeout_s: Seconds | None = 120.0  # then it ends with the episodes that there are; null: never
+    timeout_s: Seconds | None = 120.0  # then it ends with the episodes so far; null: never
     # episodes with the same weights for a video, videos/STEPS.mp4 of the run directory; 0: none
     record: Annotated[int, Interval(ge=0, le=1000)] = 0
     always_attach: bool = True  # every result row has the latest evaluation; false: only the first after it
@@ -102,7 +102,7 @@ class EvaluationConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class CheckpointConfig:
-    """What is kept to resume from."""
+    """Checkpoints to resume from."""
 
     every: Steps | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
     keep_last: Count = 3  # older ones are deleted, but those that the next three keys name
@@ -120,7 +120,7 @@ class CheckpointConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class DevicesConfig:
-    """Which of this machine's devices do what, by index."""
+    """Devices of this machine, by index, and their work."""
 
     actors: tuple[Index, ...] | None = None  # act in the environments; null: those that learn
     learners: tuple[Index, ...] | None = None  # learn, each from its share of the batch; null: all accelerators
@@ -131,7 +131,7 @@ class DevicesConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class EnvRunnersConfig:
-    """Further processes, on this or other machines, that collect; by Ray. What to do when they or environments fail."""
+    """Env runners: processes on this or other machines that collect, by Ray. Failures of them or of environments."""
 
     num: Processes = 0  # they share env.num_envs; 0: this process collects, and Ray is not started
     num_cpus: NonNegative = 1.0  # of each
@@ -153,7 +153,7 @@ class EnvRunnersConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class RunSettings:
-    """What does not change the algorithm."""
+    """Settings that do not change the algorithm."""
 
     seed: Annotated[int, Interval(ge=0, le=UINT32)] = 0  # root of every random key
     out: str | None = None  # run directory; null: runs/<config name>_<env>_<time>
@@ -165,7 +165,7 @@ class RunSettings:
     # where rows go: jsonl, csv, tensorboard, wandb, or package.module:name of a function of the directory
     log: tuple[str, ...] = ("jsonl", "csv", "tensorboard")
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss
-    # programs that iterations may compile again after the first result row; more end the run; null: nobody counts
+    # programs that iterations may compile again after the first result row; more end the run; null: not counted
     max_recompiles: Amount | None = None
     # a loss or parameter that is not finite; stop: the run ends with a bundle for jrl.debug; rollback: it goes on from
     # the last checkpoint with a smaller algo.lr; ignore: nothing looks
@@ -216,7 +216,7 @@ class SelfPlayConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class MultiAgentConfig:
-    """Several agents: which policies there are, and which agents follow which."""
+    """Several agents: the policies, and the policy of each agent."""
 
     # names of the agents of an environment, with `group` of its teams; null: as the environment says
     agents: tuple[Name, ...] | None = None

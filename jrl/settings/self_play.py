@@ -1,4 +1,4 @@
-"""What `multi_agent.self_play` says once the agents are known: who plays which seat of which game, and what cannot be.
+"""The seats of `multi_agent.self_play` once the agents are known: which policy plays which seat of which game.
 
 Of the games of a device, game g has the learner in seat g % A, and in its other seats the place (g // A) % K of the
 pool: A x K games are a block, in which the learner has every seat against every place once.
@@ -20,7 +20,7 @@ def places(own: Any) -> tuple[str, ...]:
 
 
 def whole_blocks(cfg: Any, games: int) -> int:
-    """Returns so many games rounded up to whole blocks, A x K each; of a run without self-play as they are."""
+    """Returns the number of games rounded up to whole blocks of A x K; unchanged without self-play."""
     if not (cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents):
         return games
     unit = len(cfg.multi_agent.agents) * cfg.multi_agent.self_play.pool
@@ -28,18 +28,18 @@ def whole_blocks(cfg: Any, games: int) -> int:
 
 
 def followers(given: Any) -> dict[str, tuple[str, ...]]:
-    """Returns policy -> agents as one game has them whose first seat is the learner's."""
+    """Returns policy -> agents in a game whose first seat is the learner's."""
     own, agents = given.self_play, given.agents
     return {own.policy: agents[:1], **dict.fromkeys(places(own), agents[1:])}
 
 
 def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
-    """Says what does not go with self-play, each with its mend."""
+    """Yields what does not go with self-play, each with its mend."""
     key, given = "multi_agent.self_play", cfg.multi_agent
     own = given.self_play
     for name in ("policies", "mapping", "policies_to_train", "capacity"):
         if getattr(given, name):
-            yield f"multi_agent.{name}: {key} says who plays whom: leave one of them out"
+            yield f"multi_agent.{name}: {key} decides about the policies, too: leave one of them out"
     if len(agents) < 2:
         yield f"{key}: expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
     if not own.policy or own.policy == LEAGUE:
@@ -53,7 +53,7 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
 
 
 def split_faults(cfg: Any, num_agents: int, learners: int) -> Iterator[str]:
-    """Says where the games of each of so many devices that learn, and of each device or env runner that collects for
+    """Yields where the games of each of so many devices that learn, and of each device or env runner that collects for
     them, are no whole blocks, with the numbers that are.
     """
     own, parts = cfg.multi_agent.self_play, math.lcm(learners, plan.num_pools(cfg, learners))

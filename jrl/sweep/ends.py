@@ -1,4 +1,4 @@
-"""How a population ended: the table of its members, its best, and what is printed of them."""
+"""End of a population: the table of its members, its best, and what is printed."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def _draw(directory: Path) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a row is a finite number."""
+    """Returns whether a value of a row is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

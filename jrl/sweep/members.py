@@ -1,4 +1,4 @@
-"""Which runs a population has, and where they are: `members/00`, `members/01`, ... of its directory."""
+"""Members of a population, and their directories: `members/00`, `members/01`, ..."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ NOT_FINITE = "not finite"  # how the end of a member begins whose update was not
 
 
 class Member(NamedTuple):
-    """One run of a population."""
+    """One member of a population."""
 
     name: str
     config: RunConfig  # whose run.out is the member's directory
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
     @property
     def directory(self) -> Path:
-        """Where the member's run directory is."""
+        """Run directory of the member."""
         assert self.config.run.out is not None
         return Path(self.config.run.out)
 
@@ -61,14 +61,14 @@ def _with(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str,
 
 
 class Ends(NamedTuple):
-    """Who is told that a member ended by a criterion of its own, and knows who did."""
+    """Members that ended by a criterion of their own: who did, and a function to note it."""
 
     why: Callable[[Member], str | None]  # None: it goes on
     note: Callable[[Member, str, int], None]  # member, why, after how many steps; before its last checkpoint
 
 
 class Record(NamedTuple):
-    """What is kept of a population, in population.json, so that it can be gone on with.
+    """Record of a population, kept in population.json, so that it can be resumed.
 
     Attributes:
       changes: of each member what differs, as it began.
@@ -121,13 +121,13 @@ def reached(member: Member) -> int | None:
 
 
 def is_complete(member: Member) -> bool:
-    """Whether the run of a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
+    """Returns whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
     done = reached(member)
     return done is not None and done >= member.config.stop[plan.counts_by(member.config)]
 
 
 def is_population(directory: Path) -> bool:
-    """Whether a directory is that of a population."""
+    """Returns whether a directory is that of a population."""
     return (directory / _LIST).is_file()
 
 

@@ -84,7 +84,7 @@ def train(
 
 
 def _paused(member: Member, pause: float) -> bool:
-    """Whether a member whose process has ended is to go on."""
+    """Returns whether a member has reached the pause, and is not complete."""
     return not is_complete(member) and (reached(member) or 0) >= pause
 
 

@@ -151,7 +151,7 @@ def parse(text: str) -> Scheduler | None:
 
 
 def point_of(changed: Mapping[str, Any]) -> str:
-    """What a member has in common with the others of its point, which differ in their seed alone, as it is typed."""
+    """Returns a member's values, as typed, without the seed: those that its point's members share."""
     return ", ".join(f"{key}={plain_yaml.flow(value)}" for key, value in changed.items() if key != "run.seed")
 
 

@@ -1,4 +1,4 @@
-"""Which points a sweep tries: all of a grid, points that are drawn, or such as Optuna proposes from those before."""
+"""Search for the points of a sweep: a grid, points that are drawn, or Optuna's proposals from those before."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def check(plan: Plan) -> None:
 
 
 def rounds(plan: Plan) -> list[int]:
-    """How many points each round of a sweep has: one round, unless points follow from the scores of those before."""
+    """Returns the points in each round of a sweep: one round, unless points follow from the scores of those before."""
     settings = plan.settings
     if settings.samples is None:
         return [len(space.grid(plan.spaces))]

@@ -38,7 +38,7 @@ def train(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: outpu
 
 
 def _changes(args: argparse.Namespace, cfg: RunConfig) -> list[dict[str, Any]] | None:
-    """What differs between the members, [] of a population that goes on; None: it is one run. Raises InputError."""
+    """Returns what differs between the members, [] of a population that goes on; None: one run. Raises InputError."""
     goes_on = cfg.run.out if args.resume == "auto" else args.resume
     if goes_on and members.is_population(Path(goes_on)):
         if args.seeds:

@@ -1,4 +1,4 @@
-"""What a sweep tries, and how: the section `sweep` of a YAML file, and the options of `python -m jrl.sweep` over it."""
+"""Settings of a sweep: the section `sweep` of a YAML file, and the options of `python -m jrl.sweep` over it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Samples = Annotated[int, Interval(ge=1, le=100_000)]
 @dataclasses.dataclass(frozen=True)
 @bounded
 class SweepConfig:
-    """What a sweep tries, and how."""
+    """Settings of a sweep."""
 
     set: dict[str, Any] = dataclasses.field(default_factory=dict)  # key -> a space, such as log(1e-4, 1e-2, 8)
     seeds: Few = 1  # runs of each point, with seeds from run.seed on

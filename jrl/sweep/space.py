@@ -48,7 +48,7 @@ class Space(NamedTuple):
 
     @property
     def is_of_floats(self) -> bool:
-        """Whether all its values are numbers, and not all of them whole by kind."""
+        """Returns whether all its values are numbers, and not all of them whole by kind."""
         numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.values)
         return numbers and self.kind not in ("int", "pow2")
 
@@ -129,7 +129,7 @@ def parse(key: str, text: str) -> Space | None:
 
 
 def _fault(kind: str, low: float, high: float) -> str:
-    """What is wrong with the ends of a space; "" for nothing."""
+    """Describes what is wrong with the ends of a space; "" for nothing."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "expected finite numbers"
     if not low < high:
@@ -146,7 +146,7 @@ def _fault(kind: str, low: float, high: float) -> str:
 
 
 def _scaled(kind: str, x: float) -> float:
-    """Where a value stands on the line along which its space is even."""
+    """Returns the place of a value on the line along which its space is even."""
     scale = {"log": math.log, "pow2": math.log2, "logit": lambda p: math.log(p / (1 - p))}
     return float(scale.get(kind, float)(x))
 
@@ -162,13 +162,13 @@ def _unscaled(kind: str, x: float) -> float:
 
 
 def grid(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
-    """All combinations of the values of all keys. Raises InputError: a space has no number of values."""
+    """Returns all combinations of the values of all keys. Raises InputError: a space has no number of values."""
     values = [space.grid(key) for key, space in spaces.items()]
     return [dict(zip(spaces, point, strict=True)) for point in itertools.product(*values)]
 
 
 def drawn(spaces: Mapping[str, Space], count: int, *, sobol: bool, seed: int) -> list[dict[str, Any]]:
-    """So many points, drawn at random or of a scrambled Sobol sequence, which leaves fewer holes; both by `seed`."""
+    """Draws so many points, at random or of a scrambled Sobol sequence, which leaves fewer holes; both by `seed`."""
     if sobol:
         from scipy.stats import qmc
 

@@ -191,7 +191,7 @@ class Together:
 
     @property
     def ended(self) -> dict[str, str]:
-        """Why members ended, by name: `complete`, a criterion, `not finite: PATH`, `interrupted`, or as `stop` said."""
+        """Ends of members, by name: `complete`, a criterion, `not finite: PATH`, `interrupted`, or as `stop` said."""
         return {one.member.name: one.ended for one in self.every if one.ended is not None}
 
     def stop(self, why: Mapping[str, str]) -> None:

@@ -94,7 +94,7 @@ class Sweep:
         return self.plan.pauses(self._cfg, points) if self.plan else []
 
     def _made(self) -> list[Member]:
-        """All members with the values that they have now."""
+        """Makes all members with their present values."""
         changes = [dict(changed) for changed in self.record.changes]
         found = populations.of(self._cfg, self._directory, changes)
         if not isinstance(self._scheduler, schedule.Pbt):
@@ -184,7 +184,7 @@ class Sweep:
         return {**ended, **self._stopped()}
 
     def _stopped(self) -> dict[str, str]:
-        """Why members ended that a scheduler has stopped."""
+        """Returns why members ended that a scheduler has stopped."""
         return {
             name: f"stopped at {decision['at']}"
             for decision in self.record.decisions

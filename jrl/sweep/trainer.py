@@ -1,4 +1,4 @@
-"""Who trains members of a population: those that can be one program together, the others in processes."""
+"""Training of members of a population: those that can be one program together, the others in processes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class Trainer:
         return [group[i : i + most] for i in range(0, len(group), most)]
 
     def _groups(self, members: Sequence[Member]) -> list[Sequence[Member]]:
-        """Those that may be one program together; who may not is noted. Prints the plan once."""
+        """Groups members that may be one program, notes those that may not, and prints the plan once."""
         from jrl.run import build_population
 
         left = [member for member in members if member.name not in self._apart]

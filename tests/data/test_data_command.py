@@ -243,7 +243,7 @@ def test_what_a_reader_noted_is_told_and_kept(tmp_path, capsys):
 
 
 REFUSED = [
-    ("insect x", "insect: there is no such command: did you mean inspect?"),
+    ("insect x", "insect: unknown command: did you mean inspect?"),
     ("zzz", "expected one of record, inspect, convert, split, merge"),
     ("inspect no/such", "data: no/such does not exist: give a file, a directory of files, or a glob"),
     ("inspect GIVEN --from csv", "data format 'csv': expected one of jrl"),

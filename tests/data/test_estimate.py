@@ -160,7 +160,7 @@ def test_one_action_of_a_continuum_has_no_weight():
         judge(td3, td3.Config(), PLANE)
     with pytest.raises(InputError, match=r"best action of a density is one point"):
         judge(sac, sac.Config(), PLANE, explore=False)
-    with pytest.raises(InputError, match=r"ornstein_uhlenbeck: nobody knows the probability"):
+    with pytest.raises(InputError, match=r"ornstein_uhlenbeck: the probability"):
         judge(td3, td3.Config(exploration=OrnsteinUhlenbeck()), PLANE, explore=True)
     made, actor = judge(td3, td3.Config(), PLANE, methods=["dm"], fqe={"updates": 5})
     assert np.isfinite(made(actor, jax.random.key(0)).estimates["dm"]["value"])

@@ -110,7 +110,7 @@ def test_random_actions_need_no_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nobody plays: give a run, or --env ID --random 1"),
+        ([], "there is no player: give a run, or --env ID --random 1"),
         (["--random=1"], "random actions need an environment: give --env ID"),
         (["--random=2", "--env=CartPole-v1"], "--random: expected a share from 0 to 1, got 2.0"),
         (["--mix", "random=0.5"], "the shares sum to 0.5: expected 1"),

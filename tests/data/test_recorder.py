@@ -185,7 +185,7 @@ def test_columns_that_nobody_records_are_refused():
 
 def test_self_play_is_refused():
     cfg = config.load("tictactoe", ["data.output.compress=false"])
-    with pytest.raises(InputError, match=r"data\.output: who follows which policy differs from game to game"):
+    with pytest.raises(InputError, match=r"data\.output: agents change policies from game to game"):
         Session(cfg)
 
 

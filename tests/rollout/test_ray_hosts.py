@@ -37,7 +37,7 @@ def test_the_two_ways_to_go_on_exclude_each_other():
 
 def test_an_address_where_nobody_is_is_an_error_at_once():
     for address in ("127.0.0.1:1", "nowhere"):
-        with pytest.raises(InputError, match=f"env_runners.address: nobody answers at {address}"):
+        with pytest.raises(InputError, match=f"env_runners.address: no answer from {address}"):
             runners(OPTIONS._replace(address=address))
 
 

@@ -1,4 +1,4 @@
-"""What `python -m jrl.data` can do: a module for each command, with `parser()` and `run(args) -> exit status`.
+"""Commands of `python -m jrl.data`: a module each, with `parser()` and `run(args) -> exit status`.
 
 They import nothing slow before they run; `paths` is what several of them take and write.
 """
@@ -6,7 +6,7 @@ They import nothing slow before they run; `paths` is what several of them take a
 # name -> what it does, in the order of the help
 NAMES = {
     "record": "play trained policies, random actions or a mix of them into a data set",
-    "inspect": "say what is in a data set, and what is wrong with it and what to do",
+    "inspect": "summarise a data set, and list its faults, each with a mend",
     "convert": "write data sets in another format",
     "split": "divide a data set into one to train on and one to validate with",
     "merge": "write several data sets as one",

@@ -7,7 +7,6 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     p = command.parser("data convert", "Write a data set, or several as one, in another format.")
     paths.take_input(p)
     p.add_argument("--to", required=True, metavar="FORMAT", help="such as jrl, minari, d4rl: docs/data.md has them all")
@@ -16,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes it; the exit status."""
+    """Writes the data set, and returns the exit status."""
     paths.check_output(args, args.to, args.out)
     store = paths.read(args)
     paths.tell_notes(store)

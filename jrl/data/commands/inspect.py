@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = command.parser("data inspect", "Say what is in a data set, what is wrong with it, or may be, and what to do.")
+    p = command.parser(
+        "data inspect", "Summarise a data set, and list what is wrong with it, or may be, each with a mend."
+    )
     paths.take_input(p)
-    p.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument("--out", type=Path, metavar="PNG", help="a picture of returns and lengths")
-    p.add_argument("--strict", action="store_true", help="exit status 1 if anything was found")
+    p.add_argument("--strict", action="store_true", help="exit status 1 if there are findings")
     return p
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints it; the exit status: 0, or 1 with --strict where something was found."""
+    """Prints what was found. Returns the exit status: 0, or 1 with --strict where something is wrong."""
     if args.out is not None and (args.out.suffix != ".png" or args.out.exists()):
         raise InputError(f"--out: {args.out} exists, or is no name of a PNG file: choose another")
     store = paths.read(args)
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace) -> dict[str, Any]:
-    """The format of each path, and the files with their bytes."""
+    """Returns the format of each path, and the files with their bytes."""
     from jrl.data import formats
 
     located = [path for given in args.paths for path in formats.located(given)]

@@ -8,16 +8,15 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     p = command.parser("data merge", "Write several data sets as one, their episodes in the order of the paths.")
     paths.take_input(p)
-    p.add_argument("--to", default="jrl", metavar="FORMAT", help="of what is written (default jrl)")
+    p.add_argument("--to", default="jrl", metavar="FORMAT", help="format to write (default jrl)")
     paths.take_output(p, "a file, or a directory that is made")
     return p
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes it; the exit status."""
+    """Writes the data set, and returns the exit status."""
     paths.check_output(args, args.to, args.out)
     from jrl.data import formats
 

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 def take_input(parser: argparse.ArgumentParser) -> None:
     """Adds the paths that are read, and `--from`."""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory of files, or a glob of either")
-    parser.add_argument(
-        "--from", dest="source_format", metavar="FORMAT", help="of what is read (default: as each path shows)"
-    )
+    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="format to read (default: by each path)")
     parser.add_argument(
         "--where",
         action="append",
@@ -28,7 +26,7 @@ def take_input(parser: argparse.ArgumentParser) -> None:
 
 
 def where(args: argparse.Namespace) -> dict[str, str]:
-    """Return the labels of `--where` and their values. Raises InputError: one is no LABEL=VALUE."""
+    """Returns the labels of `--where` and their values. Raises InputError: one is no LABEL=VALUE."""
     if wrong := [given for given in args.where if not all(given.partition("="))]:
         raise InputError(f"--where: expected LABEL=VALUE, such as policy=main, got {wrong[0]!r}")
     return dict(given.split("=", 1) for given in args.where)
@@ -36,7 +34,7 @@ def where(args: argparse.Namespace) -> dict[str, str]:
 
 def take_output(parser: argparse.ArgumentParser, out: str) -> None:
     """Adds `--out`, which `out` describes, and how files are written."""
-    parser.add_argument("--out", required=True, type=Path, help=f"{out}; nothing that there is is overwritten")
+    parser.add_argument("--out", required=True, type=Path, help=f"{out}; existing files are not overwritten")
     parser.add_argument(
         "--compress", action=argparse.BooleanOptionalAction, default=True, help="smaller, slower (default: yes)"
     )
@@ -56,7 +54,7 @@ def read(args: argparse.Namespace) -> "EpisodeStore":
 
 
 def check_output(args: argparse.Namespace, format: str, *outs: Path) -> None:
-    """Raises InputError: what was said of the output cannot be, or one of the paths is taken."""
+    """Raises InputError: an option of the output is wrong, or one of the paths exists."""
     from jrl.data import formats
 
     formats.module(format)
@@ -79,7 +77,7 @@ def _is_file(out: Path, format: str) -> bool:
 
 
 def write(store: "EpisodeStore", out: Path, format: str, args: argparse.Namespace) -> None:
-    """Writes a data set and prints what was written. Raises InputError: it cannot be."""
+    """Writes a data set and prints what was written. Raises InputError: it cannot be written."""
     from jrl.data import formats
     from jrl.data.writer import Writer
 
@@ -101,6 +99,6 @@ def write(store: "EpisodeStore", out: Path, format: str, args: argparse.Namespac
 
 
 def tell_notes(store: "EpisodeStore") -> None:
-    """Prints on stderr what a reader had to leave out or could not know."""
+    """Prints on stderr what a reader left out or could not know."""
     for note in store.notes:
         print(f"note: {store.name}: {note}", file=sys.stderr)

@@ -8,18 +8,17 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     p = command.parser("data split", "Divide a data set, by whole episodes, into DIR/train and DIR/validation.")
     paths.take_input(p)
-    p.add_argument("--share", type=float, default=0.1, help="of the steps, in DIR/validation (default 0.1)")
-    p.add_argument("--seed", type=int, default=0, help="which episodes these are (default 0)")
-    p.add_argument("--to", default="jrl", metavar="FORMAT", help="of what is written (default jrl)")
+    p.add_argument("--share", type=float, default=0.1, help="share of the steps in DIR/validation (default 0.1)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the choice of episodes (default 0)")
+    p.add_argument("--to", default="jrl", metavar="FORMAT", help="format to write (default jrl)")
     paths.take_output(p, "directory that is made")
     return p
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes both; the exit status."""
+    """Writes both data sets, and returns the exit status."""
     if not 0 < args.share < 1:
         raise InputError(f"--share: expected a number above 0 and below 1, got {args.share:g}")
     if args.seed < 0:

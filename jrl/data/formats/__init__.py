@@ -1,4 +1,4 @@
-"""The kinds of files that experience is read from and written to, a module each, and which of them a path is.
+"""Formats of files of experience, a module each, and the recognition of a path's format.
 
 A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
 files are better read together, as their episodes go on from one to the next, `read_files(paths) -> EpisodeStore`; and
@@ -33,7 +33,7 @@ OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write the
 
 
 def module(name: str) -> Any:
-    """The module of a format. Raises InputError: there is none of that name."""
+    """Returns the module of a format. Raises InputError: there is none of that name."""
     if name not in _MODULES:
         raise InputError(f"data format {name!r}: expected one of {', '.join(NAMES)}")
     return importlib.import_module(f"jrl.data.formats.{_MODULES[name]}")
@@ -68,7 +68,7 @@ def _named(store: EpisodeStore, name: str) -> EpisodeStore:
 
 
 def located(path: str | Path) -> list[Path]:
-    """The paths that a path or a glob stands for. Raises InputError: there are none."""
+    """Returns the paths that a path or a glob stands for. Raises InputError: there are none."""
     found = [Path(path)] if Path(path).exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
     if not found:
         raise InputError(f"data: {path} does not exist: {_instead(Path(path))}")
@@ -76,7 +76,7 @@ def located(path: str | Path) -> list[Path]:
 
 
 def _instead(path: Path) -> str:
-    """What to do where no data set is at `path`: of the sets that shipped configs read how they are made."""
+    """Returns what to do where no data set is at `path`: for the sets of shipped configs how they are made."""
     name, _, kind = path.name.partition("-")
     if path.parent != _SETS or not kind.isalpha():
         return "give a file, a directory of files, or a glob of such"
@@ -88,7 +88,7 @@ def _instead(path: Path) -> str:
 
 
 def files(path: Path, kind: Any) -> list[Path]:
-    """The files of a format, given its module: the path itself, or those in the directory, by name."""
+    """Returns the files of a format, given its module: the path itself, or those in the directory, by name."""
     if path.is_file():
         return [path]
     found = [p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
@@ -98,7 +98,7 @@ def files(path: Path, kind: Any) -> list[Path]:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file or directory. Raises InputError: it is of none."""
+    """Returns the format of a file or directory. Raises InputError: it is of none."""
     if path.is_dir():
         for name in NAMES:
             if name not in OF_FILES and module(name).is_one(path):
@@ -111,7 +111,7 @@ def format_of(path: Path) -> str:
 
 
 def _stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore]:
-    """The stores of paths; files of a kind whose episodes go on from one to the next are read together."""
+    """Returns the stores of paths; files of a kind whose episodes go on from one to the next are read together."""
     stores: list[EpisodeStore] = []
     for name, same in itertools.groupby(paths, lambda path: format or format_of(path)):
         kind = module(name)

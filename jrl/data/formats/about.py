@@ -1,4 +1,4 @@
-"""What a file says of a data set beside its arrays: spaces, meta and notes, as JSON."""
+"""Description that a file has of a data set beside its arrays: spaces, meta and notes, as JSON."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from jrl.types import Space
 
 
 class About(NamedTuple):
-    """As the fields of an EpisodeStore."""
+    """Fields of an EpisodeStore beside its arrays."""
 
     observation: Space
     action_space: Space
@@ -17,7 +17,7 @@ class About(NamedTuple):
 
 
 def of_store(store: EpisodeStore) -> dict[str, Any]:
-    """What a store is, as JSON can hold it; not where it was read from."""
+    """Describes a store as JSON can hold it; where it was read from is left out."""
     return plain(
         {
             "observation": space_to_json(store.observation),
@@ -29,6 +29,6 @@ def of_store(store: EpisodeStore) -> dict[str, Any]:
 
 
 def read(found: Any) -> About:
-    """What `of_store` made this of. Raises KeyError, ValueError, TypeError: it is of none."""
+    """Reads what `of_store` wrote. Raises KeyError, ValueError, TypeError: it is not of that form."""
     spaces = space_from_json(found["observation"]), space_from_json(found["action"])
     return About(*spaces, dict(found["meta"]), tuple(map(str, found.get("notes", ()))))

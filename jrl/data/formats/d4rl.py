@@ -53,7 +53,7 @@ def read_file(path: Path) -> EpisodeStore:
 
 
 def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> np.ndarray | None:
-    """The number of each row's episode, [N] i64, as we wrote it; None: the file does not say.
+    """Returns the number of each row's episode, [N] i64, as jrl wrote it; None: the file does not say.
 
     Raises:
       InputError: these are not episodes of all rows, or there is not a label for each.
@@ -80,7 +80,7 @@ def _group(file: Any, name: str) -> Any:
 
 
 def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The flat arrays by name, and the columns: arrays of numbers in `infos` with as many rows."""
+    """Returns the flat arrays by name, and the columns: arrays of numbers in `infos` with as many rows."""
     missing = [name for name in _NEEDED if name not in file]
     if missing and any(name.startswith("episode_") for name in file):
         raise InputError(f"data: {path} is the file of a Minari data set: give the directory that holds its data/")
@@ -91,8 +91,8 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
         )
     if "timeouts" not in file and "next_observations" not in file:
         raise InputError(
-            f"data: {path} has neither timeouts nor next_observations, so that nobody knows where an episode reached a "
-            "time limit: add one of them (timeouts: False everywhere, if none did)"
+            f"data: {path} has neither timeouts nor next_observations, so that time limits of episodes are "
+            "unknown: add one of them (timeouts: False everywhere, if none did)"
         )
     names = [
         *_NEEDED,

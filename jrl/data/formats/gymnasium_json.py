@@ -11,7 +11,7 @@ from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, PyTree, S
 
 
 def space(found: Any, what: str) -> Space:
-    """Our space for Gymnasium's. Choices begin at 0 here: `starts` says where they begin in the files.
+    """Returns our space for Gymnasium's. Choices begin at 0: `starts` says where they begin in the files.
 
     Args:
       found: the space as plain data.
@@ -52,13 +52,13 @@ def _space(found: Any, what: str) -> Space:
 
 
 def _bound(given: Any) -> float | list[float]:
-    """One number where all elements have the same."""
+    """Returns a bound as one number where all elements have the same."""
     numbers = np.asarray(given, np.float64).reshape(-1)
     return float(numbers[0]) if numbers.size and (numbers == numbers[0]).all() else numbers.tolist()
 
 
 def starts(found: Any) -> PyTree:
-    """What the first choice of each part is in the files, as an element of the space has it; 0 where nothing is."""
+    """Returns the first choice of each part in the files, as an element of the space; 0 where they say nothing."""
     match found["type"]:
         case "Dict":
             return {name: starts(part) for name, part in found["subspaces"].items()}
@@ -70,7 +70,7 @@ def starts(found: Any) -> PyTree:
 
 
 def plain(space: Space) -> dict[str, Any]:
-    """A space of ours as Minari writes Gymnasium's."""
+    """Returns a space of ours as Minari writes Gymnasium's."""
     match space:
         case Dict():
             return {"type": "Dict", "subspaces": {name: plain(part) for name, part in space.items}}
@@ -92,7 +92,7 @@ def plain(space: Space) -> dict[str, Any]:
 
 
 def _in_dtype(bound: np.ndarray, box: Box) -> Any:
-    """The numbers as nested lists; of integers, which have no infinity, the smallest or the largest."""
+    """Returns the numbers as nested lists; of integers, which have no infinity, the smallest or the largest."""
     dtype = np.dtype(box.dtype)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)

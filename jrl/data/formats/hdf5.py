@@ -1,4 +1,4 @@
-"""HDF5 files: h5py where it is needed, and what is wrong with a file as one error."""
+"""HDF5 files: the import of h5py, and errors of a file as one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _CHUNK_BYTES = 2**20  # what HDF5 keeps of a data set in memory
 
 
 def h5py() -> Any:
-    """The module. Raises InputError: it is not there."""
+    """Imports h5py. Raises InputError: it is not installed."""
     try:
         import h5py as module
     except ImportError as e:
@@ -23,7 +23,7 @@ def h5py() -> Any:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Opens a file for reading. Raises InputError: it is none, or what the block reads of it is damaged."""
+    """Opens a file for reading. Raises InputError: it is no such file, or damaged where the block reads it."""
     try:
         with h5py().File(path, "r") as file:
             yield file

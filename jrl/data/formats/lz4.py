@@ -17,7 +17,7 @@ _WHOLE32 = 0xFFFFFFFF
 
 
 def decompress(data: bytes) -> bytes:
-    """The content of one frame. Raises ValueError: it is damaged or needs a dictionary; its checksums are checked."""
+    """Returns a frame's content. Raises ValueError: it is damaged, by its checksums too, or needs a dictionary."""
     start, flags, block = _header(data)
     package = _package()
     if package is None:
@@ -32,7 +32,7 @@ def decompress(data: bytes) -> bytes:
 
 
 def compress(data: bytes) -> bytes:
-    """A frame of `data`."""
+    """Returns a frame of `data`."""
     if package := _package():
         return bytes(package.compress(data))
     head = bytes([0b01_1_0_0_0_0_0, 7 << 4])  # version 1, independent blocks, no checksums; blocks of 4 MiB
@@ -52,7 +52,7 @@ def _package() -> Any:
 
 
 def _header(data: bytes) -> tuple[int, int, int]:
-    """Where the blocks begin, the flags, and the bytes of the largest block."""
+    """Returns where the blocks begin, the flags, and the bytes of the largest block."""
     if len(data) < 7 or _number(data, 0) != _MAGIC:
         raise ValueError("LZ4: this is no frame")
     flags, sizes = data[4], data[5]
@@ -95,7 +95,7 @@ def _content(data: bytes, at: int, flags: int, most: int) -> bytearray:
 
 
 def _decode(block: bytes, out: bytearray, oldest: int, most: int) -> None:
-    """Appends what a block stands for to `out`, which it may copy from `oldest` on and not make longer than `most`."""
+    """Appends the content of a block to `out`, which it may copy from `oldest` on and not make longer than `most`."""
     at, end = 0, len(block)
     while at < end:
         token = block[at]
@@ -123,7 +123,7 @@ def _decode(block: bytes, out: bytearray, oldest: int, most: int) -> None:
 
 
 def _length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """A length whose first four bits are given, and where what follows it begins."""
+    """Returns a length whose first four bits are given, and where what follows it begins."""
     if length < 15:
         return length, at
     while at < len(block):
@@ -149,7 +149,7 @@ _P1, _P2, _P3, _P4, _P5 = 2654435761, 2246822519, 3266489917, 668265263, 3747613
 
 
 def xxh32(data: bytes | bytearray) -> int:
-    """The 32 bits of xxHash of seed 0, which frames have as checksums."""
+    """Returns the 32 bits of xxHash with seed 0, the checksum of frames."""
     at, size = 0, len(data)
     total = _P5
     if size >= 16:

@@ -31,7 +31,7 @@ _MAIN = "main_data.hdf5"
 
 
 def is_one(directory: Path) -> bool:
-    """Whether a directory is a Minari data set, or the `data` in one."""
+    """Returns whether a directory is a Minari data set, or the `data` in one."""
     return _data(directory) is not None
 
 
@@ -66,7 +66,7 @@ def read(directory: Path) -> EpisodeStore:
 
 
 def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> about.About:
-    """What we said of a data set that we wrote, else what Minari says."""
+    """Returns what jrl wrote about a data set of its own, else what Minari says."""
     if "jrl" in metadata:
         return about.read(metadata["jrl"])
     observation, action = (gymnasium_json.space(raw[name], name) for name in raw)
@@ -106,7 +106,7 @@ def _meta(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_zero(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None = None) -> PyTree:
-    """Choices that begin at 0, of those that begin at the `start` of a space; rows that are no steps stay 0."""
+    """Returns choices that begin at 0, of those that begin at a space's `start`; rows that are no steps stay 0."""
 
     def shift(start: np.ndarray, x: np.ndarray) -> np.ndarray:
         if not start.any():
@@ -162,7 +162,7 @@ def _arrow_episodes(data: Path, metadata: dict[str, Any], known: about.About, no
 
 @contextlib.contextmanager
 def _of(where: str) -> Iterator[None]:
-    """Tells what goes wrong while a part of a data set is read as one InputError that says where."""
+    """Turns errors while a part of a data set is read into an InputError that names the part."""
     try:
         yield
     except InputError as e:
@@ -175,7 +175,7 @@ def _of(where: str) -> Iterator[None]:
 def _decoded(
     node: Any, space: Space, leaf: Callable[[Any, Space, list[str]], np.ndarray], notes: list[str], index: str
 ) -> PyTree:
-    """The arrays of an element of `space` below `node`, whose parts have a Dict's names, or `index` and 0, 1, ..."""
+    """Returns the arrays of an element of `space` below `node`, with a Dict's names, or `index` and 0, 1, ..."""
     match space:
         case Dict():
             return {name: _decoded(node[name], part, leaf, notes, index) for name, part in space.items}
@@ -191,7 +191,7 @@ def _hdf5_leaf(node: Any, space: Any, notes: list[str]) -> np.ndarray:
 
 
 def _pictures_or(array: Callable[[Any, Any], np.ndarray], node: Any, space: Any, notes: list[str]) -> np.ndarray:
-    """[n, *]: what `array(node, space)` gives, decoded if it is a picture for each row as the bytes of a JPEG file."""
+    """Returns `array(node, space)` [n, *], decoded if it is a JPEG file for each row."""
     found = array(node, space)
     encoded = found.dtype == object or (len(space.shape) >= 2 and found.dtype == np.uint8 and found.ndim == 2)
     if not encoded:
@@ -210,7 +210,7 @@ def _picture(file: bytes) -> np.ndarray:
 
 
 def _flat_infos(group: Any) -> dict[str, PyTree]:
-    """Infos as columns: arrays, and dicts of arrays by path."""
+    """Yields infos as columns: arrays, and dicts of arrays by path."""
 
     def leaves(node: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
         for name, part in node.items():
@@ -223,7 +223,7 @@ def _flat_infos(group: Any) -> dict[str, PyTree]:
 
 
 def _episode(found: dict[str, Any], infos: dict[str, PyTree], attributes: dict[str, Any], notes: list[str]) -> Episode:
-    """An episode of what a file has; infos that are no numbers for each step are left out, with a note."""
+    """Makes an episode of what a file has; infos that are no numbers for each step are left out, with a note."""
     reward = np.asarray(found["rewards"])
     ends = {name: np.asarray(found[name]).astype(bool) for name in ("terminations", "truncations")}
     if any(x.shape != reward.shape for x in ends.values()) or reward.ndim != 1 or not len(reward):
@@ -254,7 +254,7 @@ def _column(name: str, given: PyTree, steps: int, notes: list[str]) -> PyTree | 
 
 
 def _alike(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]:
-    """The episodes with the columns and labels that all of them have, of the same shapes and dtypes."""
+    """Returns the episodes with the columns and labels that all of them have, of the same shapes and dtypes."""
 
     def shared(parts: list[dict[str, Any]], what: str) -> list[str]:
         kind = lambda part: str(jax.tree.map(lambda x: (np.shape(x)[what == "info" :], np.asarray(x).dtype.kind), part))
@@ -275,7 +275,7 @@ def _alike(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]:
 
 
 def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:
-    """Writes a data set with HDF5 that Minari loads; under MINARI_DATASETS_PATH it does by the name of the directory.
+    """Writes a data set with HDF5, which Minari loads by its directory's name if that is under MINARI_DATASETS_PATH.
 
     That name gets -v0 in the metadata if it has no version.
     """
@@ -342,7 +342,7 @@ def _written_metadata(store: EpisodeStore, directory: Path, size_mb: float) -> d
 
 
 def _env_spec(env: Any) -> str | None:
-    """Gymnasium's specification of an id, by which Minari makes the environment; None: Gymnasium does not know it."""
+    """Returns Gymnasium's specification of an id, by which Minari makes the environment; None: the id is unknown."""
     import gymnasium
 
     try:

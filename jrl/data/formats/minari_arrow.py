@@ -26,7 +26,7 @@ class Part:
 
 
 def table(directory: Path, format: str) -> dict[str, Part]:
-    """The columns of an episode by name.
+    """Returns the columns of an episode by name.
 
     Args:
       directory: of the episode.
@@ -55,7 +55,7 @@ def table(directory: Path, format: str) -> dict[str, Part]:
 
 
 def _hidden(path: Path) -> mmap.mmap:
-    """The content of an Arrow file without its extension types: see `parquet_footer`, whose reasons are the same."""
+    """Returns the content of an Arrow file without its extension types, for the reasons in `parquet_footer`."""
     with open(path, "rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     at = 0
@@ -65,12 +65,12 @@ def _hidden(path: Path) -> mmap.mmap:
 
 
 def column(part: Part) -> np.ndarray:
-    """A column of one number for each row, [n]."""
+    """Returns a column of one number for each row, [n]."""
     return part.values.to_numpy(zero_copy_only=False)
 
 
 def array(part: Part, space: Any) -> np.ndarray:
-    """A leaf [n, *]; of pictures the bytes of each, [n] object."""
+    """Returns a leaf [n, *]; of images the bytes of each, [n] object."""
     import pyarrow
 
     values = part.values
@@ -80,7 +80,7 @@ def array(part: Part, space: Any) -> np.ndarray:
 
 
 def infos(part: Part) -> dict[str, PyTree]:
-    """Infos as columns: arrays, and dicts of arrays by path."""
+    """Returns infos as columns: arrays, and dicts of arrays by path."""
     found: dict[str, PyTree] = {}
     for field in part.values.type:
         inner = _leaves(part.values.field(field.name), field, "")

@@ -17,11 +17,11 @@ import numpy as np
 
 
 class Refused(ValueError):
-    """A pickle holds something else than arrays of numbers, or is damaged."""
+    """The pickle is damaged, or holds something else than arrays of numbers."""
 
 
 class _Name(NamedTuple):
-    """A name of something that Python would import."""
+    """Name of something that Python would import."""
 
     module: str
     name: str
@@ -31,25 +31,25 @@ class _Name(NamedTuple):
 
 
 class _Empty:
-    """An array that has yet to be told what it is; then `array` is it."""
+    """An array whose shape and numbers have yet to come; then `array` is it."""
 
     array: np.ndarray | None = None
 
 
 class _Mark:
-    """Stands on the stack where a list of items begins."""
+    """Mark on the stack where a list of items begins."""
 
 
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 
 
 def dumps(tree: Any) -> bytes:
-    """A pickle of a tree of arrays, as RLlib reads it."""
+    """Returns a pickle of a tree of arrays, as RLlib reads it."""
     return pickle.dumps(tree, protocol=4)
 
 
 def loads(data: bytes) -> Any:
-    """The array that a pickle of protocol 2 to 5 holds, or the dict or tuple of arrays.
+    """Returns the array that a pickle of protocol 2 to 5 holds, or the dict or tuple of arrays.
 
     Raises:
       Refused: it holds something else, or is damaged.
@@ -71,7 +71,7 @@ def loads(data: bytes) -> Any:
 
 
 class _Machine:
-    """The stack and the memory of a pickle, and what its instructions do to them."""
+    """Stack and memory of a pickle, and what its instructions do to them."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -117,13 +117,13 @@ class _Machine:
         self.stack[len(self.stack) - count :] = [by]
 
     def last(self, count: int) -> list[Any]:
-        """The last ones of the stack."""
+        """Returns the last `count` objects of the stack."""
         if len(self.stack) < count:
             raise Refused("the pickle is damaged (it takes more than it has)")
         return self.stack[len(self.stack) - count :]
 
     def items(self) -> list[Any]:
-        """Takes from the stack what stands behind the last mark, and the mark."""
+        """Removes the objects behind the last mark from the stack, with the mark, and returns them."""
         at = max(i for i, x in enumerate(self.stack) if isinstance(x, _Mark))
         found = self.stack[at + 1 :]
         del self.stack[at:]
@@ -137,7 +137,7 @@ class _Machine:
         target.update(zip(items[::2], items[1::2]))
 
     def result(self) -> Any:
-        """What the pickle holds."""
+        """Returns the object that the pickle holds."""
         if len(self.stack) != 1:
             raise Refused("the pickle is damaged (it ends too early)")
         return _finished(self.stack[0], set())
@@ -152,7 +152,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def _name(module: Any, name: Any) -> _Name:
-    """The name, if it is one of those that numpy writes."""
+    """Returns the name, if it is one of those that numpy writes."""
     found = _Name(str(module)[:80], str(name)[:80])
     if found not in _KNOWN:
         raise Refused(f"the pickle wants {found}: only arrays of numbers are read")
@@ -160,7 +160,7 @@ def _name(module: Any, name: Any) -> _Name:
 
 
 def _applied(function: Any, given: Any) -> Any:
-    """What applying a name would make."""
+    """Applies a name to arguments, as the pickle asks."""
     if not isinstance(function, _Name) or not isinstance(given, tuple) or function not in _APPLIED:
         raise Refused(f"the pickle calls {str(function)[:80]}: only arrays of numbers are read")
     return _APPLIED[function](*given)
@@ -187,7 +187,7 @@ def _scalar(dtype: Any, data: Any) -> np.ndarray:
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
-    """Protocol 2 has no bytes: it has them as a text of the characters 0 to 255."""
+    """Returns the bytes that protocol 2 writes as a text of the characters 0 to 255."""
     if encoding != "latin1":
         raise Refused(f"the pickle wants a text encoded as {str(encoding)[:40]}: only arrays of numbers are read")
     return bytes(text.encode("latin1"))
@@ -209,7 +209,7 @@ _KNOWN = {*_APPLIED, _Name("numpy", "ndarray")}
 
 
 def _built(target: Any, state: Any) -> Any:
-    """What `target` is once it has been told its state: a dtype its order of bytes, an array all that it is."""
+    """Gives `target` its state: a dtype its byte order, an array its shape and numbers."""
     if isinstance(target, np.dtype):
         _, order, *rest = state
         if order not in ("<", ">", "|", "=") or any(x is not None for x in rest[:3]):
@@ -223,7 +223,7 @@ def _built(target: Any, state: Any) -> Any:
 
 
 def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """An array of the bytes, of which there must be as many as its shape says."""
+    """Makes an array of the bytes, of which there must be as many as its shape says."""
     if isinstance(data, list):
         raise Refused("the pickle holds an array of objects: only arrays of numbers are read")
     if not isinstance(dtype, np.dtype) or not isinstance(data, bytes | bytearray) or order not in ("C", "F"):
@@ -237,7 +237,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
 
 
 def _finished(found: Any, seen: set[int]) -> Any:
-    """The tree of arrays, with all in their places; it has nothing else, and nothing twice."""
+    """Returns the tree of arrays, all in their places. Refuses anything else, and an object that is in it twice."""
     if id(found) in seen:
         raise Refused("the pickle names an array or a dict more than once")
     seen.add(id(found))

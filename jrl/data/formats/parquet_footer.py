@@ -1,4 +1,4 @@
-"""Parquet files whose columns are read as what they are stored as.
+"""Parquet files whose columns are read by their storage types, without extension types.
 
 The footer may name an extension type for a column, and pyarrow asks whoever registered one of that name to read its
 description. Ray 2.49 to 2.54 unpickle it, where ray.data was imported. So the names are hidden before pyarrow sees
@@ -16,7 +16,7 @@ _TEXT = 0x18  # Thrift's compact protocol: the next field is a text, of which le
 
 
 def hidden(path: Path) -> mmap.mmap:
-    """The content of a file without its extension types, of which `HIDDEN` is the name in the metadata of fields.
+    """Returns a file's content without extension types: their key in the fields' metadata becomes `HIDDEN`.
 
     It is a private map of the file: only its last pages are copied.
 
@@ -36,7 +36,7 @@ def hidden(path: Path) -> mmap.mmap:
 
 
 def _text(content: mmap.mmap, at: int) -> tuple[int, int]:
-    """Where a text begins, and its bytes. Raises ValueError: there is none, so that nothing goes by unseen."""
+    """Returns where a text begins, and its bytes. Raises ValueError: there is none, so that none is overlooked."""
     size = shift = 0
     if content[at : at + 1] != bytes([_TEXT]):
         raise ValueError("its footer has a schema of another form")

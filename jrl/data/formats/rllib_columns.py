@@ -1,4 +1,4 @@
-"""Columns of RLlib's files, JSON and Parquet alike: their names, how they are packed, what the store has of them."""
+"""Columns of RLlib's files, JSON and Parquet alike: their names, their packing, their place in a store."""
 
 import base64
 import binascii
@@ -41,12 +41,12 @@ _OWN = NEEDED | KEYS | LEFT_OUT
 
 
 def packed(tree: PyTree) -> str:
-    """A tree of arrays as RLlib packs it: base64 of an LZ4 frame of a pickle."""
+    """Packs a tree of arrays as RLlib does: base64 of an LZ4 frame of a pickle."""
     return base64.b64encode(lz4.compress(numpy_pickles.dumps(tree))).decode("ascii")
 
 
 def unpacked(text: str) -> PyTree:
-    """The array, or tree of arrays, that RLlib packed. Raises ValueError: it is damaged, or holds something else."""
+    """Unpacks the array, or tree of arrays, that RLlib packed. Raises ValueError: it is damaged, or something else."""
     try:
         frame = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as e:
@@ -55,7 +55,7 @@ def unpacked(text: str) -> PyTree:
 
 
 def shapes(tree: PyTree, first: int = 1) -> Any:
-    """The shapes of a tree of arrays, from axis `first` on, in a tree that can be compared."""
+    """Returns the shapes of a tree of arrays, from axis `first` on, in a tree that can be compared."""
     if isinstance(tree, dict):
         return {name: shapes(part, first) for name, part in tree.items()}
     return tuple(shapes(part, first) for part in tree) if isinstance(tree, tuple) else [*tree.shape[first:]]
@@ -66,7 +66,7 @@ def store_of_columns(
     texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
-    """The episodes of RLlib's columns [N, *].
+    """Returns the episodes of RLlib's columns [N, *].
 
     Args:
       columns: by RLlib's names.
@@ -103,7 +103,7 @@ def _numbers(x: np.ndarray) -> np.ndarray:
 
 
 def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """The store's further columns."""
+    """Returns the store's further columns."""
     found = {k: x for k, x in columns.items() if k not in _OWN}
     if LOGP in columns:
         found[LOG_PROB] = columns[LOGP].reshape(-1).astype(np.float32)
@@ -114,7 +114,7 @@ def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
-    """RLlib's columns [N, *] of a store, for all of its steps, one episode after the other.
+    """Returns RLlib's columns [N, *] of a store, for all of its steps, one episode after the other.
 
     Raises:
       InputError: a column has the name of one of RLlib's that means something else.
@@ -144,7 +144,7 @@ def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
 
 
 def episode_ids(store: EpisodeStore) -> np.ndarray:
-    """What RLlib tells episodes apart by, [E]: the label of that name, else numbers that other files hardly have."""
+    """Returns RLlib's ids of episodes, [E]: the label of that name, else numbers that other files hardly have."""
     if EPISODE in store.labels:
         given = store.labels[EPISODE]
         keys = numbered(given, *(store.labels[k] for k in (POLICY, AGENT_LABEL) if k in store.labels))

@@ -19,7 +19,7 @@ from jrl.types import PyTree
 
 
 def store_of(blobs: Iterable[tuple[str, Any]], name: str) -> EpisodeStore:
-    """The episodes of blobs, each with its file. Raises InputError: the episode and what is wrong with it."""
+    """Reads the episodes of blobs, each with its file. Raises InputError: the episode and what is wrong with it."""
     try:
         msgpack = importlib.import_module("msgpack")
     except ImportError as e:
@@ -64,12 +64,12 @@ def _episode(state: Any) -> Episode:
 
 
 def _flag(value: Any) -> bool:
-    """A bool, which an environment may have given as one of numpy's."""
+    """Returns a bool, which an environment may have given as one of numpy's."""
     return bool(np.all(_tree(value)))
 
 
 def _buffer(state: Any) -> PyTree:
-    """The rows of an InfiniteLookbackBuffer that are the episode's own: those before are another fragment's."""
+    """Returns an InfiniteLookbackBuffer's rows of the episode itself: those before are another fragment's."""
     lookback = int(state["lookback"])
     data = (
         _tree(state["data"]) if _is_array(state["data"]) or isinstance(state["data"], dict) else _stacked(state["data"])

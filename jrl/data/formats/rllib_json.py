@@ -32,7 +32,7 @@ _DEFAULT = "default_policy"  # RLlib's name of the only one
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """The rows that a line has of one policy."""
+    """Rows of one policy in a line."""
 
     where: str  # file and line
     policy: str | None  # None: a SampleBatch
@@ -43,7 +43,7 @@ class _Rows:
         return len(self.columns[names.REWARDS])
 
     def without(self, left_out: set[str]) -> "_Rows":
-        """The rows without some columns."""
+        """Returns the rows without some columns."""
         return dataclasses.replace(self, columns={k: x for k, x in self.columns.items() if k not in left_out})
 
 
@@ -100,7 +100,7 @@ def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Iterator[tuple[str, io.TextIOBase]]]:
-    """The texts of a file, each with its name: one, or those of an archive."""
+    """Yields the texts of a file, each with its name: one, or those of an archive."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             found = [name for name in sorted(archive.namelist()) if name.endswith(".json")]
@@ -166,7 +166,7 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
 
 
 def _column(value: Any, *, texts: bool = False) -> PyTree:
-    """The array of a column, or the tree of arrays, of numbers or of `texts`. Raises ValueError: it is none."""
+    """Returns the array of a column, or the tree of arrays, of numbers or of `texts`. Raises ValueError: it is none."""
     if isinstance(value, str):
         return names.unpacked(value)
     if isinstance(value, dict):
@@ -183,7 +183,7 @@ def _column(value: Any, *, texts: bool = False) -> PyTree:
 
 
 def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
-    """The columns of all lines, and notes on those that were left out."""
+    """Returns the columns of all lines, and notes on those that were left out."""
     first = rows[0]
     everywhere = [name for name in first.columns if all(name in part.columns for part in rows)]
     for name in dict.fromkeys(name for part in rows for name in part.columns):
@@ -210,7 +210,7 @@ def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
 
 
 def _narrow(x: np.ndarray) -> np.ndarray:
-    """Numbers of a list as float32 or int32, if they are the same then."""
+    """Returns the numbers of a list as float32 or int32, if they stay the same."""
     if x.dtype.kind not in "iuf":
         return x
     with np.errstate(over="ignore", invalid="ignore"):
@@ -280,13 +280,13 @@ def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
 
 
 def _groups(numbers: np.ndarray) -> list[np.ndarray]:
-    """The places of each number [N], in the order of the numbers."""
+    """Returns the places of each number [N], in the order of the numbers."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 def _is_packed(name: str, column: PyTree) -> bool:
-    """Whether a column is packed where columns may be: lists would not do for it, or would take more room."""
+    """Returns whether a column is packed where columns may be: lists would change it, or take more room."""
     if name in (names.OBS, names.NEXT_OBS) or not isinstance(column, np.ndarray):
         return True
     as_read = (

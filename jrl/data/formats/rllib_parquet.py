@@ -109,7 +109,7 @@ _LABELS = {names.POLICY: names.MODULE_ID, names.AGENT_LABEL: names.AGENT_ID, nam
 
 
 def _columns(name: str, tables: list[Any], notes: list[str]) -> tuple[dict[str, PyTree], dict[str, np.ndarray]]:
-    """The columns of all files, and the texts that the numbers in some of them stand for."""
+    """Returns the columns of all files, and the texts that the numbers in some of them stand for."""
     columns: dict[str, PyTree] = {}
     texts: dict[str, np.ndarray] = {}
     for column in tables[0].column_names:
@@ -137,7 +137,7 @@ def _joined(parts: list[PyTree]) -> PyTree:
 
 
 def _texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers [N] i64 for a column of texts or numbers, and what they stand for."""
+    """Returns numbers [N] i64 for a column of texts or numbers, and what they stand for."""
     pyarrow = _arrow()
     chunks = [chunk for part in parts for chunk in part.chunks if len(chunk)]
     coded = [c if isinstance(c, pyarrow.DictionaryArray) else c.dictionary_encode() for c in chunks]
@@ -149,12 +149,12 @@ def _texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _array(field: Any, column: Any) -> PyTree:
-    """The rows of a column [N, *]. Raises ValueError: it is no array of numbers."""
+    """Returns the rows of a column [N, *]. Raises ValueError: it is no array of numbers."""
     return _joined([_rows(field, chunk) for chunk in column.chunks if len(chunk)])
 
 
 def _shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
-    """The shape of the rows of a column of arrays; None: its lists say it themselves."""
+    """Returns the shape of the rows of a column of arrays; None: its lists say it themselves."""
     name = metadata.get(parquet_footer.HIDDEN, b"").decode(errors="replace")
     if not name:
         return None
@@ -174,7 +174,7 @@ def _shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
 
 
 def _rows(field: Any, chunk: Any) -> PyTree:
-    """The numbers of a piece of a column, where it can be without a copy."""
+    """Returns the numbers of a piece of a column, without a copy where that is possible."""
     types = _arrow("pyarrow.types")
     shape = _shape(field.metadata or {})
     if chunk.null_count:
@@ -196,7 +196,7 @@ def _rows(field: Any, chunk: Any) -> PyTree:
 
 
 def _even(chunk: Any, size: int) -> bool:
-    """Whether all lists have `size` items."""
+    """Returns whether all lists have `size` items."""
     offsets = chunk.offsets.to_numpy()
     return bool((np.diff(offsets) == size).all())
 
@@ -208,7 +208,7 @@ def _joined_rows(rows: list[PyTree]) -> PyTree:
 
 
 def _about(table: Any, name: str) -> dict[str, Any] | None:
-    """What `write_file` said of a file: spaces, meta, labels. None: another wrote it."""
+    """Returns what `write_file` wrote about a file: spaces, meta, labels. None: another program wrote it."""
     if _ABOUT not in (table.schema.metadata or {}):
         return None
     try:
@@ -223,7 +223,7 @@ def _about(table: Any, name: str) -> dict[str, Any] | None:
 
 
 def _of_space(space: Space, tree: PyTree) -> PyTree:
-    """A tree as the elements of a space have it: the parts of a Tuple stand under their numbers."""
+    """Returns a tree as elements of a space; a Tuple's parts stand under their numbers."""
     if isinstance(space, Dict):
         return {k: _of_space(part, tree[k]) for k, part in space.items}
     if isinstance(space, Tuple):
@@ -265,7 +265,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
 
 
 def _field(name: str, tree: PyTree) -> tuple[Any, Any]:
-    """The field and the array of a column, as Ray would make them."""
+    """Returns the field and the array of a column, as Ray would make them."""
     pyarrow = _arrow()
     if isinstance(tree, tuple):
         tree = {str(i): part for i, part in enumerate(tree)}

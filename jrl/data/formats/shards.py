@@ -67,7 +67,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
 
 
 class _Head(NamedTuple):
-    """Where an array begins in its file in the archive, and what it is."""
+    """Header of an array in an archive, and where its numbers begin."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -83,7 +83,7 @@ class _Shard(NamedTuple):
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An archive; what goes wrong in the block is told as an InputError."""
+    """Opens an archive; errors in the block become an InputError."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -119,7 +119,7 @@ def _head(archive: zipfile.ZipFile, name: str) -> _Head:
 
 
 def _read(shard: _Shard, blocks: dict[str, np.ndarray], starts: dict[str, int]) -> EpisodeStore:
-    """The store of a shard. Arrays in `blocks` go there, each from its row in `starts`, which is set behind them."""
+    """Reads the store of a shard. Arrays in `blocks` go there, each from its row in `starts` on, which moves on."""
     arrays = {}
     with _opened(shard.path) as archive:
         for name, head in shard.heads.items():
@@ -148,7 +148,7 @@ def _read_into(array: np.ndarray, file: IO[bytes], head: _Head) -> None:
 
 
 def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
-    """Every array of a store by its name in the file."""
+    """Returns every array of a store by its name in the file."""
     named = {"reward": store.reward, "offsets": store.offsets}
     named |= {"terminated": store.terminated, "truncated": store.truncated}
     for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
@@ -182,7 +182,7 @@ def _tree(space: Space, name: str, arrays: dict[str, np.ndarray]) -> PyTree:
 
 
 def _paths(tree: PyTree) -> list[str]:
-    """Paths of a column's leaves; a column is an array or a dict of such."""
+    """Returns paths of a column's leaves; a column is an array or a dict of such."""
     return sorted(tree) if isinstance(tree, dict) else [""]
 
 

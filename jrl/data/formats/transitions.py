@@ -1,4 +1,4 @@
-"""Episodes out of tables of steps: what files say that have a row for each transition, in whatever order."""
+"""Episodes made of tables of steps: files that have a row for each transition, in whatever order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from jrl.types import Dict, PyTree, Space, Tuple
 
 
 class Transitions(NamedTuple):
-    """N steps."""
+    """Table of N steps."""
 
     obs: PyTree  # [N, *]
     action: PyTree  # [N, *]
@@ -29,7 +29,7 @@ class Transitions(NamedTuple):
 def store_of(
     steps: Transitions, observation: Space, action: Space, *, meta: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> EpisodeStore:
-    """The episodes of a table.
+    """Returns the episodes of a table.
 
     The rows of an episode may stand apart. It ends where they say so, where a step is missing, and where the next
     observation of a row is not the observation of the following one: no transition becomes another one. Without next
@@ -88,7 +88,7 @@ def store_of(
 
 
 def numbered(*keys: np.ndarray) -> np.ndarray:
-    """Numbers [N] i64 that are the same where all keys [N] are, in the order in which they first appear."""
+    """Returns numbers [N] i64 that are equal where all keys [N] are, in the order in which they first appear."""
     size = len(keys[0])
     begins = np.zeros(size, bool)
     begins[:1] = True
@@ -107,7 +107,7 @@ def numbered(*keys: np.ndarray) -> np.ndarray:
 
 
 def guessed(fn: Callable[[np.ndarray], Space], tree: PyTree) -> Space:
-    """The space of the elements of a tree of arrays [N, *], by `fn` of each."""
+    """Returns the space of the elements of a tree of arrays [N, *], by `fn` of each."""
     if isinstance(tree, dict):
         return Dict(tuple((name, guessed(fn, part)) for name, part in tree.items()))
     if isinstance(tree, tuple):
@@ -120,7 +120,7 @@ def _rows(steps: Transitions, index: np.ndarray) -> Transitions:
 
 
 def _order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | None:
-    """The order of the rows by episode and step; None: as they stand. Numbers of steps that repeat say nothing."""
+    """Returns the order of rows by episode and step; None: as they stand. Numbers of steps that repeat are ignored."""
     if episode is None or not len(episode):
         return None
     runs = episode[np.concatenate([[True], episode[1:] != episode[:-1]])]
@@ -136,7 +136,7 @@ def _order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | Non
 
 
 def _ends(steps: Transitions, notes: list[str]) -> np.ndarray:
-    """Which rows are the last of an episode, [N] bool."""
+    """Returns which rows are the last of an episode, [N] bool."""
     last = steps.terminated | steps.truncated
     last[-1] = True
     if steps.episode is not None:
@@ -161,7 +161,7 @@ def _tell(notes: list[str], where: np.ndarray, what: str) -> None:
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN is itself."""
+    """Returns where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN equals itself."""
     found = np.zeros(len(a), bool)
     for start in range(0, len(a), 2**14):  # so many that they stay in the cache
         x, y = a[start : start + 2**14], b[start : start + 2**14]
@@ -173,7 +173,7 @@ def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _known(steps: Transitions, last: np.ndarray, notes: list[str]) -> np.ndarray:
-    """Which rows are of use without next observations: not those that are all of an episode without a true end."""
+    """Returns which rows can be used without next observations: all but the last of episodes without a true end."""
     unknown = last & ~steps.terminated
     if count := int(unknown.sum()):
         notes.append(

@@ -1,4 +1,4 @@
-"""Files and directories that are there whole or not at all, whenever the process dies."""
+"""Files and directories that are written whole or not at all, whenever the process dies."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def file(path: Path) -> Iterator[Path]:
-    """Gives the path of a temporary file beside `path`, which takes its place at the end of the block."""
+    """Yields a temporary path beside `path`, which takes its place at the end of the block."""
     temporary = _beside(path)
     try:
         yield temporary
@@ -22,7 +22,7 @@ def file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def directory(path: Path) -> Iterator[Path]:
-    """Gives the path of a temporary directory beside `path`, which takes its place at the end of the block."""
+    """Yields a temporary directory beside `path`, which takes its place at the end of the block."""
     temporary = _beside(path)
     temporary.mkdir(parents=True)
     try:

@@ -294,7 +294,10 @@ def test_an_evaluation_tells_the_learners_return(tmp_path, capsys):
     [
         ({"env": {"num_envs": 6}}, ["env.num_envs 6", "2 seats x 2 places of the pool = 4", "use 4 or 8"]),
         ({"env": {"num_envs": 4}, "devices": {"fake": 2}}, ["x 2 devices = 8", "use 8"]),
-        ({"multi_agent": {"policies": {"a": {}}}}, ["multi_agent.policies: multi_agent.self_play decides about the policies"]),
+        (
+            {"multi_agent": {"policies": {"a": {}}}},
+            ["multi_agent.policies: multi_agent.self_play decides about the policies"],
+        ),
         ({"multi_agent": {"mapping": "by_agent"}}, ["multi_agent.mapping", "leave one of them out"]),
         (
             {"multi_agent": {"group": {"t": ["player_0", "player_1"]}}},

@@ -14,21 +14,29 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.store import Episode
+from jrl.envs.views import OBS
 from jrl.errors import InputError
 from jrl.rollout.complete import Agents
 from jrl.rollout.unroll import RECORD
+from jrl.settings.self_play import LEAGUE
 from jrl.types import LEADS, PLACE, SEEN, PyTree, Rollout
 
 # of what acting records: what is for learning alone, and memories
 _UNKEPT = (SEEN, RECORD, LEADS, PLACE, "carry", "running_return")
 
 
+_OF_GAMES = (PLACE, LEAGUE)  # extras that are the same for all steps of a game
+
+
 class Who(NamedTuple):
     """Agents of the batch axis of rollouts, of environments with several agents."""
 
     names: tuple[str, ...]  # of the A agents
-    policies: tuple[str, ...]  # [A], the policy that each follows
+    policies: tuple[str, ...]  # [N], the policy of each column of a block, after which they repeat
     agents: Agents
+    # where policies differ from game to game: the label of the extras of each policy, by the number that stands in the
+    # extras PLACE, and its name
+    by_number: Callable[[int], tuple[str, str]] | None = None
 
 
 def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | None = None) -> dict[str, PyTree]:
@@ -37,7 +45,9 @@ def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | 
     With several policies, which record their columns apart, what all of them have, put together.
     """
     apart = who.agents.extras if who else {}
-    if apart:
+    if who and who.by_number:
+        found = _of_followed(extras, who.by_number)
+    elif apart:
         assert who is not None
         groups = [extras[label] for label in apart]
         names = [name for name in groups[0] if all(name in group for group in groups)]
@@ -48,16 +58,30 @@ def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | 
     return found if wanted is None else {name: found[name] for name in wanted if name in found}
 
 
+def _of_followed(extras: Mapping[str, PyTree], by_number: Callable[[int], tuple[str, str]]) -> dict[str, PyTree]:
+    """Returns what the policy that each column followed recorded, by name: those that all of them record alike."""
+    number = np.asarray(extras[PLACE])
+    label_of = {n: by_number(n)[0] for n in np.unique(number[number >= 0]).tolist()}
+    groups = {label: jax.device_get(extras[label]) for label in dict.fromkeys(label_of.values())}
+    own = [np.isin(number, [n for n, label in label_of.items() if label == of]) for of in groups]
+    of_rows = lambda x, mask: mask.reshape(*mask.shape, *[1] * (np.ndim(x) - 2))
+    choose = lambda *x: np.select([of_rows(x[0], mask) for mask in own], x)
+    kind = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    first, *others = groups.values()
+    names = [n for n in first if n not in _UNKEPT and all(n in o and kind(o[n]) == kind(first[n]) for o in others)]
+    return {name: jax.tree.map(choose, *(group[name] for group in groups.values())) for name in names}
+
+
 def _together(extras: Mapping[str, PyTree], name: str, who: Who) -> PyTree:
     """Joins what the policies recorded to one array [T, B, ...]; None where shapes or dtypes differ."""
     parts = [(own, jax.tree.leaves(extras[label][name])) for label, own in who.agents.extras.items()]
     if len({tuple((x.shape[2:], x.dtype) for x in leaves) for _, leaves in parts}) > 1 or len(parts[0][1]) != 1:
         return None
     first = np.asarray(parts[0][1][0])
-    games = first.shape[1] // len(parts[0][0])
-    whole = np.zeros((len(first), games, len(who.names), *first.shape[2:]), first.dtype)
+    blocks, width = first.shape[1] // len(parts[0][0]), sum(len(own) for own, _ in parts)
+    whole = np.zeros((len(first), blocks, width, *first.shape[2:]), first.dtype)
     for own, (x,) in parts:
-        whole[:, :, list(own)] = np.asarray(x).reshape(len(first), games, len(own), *first.shape[2:])
+        whole[:, :, list(own)] = np.asarray(x).reshape(len(first), blocks, len(own), *first.shape[2:])
     return whole.reshape(len(first), -1, *first.shape[2:])
 
 
@@ -68,6 +92,7 @@ class _Open:
     begin: int  # steps that it had before the first row
     iteration: int
     pieces: list[tuple[PyTree, PyTree, np.ndarray, dict[str, PyTree]]]  # obs, action, reward, columns: [n, *]
+    game: dict[str, int]  # of its first row, what `_OF_GAMES` name
     tail: PyTree = None  # the observation after the last row
 
     def episode(self, labels: Mapping[str, Any], *, terminated: bool = False, truncated: bool = False) -> Episode:
@@ -125,12 +150,15 @@ class Columns:
         arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
         flags = (rollout.mask, rollout.terminated, rollout.contiguous, rollout.count)
         (obs, last_obs, action, columns, record), flags = jax.device_get((arrays, flags))
+        games = {name: np.asarray(rollout.extras[name]) for name in _OF_GAMES if name in rollout.extras}
         mask, terminated, contiguous, count = flags
+        if self._who and self._who.by_number:  # beside the number of the game
+            obs, last_obs = obs[OBS], last_obs[OBS]
         if goes_on is not None:
             contiguous = np.full_like(contiguous, goes_on)
         rows = np.full(mask.shape[1], len(mask)) if count is None else count
         self._cut(contiguous & (mask[0] | (rows == 0)))
-        per_column = (mask, terminated, record["truncated"], record["reward"], record["length"], columns)
+        per_column = (mask, terminated, record["truncated"], record["reward"], record["length"], columns, games)
         for kind, own in enumerate(self._own):
             seen = [tree[kind] if self._by_kind else tree for tree in (obs, action, last_obs)]
             block = (seen[0], seen[1], jax.tree.map(lambda x, own=own: x[:, own], per_column))
@@ -142,7 +170,7 @@ class Columns:
 
     def _add(self, kind: int, own: np.ndarray, block: Any, last_obs: PyTree, rows: np.ndarray) -> None:
         """Takes the rows of the columns `own` [n], all of one kind: leaves [n, T, *]."""
-        obs, action, (mask, terminated, truncated, reward, length, columns) = block
+        obs, action, (mask, terminated, truncated, reward, length, columns, games) = block
         done = terminated | truncated
         steps = mask.shape[1]
         before, after = np.zeros_like(mask), np.zeros_like(mask)
@@ -151,9 +179,10 @@ class Columns:
         _, lasts = np.nonzero(mask & (~after | done))
         for j, start, last in zip(at.tolist(), starts.tolist(), lasts.tolist(), strict=True):
             column, stop = int(own[j]), last + 1
-            part = lambda tree, j=j, rows=slice(start, stop): jax.tree.map(lambda x: x[j, rows], tree)
+            part = lambda tree, j=j, rows=slice(start, stop): jax.tree.map(lambda leaf: leaf[j, rows], tree)
             episode = self._open.pop(column, None) if start == 0 else None
-            episode = episode or _Open(int(length[j, start]) - 1, self._iteration(), [])
+            game = {name: int(numbers[j, start]) for name, numbers in games.items()}
+            episode = episode or _Open(int(length[j, start]) - 1, self._iteration(), [], game)
             episode.pieces.append((part(obs), part(action), reward[j, start:stop], part(columns)))
             if stop < steps:
                 episode.tail = jax.tree.map(lambda x, j=j, t=stop: x[j, t], obs)
@@ -167,22 +196,28 @@ class Columns:
 
     def _emit(self, column: int, episode: _Open, kind: int | None = None, **ends: bool) -> None:
         kind = self._kind(column) if kind is None else kind
-        self._take(kind, episode.episode(self._labels_of(column), **ends))
+        self._take(kind, episode.episode(self._labels_of(column, episode.game), **ends))
 
     def _kind(self, column: int) -> int:
         return next(kind for kind, own in enumerate(self._own) if column in own)
 
-    def _labels_of(self, column: int) -> dict[str, Any]:
+    def _labels_of(self, column: int, game: Mapping[str, int]) -> dict[str, Any]:
         number = self._first + column
         if self._who is None:
             return {**self._labels, "env": number}
         env, agent = divmod(number, len(self._who.names))
-        named = {"agent": self._who.names[agent], "policy": self._who.policies[agent]}
+        policy = self._who.policies[number % len(self._who.policies)]
+        if self._who.by_number:
+            policy = self._who.by_number(game[PLACE])[1]
+        named = {"agent": self._who.names[agent], "policy": policy}
+        named |= {"opponents": game[LEAGUE]} if LEAGUE in game else {}
         return {**named, **self._labels, "env": env}
 
     def under_way(self) -> list[tuple[int, Episode]]:
         """Returns the episodes under way as if cut now, each with its kind; they go on."""
-        return [(self._kind(c), self._open[c].episode(self._labels_of(c))) for c in sorted(self._open)]
+        return [
+            (self._kind(c), self._open[c].episode(self._labels_of(c, self._open[c].game))) for c in sorted(self._open)
+        ]
 
     def reset(self) -> None:
         """Cuts the episodes under way: the environments begin anew."""

@@ -6,7 +6,7 @@ writes those steps as episodes that were cut, since its environments begin anew.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from jrl.data.store import Episode, of_episodes
 from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.host import files
+from jrl.rollout.unroll import RECORD
 from jrl.run import build_policies
 from jrl.run.recorded import Columns, Who, kept
-from jrl.settings import by_episode, multi_agent
+from jrl.settings import multi_agent
 from jrl.settings.config import RunConfig, algo_name
 from jrl.settings.datasets import OutputConfig
-from jrl.types import Algo, EnvSpec
+from jrl.types import PLACE, Algo, EnvSpec
 
+OPPONENTS = "opponents"  # the label `policy` of copies in self-play
 _MARKS = "marks"
 _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
 
@@ -33,6 +35,8 @@ def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
     if not spec.agents:
         return None
     agents, names = build_policies.agents_of(cfg, spec), list(multi_agent.followers(cfg))
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        names = [name if name == cfg.multi_agent.self_play.policy else OPPONENTS for name in names]
     return Who(spec.agents, tuple(names[i] for i in agents.policies), agents)
 
 
@@ -67,31 +71,31 @@ class Recorder:
     Attributes:
       iteration: of the run, under way.
     Raises:
-      InputError: columns that acting does not record, or policies that change from game to game.
+      InputError: columns that acting does not record.
     """
 
     def __init__(self, cfg: RunConfig, spec: EnvSpec, algo: Algo):
         assert cfg.data.output is not None
-        self._output, self._spec, self._who = cfg.data.output, spec, who(cfg, spec)
+        self._output, self._who = cfg.data.output, who(cfg, spec)
+        self._spec = build_policies.seen(cfg, spec)
         self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
         self._columns: dict[int, Columns] = {}  # by the number of the first column
         self._writers: list[Writer] = []
         self._directories: list[Path] = []
         self._checkpoints: Path | None = None
-        if by_episode.per_episode(cfg) or (cfg.multi_agent is not None and cfg.multi_agent.self_play is not None):
-            raise InputError(
-                "data.output: agents change policies from game to game here, which episodes would not show: "
-                "use a table in multi_agent.mapping, without capacity and self_play, or leave data.output out"
-            )
-        self._check_columns(cfg, algo)
+        self._check_columns(cfg, spec, algo)
 
-    def _check_columns(self, cfg: RunConfig, algo: Algo) -> None:
+    def follow(self, by_number: Callable[[int], tuple[str, str]]) -> None:
+        """Goes by policies that change from game to game: number -> (the label of their extras, their name)."""
+        assert self._who is not None
+        self._who = self._who._replace(by_number=by_number)
+
+    def _check_columns(self, cfg: RunConfig, spec: EnvSpec, algo: Algo) -> None:
         wanted = self._output.columns
         if not wanted:
             return
-        sizes = {"length": 1, "num_envs": self._spec.num_envs}
-        like = build_policies.rollout_like(cfg, self._spec, algo, **sizes)
+        like = build_policies.rollout_like(cfg, spec, algo, length=1, num_envs=spec.num_envs)
         known = list(kept(like.extras, None)) if self._who is None else self._recorded(like)
         if missing := [name for name in wanted if name not in known]:
             there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"
@@ -100,9 +104,12 @@ class Recorder:
     def _recorded(self, like: Any) -> list[str]:
         """Returns the names that all policies record."""
         assert self._who is not None
-        if not self._who.agents.extras:
+        apart = list(self._who.agents.extras)
+        if PLACE in like.extras:  # of groups that all act for all agents
+            apart = [name for name, found in like.extras.items() if isinstance(found, dict) and name != RECORD]
+        if not apart:
             return list(kept(like.extras, None))
-        groups = [kept(like.extras[label], None) for label in self._who.agents.extras]
+        groups = [kept(like.extras[label], None) for label in apart]
         return [name for name in groups[0] if all(name in group for group in groups)]
 
     # ------------------------------------------------------------ beginning and end

@@ -102,8 +102,8 @@ class Session(Policies):
         plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
         self.league = league.Pool(cfg, self.run) if plays_itself else None
         self.seats = roster.Seats(cfg, self.run) if by_episode.per_episode(cfg) else None
-        if self.seats and self.callback_list:
-            self.callback_list.several["named"] = self.seats.name_of
+        if self.seats:
+            self.seats.tell(self.callback_list, self.run.recorder)
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()

@@ -15,8 +15,9 @@ _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"
 _CLIENT = {
     "name": CLIENT.title(),
     "in": "header",
-    "schema": {"type": "string"},
-    "description": "who the client is, the same in all its requests: an episode is for who began it",
+    "schema": {"type": "string", "maxLength": 128},
+    "description": "who the client is, the same in all its requests: an episode is for who began it. Without it an "
+    "episode is for who knows its id, which the server gives",
 }
 _STEP = {"type": "integer", "minimum": 0, "description": "number of the step; a request that is repeated counts once"}
 _OF_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
@@ -27,6 +28,7 @@ _NUMBER, _FLAG, _ANY = {"type": "number"}, {"type": "boolean"}, {"type": "object
 _BINARY = {"type": "string", "format": "binary"}
 MOST = 256  # steps of clients that act by themselves in one request, so that others do not wait for it
 _VERSION = {"type": "integer", "minimum": 0, "description": "updates before the weights that chose"}
+_TOO_OLD = {"type": "integer", "minimum": 0, "description": "steps of these that nobody learns from: see max_lag"}
 _OBS, _ACT = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
 _INFOS = {
     "type": "object",
@@ -237,7 +239,7 @@ def _many_steps(most: int) -> dict[str, Any]:
         "/v1/played": _post(
             "played", "Tells of steps [K, N] whose actions the client chose by weights from here.",
             _object(played, "episode_ids", "observations", "actions", "log_probs", "versions"),
-            _object({**ids, "version": _VERSION}, "episode_ids", "version"),
+            _object({**ids, "version": _VERSION, "too_old": _TOO_OLD}, "episode_ids", "version", "too_old"),
         ),
     }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jrl import spaces
@@ -11,6 +12,9 @@ from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import Refused
 from jrl.types import PyTree, Space
+
+# fields of a body with steps; the first two are needed
+STEPS = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
 
 
 class Agent(NamedTuple):
@@ -36,6 +40,7 @@ class Facts(NamedTuple):
     remembers: bool = False  # what it does depends on earlier observations of an episode
     policy_action: Space | None = None  # in the policy's units; None: as `action`
     agents: Mapping[str, Agent] = {}  # of an episode, where it has several; spaces above then may be tuples by kind
+    max_lag: int | None = None  # updates that weights may be behind when their steps are learned from; None: any number
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +68,11 @@ class Answer:
         self._left -= 1
         if not self._left:
             self._done(self._actions, version)
+
+
+def at(tree: PyTree, i: Any) -> PyTree:
+    """What stands at an index of all arrays."""
+    return jax.tree.map(lambda x: x[i], tree)
 
 
 def together(space: Space, actions: list[PyTree]) -> PyTree:

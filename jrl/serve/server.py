@@ -14,7 +14,7 @@ from jrl.serve.bodies import Bodies
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import Refused, Request, Response, encoded
-from jrl.serve.served import STEPS, Answer, Facts, Served, at, came, together
+from jrl.serve.served import STEPS, Answer, Facts, Served, at, came, seen, together
 from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
 from jrl.serve.web import Limits, Reply, Web
 from jrl.settings.external import ExternalConfig
@@ -191,7 +191,7 @@ class Server:
         protocol.fields(given, ("observation", "reward", "step", "infos"), ("observation",))
         episode, facts = self._alone(request, id)
         infos = self.table.infos.read(given)
-        obs = protocol.read(facts.observation, given["observation"], "observation")
+        obs = seen(facts, given["observation"], "observation")
         reward = protocol.number(given, "reward")
 
         def done(actions: list[PyTree], version: int, step: int) -> None:
@@ -228,7 +228,7 @@ class Server:
         protocol.fields(given, _LOGGED, _LOGGED[:2])
         episode, facts = self._alone(request, id)
         infos = self.table.infos.read(given)
-        obs = protocol.read(facts.observation, given["observation"], "observation")
+        obs = seen(facts, given["observation"], "observation")
         action = protocol.read(facts.action, given["action"], "action")
         reward, log_prob = protocol.number(given, "reward"), protocol.number(given, "log_prob")
         if facts.own_action is None:
@@ -351,7 +351,7 @@ class Server:
             raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
         if facts.agents:
             raise Refused(422, f"policy {name} is of several agents: begin an episode (POST /v1/episodes)")
-        obs = protocol.read(facts.observation, given["observation"], "observation")
+        obs = seen(facts, given["observation"], "observation")
         # an episode of its own, which nobody can ask again
         self._asked_once += 1
         episode = Episode(f"/{self._asked_once}", "", name)

@@ -1,8 +1,11 @@
 """The description of the routes, beside the specification of OpenAPI and what reads the requests."""
 
+import json
 import types
 
+import jax
 import jsonschema
+import numpy as np
 import openapi_spec_validator
 import pytest
 
@@ -34,7 +37,12 @@ def test_the_description_of_several_agents_is_openapi(token):
 )
 def test_schema_and_reader_agree_about_a_space(space, right, wrong):
     jsonschema.validate(right, openapi.schema(space))
-    protocol.read(space, right, "x")
+    one = protocol.read(space, right, "x")
+    two = json.loads(json.dumps(jax.tree.map(lambda x: np.stack([x, x]).tolist(), one)))  # a tree of arrays
+    jsonschema.validate(two, openapi.batch(space, 2))
+    assert jax.tree.structure(protocol.read(space, two, "x", (2,))) == jax.tree.structure(one)
+    with pytest.raises(jsonschema.ValidationError, match="is too long"):
+        jsonschema.validate(two, openapi.batch(space, 1))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, openapi.schema(space))
     with pytest.raises(protocol.Refused):

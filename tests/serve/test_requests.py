@@ -144,18 +144,6 @@ def test_a_wrong_request_has_one_clear_answer(run, good, what, body, status, tol
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
 
 
-def test_an_action_of_the_clients_own_goes_with_its_probability():
-    with serving.running(serving.settings("dqn", envs=1)) as found:
-        client = PolicyClient(found.address, patience_s=0.0)
-        id = client.start_episode()
-        client.log_action(id, OBS, 1, log_prob=np.float32(-0.7))
-        client.log_action(id, OBS, 0)
-        with pytest.raises(RequestRefused, match=r"log_prob: expected float32 \[\], got \[1\]"):
-            client.log_action(id, OBS, 1, log_prob=[-0.7])
-        assert client.end_episode(id, OBS)["length"] == 2
-        client.close()
-
-
 def test_what_is_wrong_with_npz(run, good):
     bomb = io.BytesIO()
     np.savez_compressed(bomb, observation=np.zeros(10_000_000))

@@ -295,7 +295,8 @@ def any_allowed(space: Space, mask: Array) -> Array:
     >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
     Array([ True, False], dtype=bool)
     """
-    return jnp.stack([part.any(-1) for part in _choices(space, mask)]).all(0)
+    found = [part.any(-1) for part in _choices(space, mask)]
+    return np.stack(found).all(0) if isinstance(mask, np.ndarray) else jnp.stack(found).all(0)
 
 
 def any_choice(space: Space, mask: Array) -> Array:
@@ -310,7 +311,8 @@ def any_choice(space: Space, mask: Array) -> Array:
 def _choices(space: Space, mask: Array) -> Sequence[Array]:
     """Returns the parts of a mask, one for each choice."""
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
-    return jnp.split(jnp.asarray(mask), np.cumsum(sizes)[:-1].tolist(), -1)
+    ends = np.cumsum(sizes)[:-1].tolist()
+    return np.split(mask, ends, -1) if isinstance(mask, np.ndarray) else jnp.split(jnp.asarray(mask), ends, -1)
 
 
 def masks_actions(spec: EnvSpec) -> bool:

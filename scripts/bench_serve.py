@@ -4,12 +4,16 @@
     python scripts/bench_serve.py latency --clients 16 --seconds 10
     python scripts/bench_serve.py batched --episodes 64
     python scripts/bench_serve.py policies --connections 64
+    python scripts/bench_serve.py one --seconds 45 --rllib PYTHON   # and RLlib's example, by an interpreter that has it
 
 `latency`: get_action of so many clients, each over a connection of its own, while PPO learns from what they play;
 milliseconds of its median and 99th percentile, and of the longest. `batched`: environment steps per second of a client
 that plays so many episodes in one request, while PPO learns; `local`: the same of one that acts by itself, and the
 share of its steps that the learner got. `policies`: requests per second of `--no-learn`, an MLP.
 Clients are one process, which plays no real environment: observations are random, episodes have 200 steps.
+`one`: environment steps per second of one client with one CartPole, a step at a time, where the server acts and where
+the client does, while PPO learns with the sizes of RLlib's example of an external environment; with `--rllib` that
+example, too (scripts/rllib_external.py), in the same run.
 """
 
 import argparse
@@ -23,6 +27,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from jrl.serve.client import PolicyClient
@@ -30,6 +35,11 @@ from jrl.serve.client import PolicyClient
 _PPO = [
     "ppo", "--set=external.observation={box: [4]}", "--set=external.action={discrete: 2}", "--set=rollout.length=128",
     "--set=network.hidden=[64, 64]", "--set=run.report_every=10000", "--stop=env_steps=100000000",
+]  # fmt: skip
+# PPO's sizes there: two layers of 256, 4,000 steps, 10 passes over minibatches of about 128
+_AS_RLLIB = [
+    "--set=network.hidden=[256, 256]", "--set=env.num_envs=1", "--set=rollout.length=4000", "--set=algo.num_epochs=10",
+    "--set=algo.num_minibatches=32", "--set=run.report_every=4000",
 ]  # fmt: skip
 _LENGTH = 200  # steps of an episode
 _SKIPPED = 0.3  # share of the time that is not counted: compilation, and the first rollouts
@@ -157,7 +167,43 @@ def policies(args: argparse.Namespace, out: Path) -> dict[str, Any]:
         server.close()
 
 
-WORKS = {"latency": latency, "batched": batched, "local": local, "policies": policies}
+def one(args: argparse.Namespace, out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for mode in ("remote", "local"):
+        server = Server(*_PPO, *_AS_RLLIB, f"--out={out / mode}")
+        try:
+            found[f"{mode}_steps_per_s"] = cartpole(server.address, mode, args.seconds)
+        finally:
+            server.close()
+        rows = [json.loads(line) for line in (out / mode / "result.jsonl").read_text().splitlines()]
+        returns = [x for row in rows if (x := row.get("episode/return", np.nan)) == x]
+        found[f"{mode}_return"] = returns[-1] if returns else None
+    if args.rllib:
+        command = [args.rllib, str(Path(__file__).with_name("rllib_external.py")), f"--seconds={args.seconds}"]
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+        theirs = json.loads(told)
+        found |= {"rllib": theirs["version"], "rllib_steps_per_s": theirs["steps_per_s"]}
+        found["rllib_return"] = theirs["return"]
+    return found
+
+
+def cartpole(address: str, mode: str, seconds: float) -> float:
+    """Steps per second of one CartPole that is played a step at a time."""
+    client, env = PolicyClient(address, inference_mode=mode), gymnasium.make("CartPole-v1")
+    begin = time.perf_counter() + _SKIPPED * seconds
+    end, steps = begin + (1 - _SKIPPED) * seconds, 0
+    while (now := time.perf_counter()) < end:
+        episode, (obs, _), over = client.start_episode(), env.reset(), False
+        while not over and now < end:
+            obs, reward, terminated, truncated, _ = env.step(int(client.get_action(episode, obs)))
+            client.log_returns(episode, float(reward))
+            over, now = terminated or truncated, time.perf_counter()
+            steps += now > begin
+        client.end_episode(episode, obs, truncated=not terminated)
+    return steps / ((1 - _SKIPPED) * seconds)
+
+
+WORKS = {"latency": latency, "batched": batched, "local": local, "policies": policies, "one": one}
 
 
 def main() -> None:
@@ -169,6 +215,7 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=64)
     p.add_argument("--connections", type=int, default=64)
     p.add_argument("--seconds", type=float, default=15.0)
+    p.add_argument("--rllib", metavar="PYTHON", help="of `one`: an interpreter that has ray[rllib] and torch")
     args = p.parse_args()
     for name in args.works or WORKS:
         with tempfile.TemporaryDirectory() as made:

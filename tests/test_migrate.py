@@ -12,6 +12,7 @@ from jrl.fields.schema import read_mapping
 from jrl.migrate import defaults, looks_like_rllib, migrate, tables
 from jrl.settings import config, plan
 from jrl.settings.datasets import OutputConfig
+from jrl.settings.external import ExternalConfig
 from jrl.settings.sections import RunConfig
 
 HERE = Path(__file__).parent
@@ -400,6 +401,7 @@ def test_our_keys_exist():
     default["network"] |= dict.fromkeys(f"core.{f.name}" for core in (Lstm, Gtrxl) for f in dataclasses.fields(core))
     default["data"] |= {f"output.{f.name}": None for f in dataclasses.fields(OutputConfig)}
     default["multi_agent"] = {f.name for f in dataclasses.fields(config.MultiAgentConfig)}
+    default["external"] = {f.name for f in dataclasses.fields(ExternalConfig)}
     for key in tables.KEYS.values():
         for ours_ in filter(None, key.ours.split(", ")):
             section, _, field = ours_.partition(".")

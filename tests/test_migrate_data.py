@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import yaml
 
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.migrate import migrate
+from jrl.run import build_policies
 from jrl.settings import config
 
 TABLE = yaml.safe_load((Path(__file__).parent / "migrations.yaml").read_text())
@@ -80,3 +83,74 @@ def test_iterations_of_a_run_of_ours():
 def test_what_cannot_be_had_is_told(algo, given, message):
     with pytest.raises(InputError, match=message):
         migrated(algo, **given)
+
+
+# ---------------------------------------------------------------- PolicyServerInput
+
+ADDRESS, PORT = "localhost", 9910
+
+
+def server(ioctx):
+    """As RLlib's examples have it: a port for each worker."""
+    if ioctx.worker_index > 0 or ioctx.worker.num_workers == 0:
+        first = 1 if ioctx.worker_index > 0 else 0
+        return PolicyServerInput(ioctx, ADDRESS, PORT + ioctx.worker_index - first)  # noqa: F821
+    return None
+
+
+PATH = "ray.rllib.env.policy_server_input.PolicyServerInput"
+BOUNDED = gymnasium.spaces.Box(np.array([-1.0, -2.0], np.float32), 2.0)
+MASKED = "Dict('action_mask': MultiBinary(2), 'x': Box([-4.8 -inf], [4.8 inf], (2,), float32))"
+
+
+@pytest.mark.parametrize(
+    ("algo", "given", "external"),
+    [
+        (
+            "PPO",
+            {"input": server, "num_workers": 2, "env": None, "observation_space": MASKED, "action_space": "Discrete(2)",
+             "batch_mode": "complete_episodes", "sample_async": True},
+            {"host": "localhost", "port": 9910, "action": {"discrete": 2},
+             "observation": {"dict": {"action_mask": {"multi_binary": [2]}, "x": {"box": [2]}}}},
+        ),
+        (
+            "SAC",
+            {"input": PATH, "input_config": {"port": 9911}, "action_space": BOUNDED,
+             "observation_space": gymnasium.spaces.Box(0, 255, (8, 8, 1), np.uint8)},
+            {"port": 9911, "observation": {"box": [8, 8, 1], "dtype": "uint8"},
+             "action": {"box": [2], "low": [-1.0, -2.0], "high": 2.0}},
+        ),
+        ("DQN", {"input": "PolicyServerInput", "env": "CartPole-v1"}, {"port": 9900}),
+        (
+            "IMPALA",
+            {"input": lambda io: PolicyServerInput(io, io.nothing), "observation_space": {"box": [4]},  # noqa: F821
+             "action_space": "MultiDiscrete([2 3])"},
+            {"port": 9900, "observation": {"box": [4]}, "action": {"multi_discrete": [2, 3]}},
+        ),
+    ],
+    ids=["example", "path", "environment", "unknown"],
+)  # fmt: skip
+def test_a_policy_server_becomes_a_run_of_clients(algo, given, external):
+    found = migrate(given, algo=algo)
+    assert found.config["external"] == external
+    cfg = config.from_dict(found.config)
+    assert cfg.env_runners.num == 0
+    assert build_policies.spec_of_clients(cfg).num_envs == cfg.env.num_envs
+    assert any("start it with python -m jrl.serve CONFIG" in line for line in found.lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input": PATH}, "observation_space is missing: say .* as external.observation does"),
+        ({"input": PATH, "observation_space": {"box": [4]}}, "action_space is missing"),
+        (
+            {"input": PATH, "observation_space": {"box": [4]}, "action_space": gymnasium.spaces.Discrete(2, start=1)},
+            "action_space: expected a space of Gymnasium, or one as",
+        ),
+        ({"env": "ray.rllib.env.policy_client.PolicyClient"}, "has input: PolicyServerInput"),
+    ],
+)
+def test_what_a_policy_server_needs_is_told(given, message):
+    with pytest.raises(InputError, match=message):
+        migrate(given, algo="PPO")

@@ -18,7 +18,7 @@ Gradients and statistics are reduced over `make(..., axis_name="d")`; float hype
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ DEFAULT_NETWORK = NetworkConfig()
 @hyperparams
 class Config(ppo.ClippedSteps):
     """Hyper-parameters of APPO; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    corrects: ClassVar[bool] = True  # V-trace weighs each step by how likely the present policy is to take it
 
     lr: NonNegativeSchedule = 5e-4
     vtrace_lambda: Unit = 0.95  # decay of the traces, as GAE's lambda

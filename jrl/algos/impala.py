@@ -42,6 +42,7 @@ class Config(Common):
     """Hyper-parameters of IMPALA; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     whole_sequences: ClassVar[bool] = True  # a minibatch is a share of the environments, not of the rows
+    corrects: ClassVar[bool] = True  # V-trace weighs each step by how likely the present policy is to take it
     has_critic: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 1e-3

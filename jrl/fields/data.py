@@ -37,6 +37,7 @@ class Traits(NamedTuple):
     has_critic: bool = False  # beside the policy: something reads `network.value_inputs`
     to_end: bool = False  # rewards of its batches are returns to the end of the episode
     whole_sequences: bool = False  # a minibatch is a share of the environments, not of the steps
+    corrects: bool = False  # it weighs each step by how likely the present policy is to take it
     uncorrected: bool = False  # rollouts count as the policy's own, which with rollout.mode async they are not
 
 

@@ -113,7 +113,7 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
     job.base = copy.deepcopy(job.tree)
     job.lines += choices
     memory.begin(job)
-    if not raw.get("env") and not job.from_data:
+    if not raw.get("env") and not job.from_data and not job.with_clients:
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
     translate(job)
     conditions(job, body)
@@ -175,10 +175,12 @@ def _differing(job: Job) -> dict[str, Any]:
     """Returns the keys whose value is not jrl's default; sections with a name as a whole."""
     needed = {section: {key: job.tree.get(section, {}).get(key)} for section, key in (("env", "id"), ("data", "input"))}
     needed = {section: values for section, values in needed.items() if any(values.values())}
+    if "external" in job.tree:  # of which all stands there
+        needed["external"] = {"observation": {"box": [1]}, "action": {"discrete": 1}}
     default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, **needed}))
     found: dict[str, Any] = {}
     for section, values in job.tree.items():
-        if section == "stop":
+        if section in ("stop", "external"):
             found[section] = dict(values)
             continue
         same = default[section] or {}

@@ -18,6 +18,7 @@ from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number, short
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
+from jrl.migrate import server_input
 from jrl.migrate.tables import KEYS
 from jrl.settings import datasets, plan, sections
 
@@ -91,9 +92,14 @@ class Job:
         return learns_from(self.config_class) is not Fresh
 
     @cached_property
+    def with_clients(self) -> bool:
+        """Whether clients play: the input is PolicyServerInput."""
+        return server_input.is_named(self.given.get("input_"))
+
+    @cached_property
     def from_data(self) -> bool:
         """Returns whether the run learns from data sets alone, without environments to collect from."""
-        if self.prefix or not self.replays:
+        if self.prefix or not self.replays or self.with_clients:
             return False
         given = self.given.get("input_", self.settled("data.input"))
         names = set(given) if isinstance(given, Mapping | list | tuple) else {given}
@@ -140,10 +146,10 @@ class Job:
         if section == "replay" and not self.replays:
             self.drop(key, f"{self.algo} learns from each rollout once and keeps no replay")
             return
+        if reason := self._no_use(section, name):
+            self.drop(key, reason)
+            return
         if self.from_data:
-            if reason := _without_environments(section, name):
-                self.drop(key, reason)
-                return
             value, note = self._by_updates(section, value, note)
         self.set(ours, value, key)
         if not self.inside and self._default(section, name, value):
@@ -151,6 +157,16 @@ class Job:
         self.lines.append(
             f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}" + (f"  ({note})" if note else "")
         )
+
+    def _no_use(self, section: str, name: str) -> str | None:
+        """Why a key of ours means nothing where clients play, or data alone are learned from; None where it does."""
+        if self.with_clients:
+            return server_input.REASONS.get(f"{section}.{name}")
+        if self.from_data and (section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs")):
+            return NOBODY
+        if self.from_data and section == "replay" and name not in _OF_SAMPLES:
+            return "there is no replay: rows are drawn from the data"
+        return None
 
     def _by_updates(self, section: str, value: Any, note: str) -> tuple[Any, str]:
         """Returns a schedule of the algorithm by updates: RLlib counts a batch of steps for each iteration."""
@@ -207,15 +223,6 @@ class Job:
 
 NOBODY = "nobody collects: the run learns from data alone"
 _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}  # of the replay section, what data sets have, too
-
-
-def _without_environments(section: str, name: str) -> str | None:
-    """Returns why a key of ours means nothing where the run learns from data sets alone; None where it does."""
-    if section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs"):
-        return NOBODY
-    if section == "replay" and name not in _OF_SAMPLES:
-        return "there is no replay: rows are drawn from the data"
-    return None
 
 
 def shown(value: Any) -> str:
@@ -427,16 +434,6 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 __all__ = [
-    "DEFAULT_ENVS",
-    "NESTED",
-    "NOBODY",
-    "RULES",
-    "WITH_MEMORY",
-    "Job",
-    "Sizes",
-    "asks",
-    "canonical",
-    "rule",
-    "shown",
+    "DEFAULT_ENVS", "NESTED", "NOBODY", "RULES", "WITH_MEMORY", "Job", "Sizes", "asks", "canonical", "rule", "shown",
     "translate",
-]
+]  # fmt: skip

@@ -38,7 +38,7 @@ _STACK = "a switch between RLlib's own old and new parts"
 _CONNECT = "a function of the rollout is custom.transforms"
 _RESTART = "see env_runners.max_restarts and health_check_timeout_s"
 _QUEUES = "of RLlib's queues: see rollout.max_policy_lag"
-_SPACES = "spaces come from the environment"
+_OF_CLIENTS = "where clients play (input PolicyServerInput); otherwise spaces come from the environment"
 _RECORD = "videos: evaluation.record while training, jrl record from a checkpoint"
 _INSIDE = "its keys have rows of their own"
 _ENV_VARS = "runtime.env goes to env runners, too"
@@ -73,7 +73,8 @@ GROUPS: dict[str, list[Key]] = {
         _key("normalize_actions", "env.normalize_actions"),
         _key("clip_actions", "env.clip_actions"),
         _key("env_task_fn", "custom.env_task"),
-        *_none(_SPACES, "observation_space", "action_space"),
+        _key("observation_space", "external.observation", _OF_CLIENTS),
+        _key("action_space", "external.action", _OF_CLIENTS),
         *_none(_RECORD, "render_env", "record_env", "monitor"),
         _key("is_atari", "", "jrl knows Atari by the id"),
         _key("action_mask_key", "", "it is action_mask; env.action_mask_info names an entry of the infos instead"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
+from jrl.migrate import clients
 from jrl.migrate.job import NOBODY, Job, rule
 from jrl.migrate.tables import KEYS
 from jrl.settings import datasets
@@ -25,12 +26,8 @@ _METHODS = {"read_json": "rllib-json", "read_parquet": "rllib-parquet"}
 def _input(job: Job, key: str, value: Any) -> None:
     if value == datasets.SAMPLER:
         return job.drop(key, "sampler: what jrl does")
-    if _of_clients(value):
-        return job.lack(
-            key,
-            "PolicyServerInput: clients play the episodes of python -m jrl.serve (docs/serving.md), its address as "
-            "external.host, its port as external.port, and the spaces as external.observation and external.action",
-        )
+    if job.with_clients:
+        return clients.of_clients(job, key, value)
     if not job.replays:
         return job.lack(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
     if value == "dataset":
@@ -52,13 +49,6 @@ def _input(job: Job, key: str, value: Any) -> None:
     return job.put(key, "data.input", list(value) if isinstance(value, tuple) else value, note)
 
 
-def _of_clients(value: Any) -> bool:
-    """Returns whether it is RLlib's PolicyServerInput, or a function of an IOContext that makes one."""
-    code = getattr(value, "__code__", None)
-    names = (getattr(value, "__name__", ""), type(value).__name__, *(code.co_names if code else ()))
-    return "PolicyServerInput" in (*names, *(code.co_freevars if code else ()))
-
-
 def _of_function(job: Job, key: str, value: Any) -> None:
     if inspect.isclass(value) or inspect.signature(value).parameters:
         return job.lack(key, "RLlib's readers take an IOContext: write a function () -> EpisodeStore (docs/data.md)")
@@ -69,6 +59,8 @@ def _of_function(job: Job, key: str, value: Any) -> None:
 def _input_config(job: Job, key: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         return job.wrong(key, "a mapping", value)
+    if job.with_clients:
+        return job.drop(key, "address and port are of external")
     if job.given.get("input_") != "dataset":
         return job.drop(key, "it is read with input dataset alone")
     if found := _FORMATS.get(str(value.get("format"))):

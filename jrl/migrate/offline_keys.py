@@ -41,7 +41,8 @@ ALGORITHMS: list[Key] = [
 
 DATA: list[Key] = [
     key("input_ input", "data.input",
-        "a path, a glob, a list, or a mix {sampler: 0.4, path: 0.6}, an exact split of each batch; sampler: not set"),
+        "a path, a glob, a list, or a mix {sampler: 0.4, path: 0.6}, an exact split of each batch; sampler: not set. "
+        "PolicyServerInput is the section external, of python -m jrl.serve"),
     key("input_config", "data.input, data.format", "path or paths, and format, of input dataset"),
     key("actions_in_input_normalized", "data.actions_in_input_normalized",
         "RLlib takes false where nothing is set, jrl what the data say"),

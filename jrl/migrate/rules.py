@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
+from jrl.migrate import server_input
 from jrl.migrate.job import DEFAULT_ENVS, NOBODY, Job, canonical, rule, shown, translate
 from jrl.migrate.tables import GROUPS, KEYS
 
@@ -14,6 +15,12 @@ from jrl.migrate.tables import GROUPS, KEYS
 @rule("env")
 def _env(job: Job, key: str, value: Any) -> None:
     path = None
+    if server_input.is_named(value, server_input.CLIENT):
+        return job.lack(
+            key,
+            "PolicyClient plays in a program of its own, which uses PolicyClient of jrl/serve/client.py: the config of "
+            "what it plays with has input: PolicyServerInput",
+        )
     if own := _own_environment(job):
         return job.put(key, "env.id", own, "jrl's, inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):

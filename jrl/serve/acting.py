@@ -6,7 +6,8 @@ an episode is kept here, too.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,70 @@ class Local:
         begins = np.broadcast_to(begins, len(episodes))
         kept = [self._start if new else self._memory.get(id, self._start) for id, new in zip(episodes, begins)]
         return [np.stack(parts) for parts in zip(*kept, strict=True)]
+
+
+class Player(Local):
+    """Acts for the episodes of a client, tells the server of their steps, and gets the weights from it.
+
+    Attributes:
+      too_old: steps so far from which the server does not learn, since their weights were too old.
+
+    Args:
+      interpreter, rng: as `Local`.
+      get: gives the server's answer at a path.
+      tell: sends the fields of /v1/played; the answer.
+      interval: see `PolicyClient`.
+      query: names the policy for which it acts.
+    """
+
+    def __init__(
+        self,
+        interpreter: Any,
+        rng: np.random.Generator,
+        get: Callable[[str], dict[str, Any]],
+        tell: Callable[[Mapping[str, Any]], dict[str, Any]],
+        interval: float | None,
+        query: str,
+    ):
+        super().__init__(interpreter, rng)
+        self._get, self._tell, self._interval, self.query = get, tell, interval, query
+        self.too_old = 0
+
+    def ready(self) -> None:
+        """Gets the policy where there is none."""
+        if self.version < 0:
+            self.update()
+
+    def update(self) -> int:
+        """Gets the weights where they are others than those here; their version."""
+        if self.version < 0:
+            self.begin(self._get(f"/v1/program?{self.query}"))
+        if found := self._get(f"/v1/weights?newer_than={self.version}&{self.query}"):
+            self.load(found)
+        return self.version
+
+    def send(self, ids: tuple[str, ...]) -> list[str]:
+        """Sends the steps of these episodes; the episodes that go on. Raises what `tell` does: they do not go on."""
+        if not (rows := self.take(ids)):
+            return list(ids)
+        try:
+            found = self._tell({"episode_ids": list(ids), **rows})
+        except Exception:
+            self.go_on(ids, ())
+            self.version = -1  # a server that has begun anew knows other versions
+            raise
+        new, late = [str(id) for id in found["episode_ids"]], int(found.get("too_old", 0))
+        if late and not self.too_old:
+            warnings.warn(
+                f"the server does not learn from {late} steps, whose weights are older than its external.max_lag: get "
+                "others more often (update_interval, update_policy_weights), or raise that; `too_old` counts the steps",
+                stacklevel=4,
+            )
+        self.too_old += late
+        if self.outdated(int(found["version"]), self._interval):
+            self.update()
+        self.go_on(ids, new)
+        return new
 
 
 def _categorical(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -89,9 +89,13 @@ export class PolicyClient {
     return found.action;
   }
 
-  /** Tells of an action that was chosen here. Throws RequestRefused where the algorithm does not learn from it. */
-  async logAction(episodeId, observation, action) {
-    await this.#of(episodeId, "log", { observation, action });
+  /**
+   * Tells of an action that was chosen here. Throws RequestRefused where the algorithm does not learn from it.
+   * `logProb` is the action's log-probability where it is known, of which those algorithms make no use.
+   */
+  async logAction(episodeId, observation, action, logProb = null) {
+    const known = logProb === null ? {} : { log_prob: logProb };
+    await this.#of(episodeId, "log", { observation, action, ...known });
   }
 
   /**

@@ -111,9 +111,8 @@ class PolicyClient:
         self._turns: dict[str, dict[str, dict[str, Any]]] = {}  # what the next request tells of several agents
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
-        self._local: Any = None  # `acting.Local`
+        self._local: Any = None  # `acting.Player`
         self._interval = update_interval
-        self._policy = ""  # for which it acts, as a query
 
     # ------------------------------------------------------------ one episode
 
@@ -129,8 +128,7 @@ class PolicyClient:
         """
         self._follow(policy)
         id = episode_id or uuid.uuid4().hex
-        fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
-        fields |= {} if policy is None else {"policy": policy}
+        fields = {"episode_id": id, "training_enabled": bool(training_enabled), "policy": policy}
         try:
             found = self._post("/v1/episodes", fields)
         except RequestRefused as e:
@@ -155,8 +153,7 @@ class PolicyClient:
         if self._acts_here:
             row = {"rewards": np.array([self._reward[episode_id]], np.float32)}
             self._went_on(episode_id)
-            seen = {name: x[None] for name, x in flat("", observation)}
-            _, action = self._act((episode_id,), seen, row)
+            _, action = self._act((episode_id,), {name: x[None] for name, x in flat("", observation)}, row)
             return _tree({name: x[0] for name, x in action.items()})
         fields = {"observation": observation, "reward": self._reward[episode_id], "step": self._step[episode_id]}
         found = self._of(episode_id, "action", fields)
@@ -178,10 +175,9 @@ class PolicyClient:
             return
         self._send((episode_id,))
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
-        fields |= {} if log_prob is None else {"log_prob": log_prob}
-        self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
+        self._of(episode_id, "log", {**fields, "log_prob": log_prob, "step": self._step[episode_id]})
         self._went_on(episode_id)
-        if self._acts_here and self._loaded().remembers:
+        if self._acts_here and self._player().remembers:
             self._local.act((episode_id,), {name: x[None] for name, x in flat("", observation)})
 
     def log_returns(
@@ -250,10 +246,8 @@ class PolicyClient:
         log_probs: Mapping[str, Any] | None = None,
     ) -> Any:
         told = self._turns[id]
-        fields = {**told, "observations": {**told["observations"], **observations}, "step": self._step[id]}
-        fields |= {"actions": actions} if actions else {}
-        fields |= {"log_probs": log_probs} if log_probs else {}
-        found = self._of(id, "turn", fields)
+        seen = {"observations": {**told["observations"], **observations}, "step": self._step[id]}
+        found = self._of(id, "turn", {**told, **seen, "actions": actions or None, "log_probs": log_probs or None})
         self._turns[id] = _nothing_told()
         self._step[id] += 1
         self.version = int(found["version"])
@@ -274,8 +268,7 @@ class PolicyClient:
     def start_episodes(self, count: int, training_enabled: bool = True, policy: str | None = None) -> list[str]:
         """Begins so many episodes, for `steps`; arguments as `start_episode`."""
         self._follow(policy)
-        fields: dict[str, Any] = {"count": count, "training_enabled": bool(training_enabled)}
-        fields |= {} if policy is None else {"policy": policy}
+        fields = {"count": count, "training_enabled": bool(training_enabled), "policy": policy}
         return [str(id) for id in self._post("/v1/episodes", fields)["episode_ids"]]
 
     def steps(
@@ -298,97 +291,75 @@ class PolicyClient:
         Raises:
           EpisodeLost: no answer came; nobody knows whether the step counts.
         """
-        fields = {
-            "rewards": rewards,
-            "terminated": terminated,
-            "truncated": truncated,
-            "final_observations": final_observations,
-        }
-        given = {name: value for name, value in fields.items() if value is not None}
+        fields = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+        fields = _given({**fields, "final_observations": final_observations})
         if self._acts_here:
-            ids, action = self._act(tuple(episodes), dict(flat("", observations)), given)
+            ids, action = self._act(tuple(episodes), observations, fields)
             return Steps(ids, _tree(action))
-        given |= {"episode_ids": list(episodes), "observations": observations}
-        try:
-            found = self._post("/v1/steps", given, again=False, npz=True)
-        except ConnectionError as e:
-            raise EpisodeLost(f"no answer from {self._address}: {e}") from e
+        found = self._once("/v1/steps", {"episode_ids": list(episodes), "observations": observations, **fields})
         self.version = int(found["version"])
         return Steps([str(id) for id in found["episode_ids"]], _arrays(found["actions"]))
 
     # ------------------------------------------------------------ acting here
+
+    @property
+    def too_old(self) -> int:
+        """Steps so far, chosen here, from which the server does not learn: their weights were too old (max_lag)."""
+        return 0 if self._local is None else int(self._local.too_old)
 
     def update_policy_weights(self) -> int:
         """Gets the server's weights where they are others than those that act here; their version.
 
         Does nothing where the server acts.
         """
-        if not self._acts_here:
-            return self.version
-        local = self._local
-        if local is None:
-            local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
-        if local.version < 0:
-            local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
-        path = f"/v1/weights?newer_than={local.version}&{self._policy}"
-        if found := self._request("GET", path, b"", {}):
-            local.load(found)
-        self._local = local  # a policy that was refused is not the one for which it acts
-        return int(local.version)
-
-    def _loaded(self) -> Any:
-        if self._local is None or self._local.version < 0:
-            self.update_policy_weights()
-        return self._local
+        return int(self._player().update()) if self._acts_here else self.version
 
     def _follow(self, policy: str | None) -> None:
-        """Acts for this policy from now on, where this process acts. Raises RequestRefused where it cannot."""
-        if not self._acts_here:
-            return
-        query = "" if policy is None else urllib.parse.urlencode({"policy": policy})
-        if self._local is not None and query != self._policy:
-            raise ValueError("policy: with inference_mode local a client acts for one: make another client")
-        self._policy = query
-        self._loaded()  # so that what no client can do, such as several agents, is refused before an episode begins
+        """Acts for this policy from now on, where this process acts, so that what no client can do is refused early."""
+        if self._acts_here:
+            self._player("" if policy is None else urllib.parse.urlencode({"policy": policy}))
 
-    def _act(self, ids: tuple[str, ...], obs: Mapping[str, Any], row: Any) -> tuple[list[str], dict[str, Any]]:
-        """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
-        local = self._loaded()
+    def _player(self, query: str | None = None) -> Any:
+        """Who acts here, for the policy of a query, or for that of before. Raises RequestRefused: it cannot."""
+        if self._local is None:
+            acting, interpreter = _beside("acting.py"), _beside("interpreter.py", "export")
+            get = lambda path: self._request("GET", path, b"", {})
+            found = acting.Player(interpreter, self._rng, get, self._played, self._interval, query or "")
+            found.ready()
+            self._local = found  # a policy that was refused is not the one for which it acts
+        elif query not in (None, self._local.query):
+            raise ValueError("policy: with inference_mode local a client acts for one: make another client")
+        self._local.ready()
+        return self._local
+
+    def _played(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Tells of steps that were chosen here."""
         try:
-            action, enough = local.step(ids, obs, dict(flat("", row)))
+            return self._once("/v1/played", fields)
+        except RequestRefused as e:
+            if e.status not in (404, 409, 410):
+                raise
+            raise EpisodeLost(str(e)) from e
+
+    def _act(self, ids: tuple[str, ...], obs: Any, row: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
+        player = self._player()
+        try:
+            action, enough = player.step(ids, dict(flat("", obs)), dict(flat("", row)))
         except ValueError as e:
             raise RequestRefused(422, str(e)) from None
-        self.version = local.version
+        self.version = player.version
         return self._send(ids) if enough else list(ids), action
 
     def _send(self, ids: tuple[str, ...]) -> list[str]:
         """Sends the steps of these episodes that were chosen here; the episodes that go on."""
-        if self._local is None or not (rows := self._local.take(ids)):
-            return list(ids)
-        try:
-            found = self._post("/v1/played", {"episode_ids": list(ids), **rows}, again=False, npz=True)
-        except ConnectionError as e:
-            self._local.go_on(ids, ())
-            raise EpisodeLost(f"no answer from {self._address}: {e}") from e
-        except RequestRefused as e:
-            if e.status not in (404, 409, 410):
-                raise
-            self._local.go_on(ids, ())
-            self._local.version = -1  # a server that has begun anew knows other versions
-            raise EpisodeLost(str(e)) from e
-        new = [str(id) for id in found["episode_ids"]]
-        if self._local.outdated(int(found["version"]), self._interval):
-            self.update_policy_weights()
-        self._local.go_on(ids, new)
-        return new
+        return list(ids) if self._local is None else self._local.send(ids)
 
     # ------------------------------------------------------------ over the wire
 
     def get_once(self, observation: Any, policy: str | None = None) -> Any:
         """The action at an observation [*] without an episode, of a policy that remembers nothing."""
-        fields: dict[str, Any] = {"observation": observation}
-        fields |= {} if policy is None else {"policy": policy}
-        found = self._post("/v1/action", fields)
+        found = self._post("/v1/action", {"observation": observation, "policy": policy})
         self.version = int(found["version"])
         return _arrays(found["action"])
 
@@ -418,7 +389,15 @@ class PolicyClient:
         self._infos.pop(id, None)
         return found
 
+    def _once(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to steps, of which nobody knows whether they count where none comes. Raises EpisodeLost."""
+        try:
+            return self._post(path, fields, again=False, npz=True)
+        except ConnectionError as e:
+            raise EpisodeLost(f"no answer from {self._address}: {e}") from e
+
     def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
+        fields = _given(fields)
         named = any("/" in name for name in fields.get("infos", ()))  # of which npz would make trees
         if npz or (_size(fields) > _LARGE and not named):
             buffer = io.BytesIO()
@@ -464,6 +443,10 @@ class PolicyClient:
                     return _read(found, answer.getheader("Content-Type", ""))
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, _LONGEST_S)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in fields.items() if x is not None}
 
 
 def _nothing_told() -> dict[str, dict[str, Any]]:

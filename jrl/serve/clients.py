@@ -19,7 +19,7 @@ from jrl.serve import address, game_program, origins
 from jrl.serve.columns import Columns
 from jrl.serve.game_program import GameProgram
 from jrl.serve.inference import Inference, Program
-from jrl.serve.local import ROWS, Local
+from jrl.serve.local import ROWS, Local, best_actions
 from jrl.serve.served import Agent, Facts
 from jrl.serve.server import Server
 from jrl.serve.source import ClientSource, capacity
@@ -97,6 +97,8 @@ class Clients:
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
         memory = carry(size) if agents is None else ()  # of several agents nobody acts by themselves
+        if choice is not None and not explore and cfg.replay is not None:
+            choice = best_actions(act)  # nobody asks for the probability, and a policy of one action has none
         local = Local(
             config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
             clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
@@ -137,7 +139,9 @@ def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
     why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
     seen = spec.env_observation or spec.observation
     told = _agents(cfg, spec, learns_any=learns_any) if spec.agents else {}
-    return Facts(name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=told)
+    return Facts(
+        name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=told, max_lag=external.max_lag(cfg)
+    )
 
 
 def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:

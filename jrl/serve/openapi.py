@@ -15,39 +15,37 @@ _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"
 _CLIENT = {
     "name": CLIENT.title(),
     "in": "header",
-    "schema": {"type": "string"},
-    "description": "who the client is, the same in all its requests: an episode is for who began it",
+    "schema": {"type": "string", "maxLength": 128},
+    "description": "who the client is, the same in all its requests: an episode is for who began it. Without it an "
+    "episode is for who knows its id, which the server gives",
 }
 _STEP = {"type": "integer", "minimum": 0, "description": "number of the step; a request that is repeated counts once"}
 _OF_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
 _NEWER = {"name": "newer_than", "in": "query", "schema": {"type": "integer", "minimum": -1, "maximum": 10**15 - 1}}
 _REWARD = {"type": "number", "description": "that came since the latest action"}
-_NAME = {"type": "string", "minLength": 1, "maxLength": 128}
+_NAME = {"type": "string", "minLength": 1, "maxLength": 128, "description": "printable characters"}
 _NUMBER, _FLAG, _ANY = {"type": "number"}, {"type": "boolean"}, {"type": "object"}
 _BINARY = {"type": "string", "format": "binary"}
 MOST = 256  # steps of clients that act by themselves in one request, so that others do not wait for it
 _VERSION = {"type": "integer", "minimum": 0, "description": "updates before the weights that chose"}
-_OBS, _ACT = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
+_TOO_OLD = {"type": "integer", "minimum": 0, "description": "steps of these that nobody learns from: see max_lag"}
+_OBS, _MANY_OBS, _ROWS, _ACT, _MANY_ACT = (
+    {"$ref": f"#/components/schemas/{name}"}
+    for name in ("Observation", "Observations", "ObservationRows", "Action", "Actions")
+)
 _INFOS = {
     "type": "object",
     "additionalProperties": {"type": ["number", "boolean"]},
     "propertyNames": {"minLength": 1, "maxLength": INFO_LENGTH},
     "maxProperties": INFOS,
-    "description": "numbers of which rows have the means; in npz their names have no /",
+    "description": "numbers of which rows have the means; their names are printable, and have no / in npz",
 }
 _ASKED = {"observation": _OBS, "reward": _REWARD, "step": _STEP, "infos": _INFOS}
 
 
 def schema(space: Space) -> dict[str, Any]:
     """The JSON Schema of an element of a space."""
-    match space:
-        case Dict():
-            parts = {name: schema(part) for name, part in space.items}
-            return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
-        case Tuple():
-            each = [schema(part) for part in space.items]
-            return {"type": "array", "prefixItems": each, "items": False, "minItems": len(each)}
-    return _leaf(space)
+    return batch(space)
 
 
 def _leaf(leaf: Leaf) -> dict[str, Any]:
@@ -64,6 +62,21 @@ def _leaf(leaf: Leaf) -> dict[str, Any]:
     for size in reversed(leaf.shape):
         number = {"type": "array", "items": number, "minItems": size, "maxItems": size}
     return number
+
+
+def batch(space: Space, *sizes: int) -> dict[str, Any]:
+    """The JSON Schema of so many elements of a space at most, along an axis for each size: a tree of arrays."""
+    match space:
+        case Dict():
+            parts = {name: batch(part, *sizes) for name, part in space.items}
+            return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+        case Tuple():
+            each = [batch(part, *sizes) for part in space.items]
+            return {"type": "array", "prefixItems": each, "items": False, "minItems": len(each)}
+    found = _leaf(space)
+    for size in reversed(sizes):
+        found = _many(found, size)
+    return found
 
 
 def _many(inner: dict[str, Any], most: int) -> dict[str, Any]:
@@ -115,9 +128,9 @@ def _get(name: str, summary: str, kind: str, inner: dict[str, Any], **more: Any)
     return {"get": _route(name, summary, _content((kind, inner)), **more)}
 
 
-def _any_of(kinds: Sequence[Space]) -> dict[str, Any]:
-    """An element of one of several spaces."""
-    found = [schema(space) for space in dict.fromkeys(kinds)]
+def _any_of(kinds: Sequence[Space], *sizes: int) -> dict[str, Any]:
+    """An element of one of several spaces, or a batch of them as `batch` has it."""
+    found = [batch(space, *sizes) for space in dict.fromkeys(kinds)]
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
@@ -138,7 +151,10 @@ def document(
     """
     schemas = {
         "Observation": _any_of(observations),
+        "Observations": _any_of(observations, most),
+        "ObservationRows": _any_of(observations, MOST, MOST),
         "Action": _any_of(actions),
+        "Actions": _any_of(actions, most),
         "Error": _object({"error": {"type": "string", "description": "what is wrong, in words"}}, "error"),
         "Arrays": {**_BINARY, "description": "what numpy.savez writes: arrays by the names of the JSON, trees as a/b"},
     }
@@ -216,19 +232,19 @@ def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
 def _many_steps(most: int) -> dict[str, Any]:
     """The routes of many episodes in a request."""
     ids = {"episode_ids": _many(_NAME, most)}
-    each = {"observations": _OBS, "rewards": _NUMBER, "terminated": _FLAG, "truncated": _FLAG}
-    each |= {"final_observations": _OBS}
-    steps = {**ids, **{name: _many(one, most) for name, one in each.items()}}
+    each, seen = {"rewards": _NUMBER, "terminated": _FLAG, "truncated": _FLAG}, ("observations", "final_observations")
+    steps = {**ids, **dict.fromkeys(seen, _MANY_OBS), **{name: _many(one, most) for name, one in each.items()}}
     rows = lambda inner: _many(_many(inner, MOST), MOST)
     played = {
         **{name: rows(one) for name, one in each.items()},
+        **dict.fromkeys(seen, _ROWS),
         **ids,
-        "actions": rows({"description": "in the policy's units"}),
+        "actions": {"description": "[K, N, *] in the policy's units, a tree of arrays"},
         "log_probs": rows(_NUMBER),
         "versions": rows(_VERSION),
         "memory": {"description": "arrays [K, N, ...] by number: what a policy that remembers did before each step"},
     }
-    together = {**ids, "actions": _many(_ACT, most), "version": _VERSION}
+    together = {**ids, "actions": _MANY_ACT, "version": _VERSION}
     return {
         "/v1/steps": _post(
             "steps", "A step of many episodes; in the place of one that has ended another begins.",
@@ -237,7 +253,7 @@ def _many_steps(most: int) -> dict[str, Any]:
         "/v1/played": _post(
             "played", "Tells of steps [K, N] whose actions the client chose by weights from here.",
             _object(played, "episode_ids", "observations", "actions", "log_probs", "versions"),
-            _object({**ids, "version": _VERSION}, "episode_ids", "version"),
+            _object({**ids, "version": _VERSION, "too_old": _TOO_OLD}, "episode_ids", "version", "too_old"),
         ),
     }  # fmt: skip
 

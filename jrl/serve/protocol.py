@@ -13,6 +13,7 @@ from jrl.types import Box, Dict, Discrete, Leaf, PyTree, Space, Tuple
 
 JSON, NPZ = "application/json", "application/x-npz"
 CLIENT = "jrl-client"  # header: who a client is, the same in all its requests
+_NAME = 128  # characters of an id
 
 
 class Refused(Exception):
@@ -42,6 +43,14 @@ class Response(NamedTuple):
     body: bytes
     kind: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
+
+
+def client_of(request: Request) -> str:
+    """Who sends a request, by its own word; "" for who does not say. Raises Refused: the name is too long."""
+    found = request.headers.get(CLIENT, "")
+    if len(found) > _NAME:
+        raise Refused(400, f"{CLIENT.title()}: expected at most {_NAME} characters, got {len(found):,}")
+    return found
 
 
 # ---------------------------------------------------------------- bodies
@@ -133,9 +142,9 @@ def text(given: Mapping[str, Any], name: str) -> str | None:
     found = given.get(name)
     if isinstance(found, np.ndarray) and found.ndim == 0:
         found = found.item()
-    if found is None or (isinstance(found, str) and 0 < len(found) <= 128 and found.isprintable()):
+    if found is None or (isinstance(found, str) and 0 < len(found) <= _NAME and found.isprintable()):
         return found
-    raise Refused(422, f"{name}: expected a text of 1 to 128 characters, got {str(found)[:80]!r}")
+    raise Refused(422, f"{name}: expected a text of 1 to {_NAME} characters, got {str(found)[:80]!r}")
 
 
 def texts(given: Any, name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jrl import spaces
@@ -10,7 +11,10 @@ from jrl.serve import protocol
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import Refused
-from jrl.types import PyTree, Space
+from jrl.types import Dict, PyTree, Space
+
+# fields of a body with steps; the first two are needed
+STEPS = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
 
 
 class Agent(NamedTuple):
@@ -36,6 +40,7 @@ class Facts(NamedTuple):
     remembers: bool = False  # what it does depends on earlier observations of an episode
     policy_action: Space | None = None  # in the policy's units; None: as `action`
     agents: Mapping[str, Agent] = {}  # of an episode, where it has several; spaces above then may be tuples by kind
+    max_lag: int | None = None  # updates that weights may be behind when their steps are learned from; None: any number
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,6 +70,23 @@ class Answer:
             self._done(self._actions, version)
 
 
+def seen(of: Facts | Agent, given: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True) -> PyTree:
+    """Observations [*lead, *]. Raises Refused as `protocol.read`; where somebody `acts`, also of what allows no action.
+
+    An episode's last observation may allow none. Elsewhere the learner would end the run for it.
+    """
+    found = protocol.read(of.observation, given, name, lead)
+    mask = found.get(spaces.ACTION_MASK) if acts and isinstance(of.observation, Dict) else None
+    if mask is not None and not spaces.any_allowed(of.action, mask).all():
+        raise Refused(422, f"{name}/{spaces.ACTION_MASK}: it allows no action: end the episode there, or allow one")
+    return found
+
+
+def at(tree: PyTree, i: Any) -> PyTree:
+    """What stands at an index of all arrays."""
+    return jax.tree.map(lambda x: x[i], tree)
+
+
 def together(space: Space, actions: list[PyTree]) -> PyTree:
     """Actions [N, *] of N actions."""
     return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
@@ -72,7 +94,7 @@ def together(space: Space, actions: list[PyTree]) -> PyTree:
 
 def came(facts: Facts, given: Mapping[str, Any], lead: tuple[int, ...]) -> tuple[PyTree, ...]:
     """(observations, rewards, truncated, over, last observations) of a body with steps, [*lead, *]."""
-    obs = protocol.read(facts.observation, given["observations"], "observations", lead)
+    obs = seen(facts, given["observations"], "observations", lead)
     rewards = protocol.numbers(given.get("rewards"), lead, "rewards")
     terminated, truncated = (protocol.flags(given.get(name), lead, name) for name in ("terminated", "truncated"))
     over = terminated | truncated

@@ -7,23 +7,25 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from jrl.serve import about, openapi, origins, protocol, turns
+from jrl.serve import about, openapi, origins, played, protocol, turns
 from jrl.serve.bodies import Bodies
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
-from jrl.serve.protocol import CLIENT, NPZ, Refused, Request, Response, encoded
-from jrl.serve.served import Answer, Facts, Served, came, together
+from jrl.serve.protocol import Refused, Request, Response, encoded
+from jrl.serve.served import STEPS, Answer, Facts, Served, at, came, seen, together
 from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
 from jrl.serve.web import Limits, Reply, Web
 from jrl.settings.external import ExternalConfig
 from jrl.types import PyTree
 
-_STEPS = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
+# an episode of clients without that header is for whoever knows its id, which nobody is to guess
+_NAMELESS = (
+    "episode_id: who names an episode has to say whose it is: send the header Jrl-Client, the same in all requests, or "
+    "leave episode_id out, and the server gives one"
+)
 _LOGGED = ("observation", "action", "log_prob", "reward", "step", "infos")
-_CHOSEN = ("actions", "log_probs", "versions")
 
 
 class Server:
@@ -54,9 +56,9 @@ class Server:
             ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
             ("POST", re.compile(r"/v1/steps"), self._steps),
-            ("POST", re.compile(r"/v1/played"), self._played),
-            ("GET", re.compile(r"/v1/program"), self._program),
-            ("GET", re.compile(r"/v1/weights"), self._weights),
+            ("POST", re.compile(r"/v1/played"), functools.partial(played.played, self)),
+            ("GET", re.compile(r"/v1/program"), functools.partial(played.program, self)),
+            ("GET", re.compile(r"/v1/weights"), functools.partial(played.weights, self)),
             ("POST", re.compile(r"/v1/action"), self._once),
             ("GET", re.compile(r"/v1/policies"), self._policies),
             ("GET", re.compile(r"/v1/health"), self._health),
@@ -138,7 +140,7 @@ class Server:
 
     # ------------------------------------------------------------ episodes
 
-    def _named(self, given: Mapping[str, Any]) -> tuple[str, Served]:
+    def named(self, given: Mapping[str, Any]) -> tuple[str, Served]:
         """The policy that a body names, or the first."""
         name = protocol.text(given, "policy") or next(iter(self._served))
         if name not in self._served:
@@ -148,17 +150,19 @@ class Server:
     def _begin(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("episode_id", "training_enabled", "count", "policy"))
-        name, served = self._named(given)
+        name, served = self.named(given)
         learns = protocol.flag(given, "training_enabled", True) and served.facts.learns
         how: dict[str, Any] = {"learns": learns, "policy": name, "carry": served.inference.initial}
-        client, version = request.headers.get(CLIENT, ""), served.inference.version
-        count = protocol.whole(given, "count", self._cfg.max_batch)
+        client, version = protocol.client_of(request), served.inference.version
+        count, id = protocol.whole(given, "count", self._cfg.max_batch), protocol.text(given, "episode_id")
         if count is None:
-            episode = self.table.begin(client, protocol.text(given, "episode_id"), **how)
+            if id is not None and not client:
+                raise Refused(400, _NAMELESS)
+            episode = self.table.begin(client, id, **how)
             told = {"agents": list(served.facts.names)} if served.facts.agents else {}
             reply(encoded({"episode_id": episode.id, "version": version, **told}, request, 201))
             return
-        if given.get("episode_id") is not None or count == 0:
+        if id is not None or count == 0:
             raise Refused(422, "count: expected 1 or more, without an episode_id: the server gives each its own")
         begun: list[Episode] = []
         try:
@@ -172,7 +176,7 @@ class Server:
 
     def found(self, request: Request, id: str) -> tuple[Episode, Facts]:
         """The episode of an id and what acts in it. Raises Refused as `Table.find`."""
-        episode = self.table.find(id, request.headers.get(CLIENT, ""))
+        episode = self.table.find(id, protocol.client_of(request))
         return episode, self._served[episode.policy].facts
 
     def _alone(self, request: Request, id: str) -> tuple[Episode, Facts]:
@@ -187,7 +191,7 @@ class Server:
         protocol.fields(given, ("observation", "reward", "step", "infos"), ("observation",))
         episode, facts = self._alone(request, id)
         infos = self.table.infos.read(given)
-        obs = protocol.read(facts.observation, given["observation"], "observation")
+        obs = seen(facts, given["observation"], "observation")
         reward = protocol.number(given, "reward")
 
         def done(actions: list[PyTree], version: int, step: int) -> None:
@@ -224,7 +228,7 @@ class Server:
         protocol.fields(given, _LOGGED, _LOGGED[:2])
         episode, facts = self._alone(request, id)
         infos = self.table.infos.read(given)
-        obs = protocol.read(facts.observation, given["observation"], "observation")
+        obs = seen(facts, given["observation"], "observation")
         action = protocol.read(facts.action, given["action"], "action")
         reward, log_prob = protocol.number(given, "reward"), protocol.number(given, "log_prob")
         if facts.own_action is None:
@@ -256,7 +260,7 @@ class Server:
 
     def _end(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
-        if (answer := self.table.ended_with(id, request.headers.get(CLIENT, ""))) is not None:
+        if (answer := self.table.ended_with(id, protocol.client_of(request))) is not None:
             reply(encoded(answer, request))  # asked again
             return
         episode, facts = self.found(request, id)
@@ -284,10 +288,10 @@ class Server:
 
     def _steps(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, _STEPS, _STEPS[:2])
-        episodes, facts = self._several(request, given)
+        protocol.fields(given, STEPS, STEPS[:2])
+        episodes, facts = self.several(request, given)
         obs, rewards, *ends = came(facts, given, (len(episodes),))
-        items = self._items(episodes, obs, rewards, *ends)
+        items = self.items(episodes, obs, rewards, *ends)
         names = [item.seat.episode.id for item in items if not item.final]
         kind = facts.action
         self.ask(
@@ -297,7 +301,7 @@ class Server:
             ),
         )
 
-    def _several(self, request: Request, given: Mapping[str, Any]) -> tuple[list[Episode], Facts]:
+    def several(self, request: Request, given: Mapping[str, Any]) -> tuple[list[Episode], Facts]:
         """The episodes that a body names, whose turn it is, and what acts in them."""
         ids = protocol.texts(given["episode_ids"], "episode_ids")
         if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
@@ -309,7 +313,7 @@ class Server:
             self.in_turn(episode, None)
         return episodes, self._served[episodes[0].policy].facts
 
-    def _items(
+    def items(
         self,
         episodes: list[Episode],
         obs: PyTree,
@@ -337,78 +341,17 @@ class Server:
             items.append(self._item(episode, at(obs, i), reward, **(chosen[i] if chosen else {})))
         return items
 
-    # ------------------------------------------------------------ clients that act by themselves
-
-    def _played(self, request: Request, reply: Reply) -> None:
-        given = protocol.decoded(request)
-        protocol.fields(given, (*_STEPS, *_CHOSEN, "memory"), (*_STEPS[:2], *_CHOSEN))
-        episodes, facts = self._several(request, given)
-        (_, inference, local), count, version = self._served[episodes[0].policy], len(episodes), given["versions"]
-        rows, most = len(version) if isinstance(version, list | np.ndarray) and np.ndim(version) else 0, openapi.MOST
-        if not 1 <= rows * count <= most:
-            raise Refused(422, f"versions: expected 1 to {most} steps, got {rows}")
-        lead = rows, count
-        obs, rewards, truncated, over, last = came(facts, given, lead)
-        action = protocol.read(facts.policy_action or facts.action, given["actions"], "actions", lead)
-        log_prob = protocol.array(protocol.NUMBER, given["log_probs"], lead, "log_probs")
-        version = protocol.array(protocol.WHOLE, version, lead, "versions")
-        memory = local.remembered(given.get("memory"), lead)
-        # without learning they go back to older weights where the best checkpoint is taken away
-        if (version < 0).any() or (facts.learns and version.max() > inference.version):
-            raise Refused(409, f"versions: there are none beyond {inference.version} here: get the weights again")
-        items: list[Item] = []
-        for k in range(rows):
-            own: list[dict[str, Any]] = [
-                {"action": at(action, (k, i)), "log_prob": float(log_prob[k, i]), "version": int(version[k, i])}
-                | {"carry": at(memory, (k, i))}
-                for i in range(count)
-            ]
-            x, reward, cut, ends, final = at((obs, rewards, truncated, over, last), k)
-            found = self._items(episodes, x, reward, cut, ends, final, own)
-            episodes = [item.seat.episode for item in found if not item.final]
-            items += found
-        ids = [episode.id for episode in episodes]
-        # the learner may be slower than they are: the answer waits until these steps are where it takes them
-        told = lambda: reply(encoded({"episode_ids": ids, "version": inference.version}, request))
-        learned = [item for item in items if item.seat.episode.learns]
-        if learned:
-            inference.ask([*learned[:-1], learned[-1]._replace(told=told)])
-        else:
-            told()
-
-    def _program(self, request: Request, reply: Reply) -> None:
-        self._local(request, reply, lambda told, version, file: encoded(told))
-
-    def _weights(self, request: Request, reply: Reply) -> None:
-        least = request.query.get("newer_than", "-1")
-        if not re.fullmatch(r"-1|\d{1,15}", least):
-            raise Refused(422, f"newer_than: expected a version, got {least[:80]}")
-        new = lambda version: version != int(least)  # older ones, too: see `_played`
-        self._local(
-            request,
-            reply,
-            lambda told, version, file: Response(200, file, NPZ) if new(version) else Response(204, b"", NPZ),
-        )
-
-    def _local(self, request: Request, reply: Reply, answer: Callable[[dict[str, Any], int, bytes], Response]) -> None:
-        """Answers with what a client needs that acts by itself, once that is made."""
-        name, (facts, inference, local) = self._named(request.query)
-        if facts.agents:
-            raise Refused(422, f"policy {name} is of several agents: let the server act (inference_mode: remote)")
-        say = lambda response: self.web.soon(reply, response)
-        local.soon(inference, lambda *made: say(answer(*made)), lambda e: say(protocol.refusal(e)))
-
     # ------------------------------------------------------------ about the server
 
     def _once(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "policy"), ("observation",))
-        name, (facts, inference, _) = self._named(given)
+        name, (facts, inference, _) = self.named(given)
         if facts.remembers:
             raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
         if facts.agents:
             raise Refused(422, f"policy {name} is of several agents: begin an episode (POST /v1/episodes)")
-        obs = protocol.read(facts.observation, given["observation"], "observation")
+        obs = seen(facts, given["observation"], "observation")
         # an episode of its own, which nobody can ask again
         self._asked_once += 1
         episode = Episode(f"/{self._asked_once}", "", name)
@@ -436,8 +379,3 @@ class Server:
     def _docs(self, request: Request, reply: Reply) -> None:
         page = openapi.page(about.document(self.web, self._served, self._cfg.max_batch))
         reply(Response(200, page.encode(), "text/html; charset=utf-8"))
-
-
-def at(tree: PyTree, i: Any) -> PyTree:
-    """Returns index `i` of all arrays."""
-    return jax.tree.map(lambda x: x[i], tree)

@@ -23,6 +23,7 @@ from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
 
 LAG = "external/policy_lag"  # metric: updates that the weights which chose the rows are behind, on average
 DROPPED = "external/dropped"  # metric: steps so far that no learner got: they came too fast, or were too old
+TOO_OLD = "external/too_old"  # metric: those of them that came too late, which their clients were told
 UNDER_WAY = "external/episodes"  # metric: episodes under way
 _LOOK_S = 0.5  # seconds between two looks at whether the run is to end
 
@@ -135,6 +136,7 @@ class ClientSource(FromHost):
         self._metrics = {
             LAG: lag,
             DROPPED: float(self._rows.dropped),
+            TOO_OLD: float(self._table.too_old),
             UNDER_WAY: float(len(self._table.episodes)),
             EMPTY: 1.0 - float(taken.filled.mean()) / self._length,
             FAILURES: float(self._rows.failures),

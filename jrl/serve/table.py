@@ -124,6 +124,7 @@ class Table:
     Attributes:
       lock: guards all of it; notified when rows have come.
       begun, ended, failed: episodes so far.
+      too_old: steps so far that came after more updates than `max_lag` since the weights that chose them.
       finished: return and length of each that has ended and was learned from, which nobody has taken yet.
       infos: what clients told beside rewards.
     """
@@ -137,7 +138,7 @@ class Table:
         self._num = len(self._free)
         self.episodes: dict[str, Episode] = {}
         self._over: collections.OrderedDict[str, tuple[str, str, Any]] = collections.OrderedDict()
-        self.begun = self.ended = self.failed = 0
+        self.begun = self.ended = self.failed = self.too_old = 0
         self.finished: collections.deque[tuple[float, int]] = collections.deque(maxlen=_REMEMBERED)
 
     def begin(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jrl.serve import protocol
 from jrl.serve.inference import zeros
 from jrl.serve.protocol import Refused, Request, encoded
-from jrl.serve.served import Facts
+from jrl.serve.served import Facts, seen
 from jrl.serve.table import Episode, Item
 from jrl.serve.web import Reply
 from jrl.types import PyTree, element
@@ -35,8 +35,8 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
     server.in_turn(episode, step)
     rewards = _rewards(facts, episode, given)
     ends = _ends(facts, episode, given)
-    seen = _of_agents(facts, episode, given["observations"], "observations")
-    obs = {name: protocol.read(facts.agents[name].observation, x, f"observations/{name}") for name, x in seen.items()}
+    told, of = _of_agents(facts, episode, given["observations"], "observations"), facts.agents
+    obs = {name: seen(of[name], x, f"observations/{name}", acts=name not in ends) for name, x in told.items()}
     obs |= {name: _last(facts, name, truncated=cut) for name, cut in ends.items() if name not in obs}
     taken = _taken(facts, episode, given, [name for name in obs if name not in ends])
     items, policies = list[Item](), set[int]()
@@ -78,8 +78,8 @@ def end(server: "Server", request: Request, reply: Reply, episode: Episode, give
     truncated = protocol.flag(given, "truncated", False)
     server.in_turn(episode, protocol.whole(given, "step"))
     rewards = _rewards(facts, episode, given)
-    seen = _of_agents(facts, episode, given.get("observations"), "observations", ended=True)
-    obs = {name: protocol.read(facts.agents[name].observation, x, f"observations/{name}") for name, x in seen.items()}
+    told, of = _of_agents(facts, episode, given.get("observations"), "observations", ended=True), facts.agents
+    obs = {name: seen(of[name], x, f"observations/{name}", acts=False) for name, x in told.items()}
     left = [name for name, agent in facts.agents.items() if _acts(episode, agent.number)]
     last = {name: obs[name] if name in obs else _last(facts, name, truncated=truncated) for name in left}
     items = list[Item]()

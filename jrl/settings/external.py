@@ -9,7 +9,7 @@ from annotated_types import Interval
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, Positive, Seconds, bounded
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 
-_LAG = 4  # updates, of algorithms that learn from rollouts as they come
+_LAG = 4  # updates, of algorithms that learn from rollouts as they come, and do not correct for their age
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ExternalConfig:
     timeout_s: Seconds = 60.0  # without a word from its client until an episode has failed, and a connection is closed
     max_wait_ms: Annotated[float, Interval(ge=0, le=1000)] = 1.0  # that a request waits for others to be answered with
     # updates between the weights that chose an action and the update that learns from it; older steps are dropped.
-    # null: 4, or with replay any number
+    # null: 4 for ppo, and any number with replay and for impala and appo, which correct for it
     max_lag: Amount | None = None
     max_body_mb: Positive = 16.0  # of a request
     max_clients: Count = 256  # connections at a time
@@ -45,9 +45,8 @@ class ExternalConfig:
 
 def max_lag(cfg: Any) -> int | None:
     """Returns the updates that weights may be behind when their steps are learned from; None: any number."""
-    if cfg.external.max_lag is not None or learns_from(type(cfg.algo)) is not Fresh:
-        return cfg.external.max_lag
-    return _LAG
+    given, of_any_age = cfg.external.max_lag, traits(cfg.algo).corrects
+    return given if given is not None or of_any_age or learns_from(cfg.algo) is not Fresh else _LAG
 
 
 def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -143,7 +142,6 @@ def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("multi_agent.state", bool(own("state")), sends),
         ("multi_agent.observation_fn", own("observation_fn") is not None, sends),
         ("multi_agent.agent_id", bool(own("agent_id")), sends),
-        ("data.output", bool(cfg.data.output), "games of clients cannot be written yet"),
         ("custom.callbacks", bool(cfg.custom.callbacks), "games of clients cannot be put together for them"),
     ):
         if is_set:

@@ -198,6 +198,7 @@ def test_errors_have_the_names_of_the_python_client(tab, files, open_to_files):
       try {
         if (what === "values") await client.getAction(await client.startEpisode(), [1, 2]);
         if (what === "chosen") await client.logAction(await client.startEpisode(), [0, 0, 0, 0], 1);
+        if (what === "probable") await client.logAction(await client.startEpisode(), [0, 0, 0, 0], 1, [-0.7]);
         if (what === "unknown") await client.getAction("nobody", [0, 0, 0, 0]);
         if (what === "gone") await client.steps(["nobody"], [[0, 0, 0, 0]]);
         if (what === "away") await new PolicyClient("http://127.0.0.1:9", {patienceMs: 300}).policies();
@@ -209,6 +210,7 @@ def test_errors_have_the_names_of_the_python_client(tab, files, open_to_files):
     for what, message in {
         "values": "RequestRefused 422: observation",
         "chosen": "RequestRefused 422: ppo learns from actions that its own policy chose",
+        "probable": "RequestRefused 422: log_prob: expected float32 [], got [1]",
         "unknown": "EpisodeLost : nobody",
         "gone": "EpisodeLost : ",
         "away": "ServerAway : http://127.0.0.1:9",

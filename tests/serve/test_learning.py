@@ -107,8 +107,9 @@ def command(tmp_path, tree, port, *more):
         (IMPALA, "local", 200_000),
         (DQN, "remote", 60_000),
         (PPO, "local", 200_000),
+        (DQN, "local", 60_000),
     ],
-    ids=["ppo", "impala-lstm", "impala-lstm-local", "dqn", "ppo-local"],
+    ids=["ppo", "impala-lstm", "impala-lstm-local", "dqn", "ppo-local", "dqn-local"],
 )
 def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_kernels):
     port = free_port()
@@ -119,11 +120,12 @@ def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_k
     rows = loggers.read_rows(out / "result.jsonl")
     print(tree["algo"]["name"], mode, rows[-1]["env_steps"], rows[-1]["episode/return"])
     assert rows[-1]["episode/return"] >= 150
-    assert all(row["external/policy_lag"] <= 4 for row in rows if tree is not DQN)
+    assert all(row["external/policy_lag"] <= 4 for row in rows if tree is PPO)  # the others learn from any age
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_goes_on_and_so_do_its_clients(tmp_path, players):
+@pytest.mark.parametrize("mode", ["remote", "local"])
+def test_a_server_that_is_killed_goes_on_and_so_do_its_clients(mode, tmp_path, players):
     port = free_port()
     args, out = command(tmp_path, PPO, port, "--set=checkpoint.every=2048", "--set=run.report_every=512")
     begin = lambda *more: subprocess.Popen(
@@ -140,7 +142,7 @@ def test_a_server_that_is_killed_goes_on_and_so_do_its_clients(tmp_path, players
             time.sleep(0.2)
         assert steps() >= least
 
-    here = players(port)
+    here = players(port, mode=mode)
     server = begin("--stop=env_steps=1000000")
     try:
         until(6000)

@@ -184,8 +184,8 @@ def test_what_no_client_can_do_is_refused_with_the_mend(algo, more, told):
     assert "inference_mode: remote" in e.value.message
 
 
-def _running():
-    return serving.running(serving.settings(envs=4, length=4, external={"max_lag": 1000}))
+def _running(max_lag=1000):
+    return serving.running(serving.settings(envs=4, length=4, external={"max_lag": max_lag}))
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +195,9 @@ def run():
 
 
 @pytest.fixture
-def alone():
+def alone(most):
     """A server with which nobody has played."""
-    with _running() as found:
+    with _running(most) as found:
         yield found
 
 
@@ -272,8 +272,8 @@ def test_memory_that_is_not_sent_or_another_is_refused():
         assert played(memory=[[[[0.0] * 3]]])[0] == 200
 
 
-@pytest.mark.parametrize(("interval", "asks"), [(0.0, True), (1000.0, False), (None, False)])
-def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks):
+@pytest.mark.parametrize(("interval", "asks", "most"), [(0.0, True, 1000), (1000.0, False, 1000), (None, False, 0)])
+def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks, most, recwarn):
     client = PolicyClient(alone.address, patience_s=0.0, inference_mode="local", update_interval=interval)
     ids, versions = client.start_episodes(4), []
 
@@ -290,6 +290,8 @@ def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks):
     serving.until(later)
     play()
     assert (versions[-1] > versions[0]) == asks
+    told = [one for one in recwarn if "external.max_lag" in str(one.message)]
+    assert (client.too_old > 0) == (most == 0) == len(told)  # the weights that it was told to keep are too old
     if interval is None:
         assert client.update_policy_weights() > versions[0]
     else:

@@ -11,6 +11,7 @@ from serving import asked
 from jrl.run import build
 from jrl.serve import source
 from jrl.serve.clients import Clients
+from jrl.settings import external
 
 LENGTH, MOST = 4, 2
 # for each update, requests with steps of one episode: of each step the version of the weights that chose it. Four steps
@@ -23,19 +24,21 @@ REQUESTS = [
     [[2, 3, 4, 4]],
 ]
 DROPPED = [12, 13, 14, 15]  # numbers of steps
+OLD = [[[0] * 5], *[[[0] * 4]] * 6]  # of a client that never gets other weights
+CASES = [("ppo", MOST, REQUESTS, DROPPED), ("appo", MOST, REQUESTS, DROPPED), ("impala", None, OLD, [])]
 
 
-def _learner(run, found):
+def _learner(run, found, count):
     """Gives the numbers of the steps of each rollout, and the metrics, as they come."""
     state = run.program.init(0)
-    for i in range(len(REQUESTS)):
+    for i in range(count):
         _, rollout, _ = run.program.collect(state, 0, i)
         numbers = np.asarray(rollout.obs)[:, 0, 0][np.asarray(rollout.mask)[:, 0]]
         found.put((numbers.astype(int).tolist(), dict(run.program.source.metrics)))
 
 
 def _play(address, episode, first, versions):
-    """Sends steps, numbered by their observations."""
+    """Sends steps, numbered by their observations; how many of them came too late."""
     fields = {
         "episode_ids": [episode],
         "observations": [[[float(first + i)] * 4] for i in range(len(versions))],
@@ -46,31 +49,41 @@ def _play(address, episode, first, versions):
     }
     status, answer = asked(address, "POST", "/v1/played", fields)
     assert status == 200, answer
+    return answer["too_old"]
 
 
-@pytest.mark.parametrize("algo", ["appo", "impala"])
-def test_the_row_is_that_of_a_plain_record(algo):
-    cfg = serving.settings(algo, envs=1, length=LENGTH, external={"max_lag": MOST})
-    clients, found, chose, taken = Clients(), queue.SimpleQueue(), [], []
+@pytest.mark.parametrize(("algo", "most", "requests", "dropped"), CASES)
+def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
+    cfg = serving.settings(algo, envs=1, length=LENGTH, external={} if most is None else {"max_lag": most})
+    clients, found, chose, taken, late = Clients(), queue.SimpleQueue(), [], [], 0
     with clients.open(cfg):
         run = build.run(cfg, external=clients.source(cfg, 0, []))
-        thread = threading.Thread(target=_learner, args=(run, found), daemon=True)
+        thread = threading.Thread(target=_learner, args=(run, found, len(requests)), daemon=True)
         thread.start()
         serving.listening(clients.address)
         episode = asked(clients.address, "POST", "/v1/episodes", {})[1]["episode_id"]
-        for update, requests in enumerate(REQUESTS):
+        for update, sent in enumerate(requests):
             serving.until(lambda at=update: asked(clients.address, "GET", "/v1/health")[1]["versions"]["default"] == at)
-            for versions in requests:
-                _play(clients.address, episode, len(chose), versions)
-                chose += versions
+            for versions in sent:
+                told = _play(clients.address, episode, len(chose), versions)
+                assert told == sum(update - version > (update if most is None else most) for version in versions)
+                chose, late = chose + versions, late + told
             numbers, metrics = found.get(timeout=30)
             taken += numbers
             lags = [update - chose[number] for number in numbers]
-            assert max(lags) <= MOST
+            assert most is None or max(lags) <= most
             assert metrics[source.LAG] == pytest.approx(np.mean(lags))
             assert metrics[source.DROPPED] == max(taken) + 1 - len(taken)
+            assert metrics[source.TOO_OLD] == late
         thread.join(10)
         run.program.close()
-    assert [number for number in range(max(taken)) if number not in taken] == DROPPED
+    assert (late > 0) == (most is not None)
+    assert [number for number in range(max(taken)) if number not in taken] == dropped
     assert taken == sorted(taken)
     assert max(taken) == len(chose) - 2
+
+
+@pytest.mark.parametrize(("algo", "most"), [("ppo", 4), ("impala", None), ("appo", None), ("dqn", None)])
+def test_who_corrects_for_the_age_of_weights_learns_from_any(algo, most):
+    assert external.max_lag(serving.settings(algo)) == most
+    assert external.max_lag(serving.settings(algo, external={"max_lag": 1})) == 1

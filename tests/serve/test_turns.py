@@ -10,7 +10,8 @@ import pytest
 import serving
 from serving import asked
 
-from jrl.run import build, build_policies
+from jrl import data
+from jrl.run import build, build_policies, recorder
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
 from jrl.types import LEADS
@@ -98,13 +99,29 @@ def seen_by(different):
     return observed
 
 
-def rollouts(cfg, clients, count, interrupted):
+def rollouts(cfg, clients, count, interrupted, directory):
+    """So many rollouts and their reports, and the directories of what is written of them."""
     run = build.run(cfg, external=clients.source(cfg, 0, interrupted))
+    run.recorder.begin(directory, 0)
     state, found = run.program.init(cfg.run.seed), []
     for i in range(count):
         _, rollout, report = run.program.collect(state, cfg.run.seed, i)
         found.append(jax.device_get((rollout, report)))
     run.program.close()
+    run.recorder.close()
+    return found, recorder.directories(directory / "data", run.recorder._spec)
+
+
+def written(directories):
+    """(agent, number) -> (action, reward, terminated, truncated) of each step in data sets."""
+    found = {}
+    for episode in (episode for one in directories for episode in data.read(one).episodes()):
+        last, numbers = len(episode.reward) - 1, first(episode.obs)[:-1, 0]
+        for t, number in enumerate(numbers):
+            ends = (episode.terminated, episode.truncated) if t == last else (False, False)
+            key = (episode.labels["agent"], float(number))
+            assert key not in found  # none comes twice
+            found[key] = (episode.action[t], float(episode.reward[t]), *ends)
     return found
 
 
@@ -120,10 +137,10 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_rows_are_a_record_of_each_agents_turns(name):
+def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     external, several = POLICIES[name]
     algo = "ppo" if name == "different spaces" else "dqn"
-    cfg = settings(algo, external, multi_agent=several, run={"seed": 2})
+    cfg = settings(algo, external, multi_agent=several, run={"seed": 2}, data={"output": {}})
     cfg = build_policies.resolved(cfg)
     clients, record, told = Clients(), Record(), []
     wrong = []  # what ended the player ends the run, too
@@ -146,10 +163,10 @@ def test_rows_are_a_record_of_each_agents_turns(name):
     with clients.open(cfg):
         thread = threading.Thread(target=go, daemon=True)
         thread.start()
-        found = rollouts(cfg, clients, 14, wrong)
+        found, directories = rollouts(cfg, clients, 14, wrong, tmp_path)
         thread.join(10)
     assert wrong == []
-    checked = 0
+    checked, kept = 0, written(directories)
     for k, agent in enumerate("abc"):
         plain = [step for (_, who), steps in sorted(record.steps.items()) if who == agent for step in steps]
         rows = [row for rollout, _ in found for column in (k, 3 + k) for row in rows_of(rollout, column, agent, cfg)]
@@ -166,8 +183,13 @@ def test_rows_are_a_record_of_each_agents_turns(name):
             np.testing.assert_allclose(env_action, step[1], rtol=1e-5, atol=1e-5)
             # where padding follows, the learner bootstraps from the observation behind the row
             assert (reward, terminated, truncated) == (step[2], step[3], None if truncated is None else step[4])
+            its = kept.pop((agent, number))
+            np.testing.assert_array_equal(its[0], action)
+            assert its[1:3] == (reward, terminated)
+            assert truncated is None or its[3] == truncated
             checked += 1
     assert checked > 100
+    assert kept == {}
     games = sum(int(report.count) for _, report in found)
     assert games > 5
     lengths = [x for _, report in found[-1:] for x in report.window_length if np.isfinite(x)]

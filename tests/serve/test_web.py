@@ -2,10 +2,13 @@
 
 import json
 import socket
+import threading
 
+import numpy as np
 import pytest
 from serving import until
 
+from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.protocol import Response
 from jrl.serve.web import Limits, Web
 
@@ -156,3 +159,24 @@ def test_a_client_that_never_reads_is_closed(serve):
         until(lambda: served.bodies)
         until(lambda: not served.web.clients)
     assert len(served.bodies) < 250
+
+
+def test_an_answer_to_a_request_that_was_broken_off_is_read():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse():
+        connection, _ = listener.accept()
+        connection.recv(1024)
+        told = b'{"error": "much too large"}'
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: %d\r\n\r\n%s" % (len(told), told))
+        connection.close()  # with most of the request unread
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    client = PolicyClient(f"http://127.0.0.1:{listener.getsockname()[1]}", patience_s=0.0, timeout_s=10.0)
+    with pytest.raises(RequestRefused, match="much too large") as e:
+        client.steps(["a"], np.zeros((1, 8_000_000), np.float32))
+    assert e.value.status == 413
+    client.close()
+    thread.join(10)
+    listener.close()

@@ -1,0 +1,169 @@
+"""What RLlib's PolicyServerInput was given: where it listens, and spaces as the section `external` writes them."""
+
+import ast
+import math
+import re
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NAME, CLIENT = "PolicyServerInput", "PolicyClient"
+# settings of those who step environments -> why clients have no use for them
+REASONS = {
+    "env_runners.num": "one server answers all clients, at one port",
+    "rollout.mode": "clients are answered while it learns",
+    "rollout.batch_mode": "rollouts are of steps as they come, and episodes go on in the next",
+    "env.horizon": "clients end their episodes",
+    "env.remote_worker_envs": "clients play the episodes",
+    "env.batch_wait_ms": "external.max_wait_ms says how long a request waits for others",
+    "env_runners.max_requests_in_flight": "clients play the episodes",
+    "env_runners.compress_observations": "clients play the episodes",
+}
+_DTYPES = {"float16": "float32", "float64": "float32", "int64": "int32", "bool_": "bool"}
+
+
+def is_named(value: Any, name: str = NAME) -> bool:
+    """Whether it is the class of that name, its path, or a function that makes one, as RLlib's users write it."""
+    if isinstance(value, str):
+        return re.split(r"[.:]", value)[-1] == name
+    code = getattr(value, "__code__", None)
+    names = (getattr(value, "__name__", ""), type(value).__name__, *(code.co_names if code else ()))
+    return name in (*names, *(code.co_freevars if code else ()))
+
+
+def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(host, port) that a function gives to the PolicyServerInput of its first worker, or the options of a path name.
+
+    A function is called with an IOContext of that worker, and what stands for RLlib's class notes its arguments. What
+    is not known is None.
+    """
+    found: dict[str, Any] = {}
+
+    def note(ioctx: Any = None, address: Any = None, port: Any = None, *rest: Any, **more: Any) -> None:
+        found.update(address=address, port=port)
+
+    if isinstance(value, types.FunctionType):
+        names, cells = value.__code__.co_freevars, value.__closure__ or ()
+        closure = tuple(types.CellType(note) if name == NAME else cell for name, cell in zip(names, cells, strict=True))
+        globals_ = {**value.__globals__, NAME: note}
+        its = types.FunctionType(value.__code__, globals_, value.__name__, value.__defaults__, closure)
+        worker = types.SimpleNamespace(num_workers=1, worker_index=1)
+        try:
+            its(types.SimpleNamespace(worker_index=1, num_workers=1, worker=worker, config={}, input_config=options))
+        except Exception:  # the user's own code, which may need more of RLlib
+            found.clear()
+    found = found or dict(options)
+    return found.get("address"), found.get("port")
+
+
+# ---------------------------------------------------------------- spaces
+
+
+def space(given: Any, *, acts: bool) -> dict[str, Any] | None:
+    """A space as `external.observation` and `external.action` write it; None where it cannot be read.
+
+    Args:
+      given: a space of Gymnasium, its text, or what is written so already.
+      acts: whether it is of actions, whose bounds count.
+    """
+    if isinstance(given, Mapping) and not hasattr(given, "spaces"):
+        return dict(given)
+    try:
+        return _read(_parsed(given) if isinstance(given, str) else given, acts)
+    except (ValueError, TypeError, SyntaxError, AttributeError):
+        return None
+
+
+def _read(given: Any, acts: bool) -> dict[str, Any]:
+    """Raises ValueError, TypeError, AttributeError: it is no space, or has no counterpart."""
+    kind = getattr(given, "kind", type(given).__name__)
+    if kind == "Box":
+        return _box(given, acts)
+    if kind == "Discrete" and int(getattr(given, "start", 0)) == 0:
+        return {"discrete": int(given.n)}
+    if kind == "MultiDiscrete":
+        return {"multi_discrete": _plain(given.nvec)}
+    if kind == "MultiBinary":
+        sizes = _plain(given.n)
+        return {"multi_binary": sizes if isinstance(sizes, list) else [sizes]}
+    if kind == "Dict":
+        return {"dict": {name: _read(part, acts) for name, part in given.spaces.items()}}
+    if kind == "Tuple":
+        return {"tuple": [_read(part, acts) for part in given.spaces]}
+    raise ValueError(kind)
+
+
+def _box(given: Any, acts: bool) -> dict[str, Any]:
+    name = str(getattr(given.dtype, "name", given.dtype))
+    name = _DTYPES.get(name, name)
+    found: dict[str, Any] = {"box": [int(n) for n in given.shape]}
+    if name != "float32":
+        found["dtype"] = name
+    if acts and name == "float32":
+        for bound, none in (("low", -math.inf), ("high", math.inf)):
+            numbers = _plain(getattr(given, bound))
+            flat = _flat(numbers)
+            if set(flat) - {none}:
+                found[bound] = flat[0] if len(set(flat)) == 1 else numbers
+    return found
+
+
+def _plain(x: Any) -> Any:
+    """Arrays and tuples as lists."""
+    x = x.tolist() if hasattr(x, "tolist") else x
+    return [_plain(part) for part in x] if isinstance(x, Sequence) else x
+
+
+def _flat(x: Any) -> list[Any]:
+    return [number for part in x for number in _flat(part)] if isinstance(x, list) else [x]
+
+
+# ---------------------------------------------------------------- their texts, as params.json has them
+
+
+def _parsed(text: str) -> Any:
+    """What stands for a space of Gymnasium in `_read`. Raises ValueError, SyntaxError: the text is of none.
+
+    >>> vars(_parsed("Discrete(2)"))
+    {'kind': 'Discrete', 'n': 2}
+    """
+    text = re.sub(r"""['"]?(\w+)['"]?\s*:\s*(?=[A-Z])""", r"\1=", text.strip())  # Dict('a': Box(...))
+    text = re.sub(r"(?<=[\w.\]])\s+(?=[-\d\[in])", ", ", text)  # arrays as numpy prints them
+    return _value(ast.parse(text, mode="eval").body)
+
+
+def _value(node: ast.AST) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str()):
+            return node.value
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.Tuple() | ast.List():
+            return [_value(part) for part in node.elts]
+        case ast.Name(id="inf"):
+            return math.inf
+        case ast.Name():
+            return node.id
+        case ast.Call(func=ast.Name()):
+            own = {part.arg: _value(part.value) for part in node.keywords}
+            return _space(node.func.id, [_value(part) for part in node.args], own)
+    raise ValueError(ast.dump(node))
+
+
+def _space(kind: str, args: list[Any], own: dict[str | None, Any]) -> Any:
+    """A space by its name and what is said of it."""
+    made: dict[str, Any] = {"kind": kind}
+    if kind == "Box" and any(isinstance(x, list) for x in args[2:3]):
+        made |= {"low": args[0], "high": args[1], "shape": args[2], "dtype": args[3] if len(args) > 3 else "float32"}
+    elif kind == "Box":  # as Gym wrote it once: its shape alone
+        shape = args[0] if args and isinstance(args[0], list) else args
+        made |= {"low": -math.inf, "high": math.inf, "shape": shape, "dtype": "float32"}
+    elif kind == "Dict":
+        made["spaces"] = own
+    elif kind == "Tuple":
+        made["spaces"] = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+    elif kind in ("Discrete", "MultiBinary", "MultiDiscrete"):
+        made |= {"nvec" if kind == "MultiDiscrete" else "n": args[0], **{str(name): x for name, x in own.items()}}
+    else:
+        raise ValueError(kind)
+    return types.SimpleNamespace(**made)

@@ -295,8 +295,8 @@ def any_allowed(space: Space, mask: Array) -> Array:
     >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
     Array([ True, False], dtype=bool)
     """
-    found = [part.any(-1) for part in _choices(space, mask)]
-    return np.stack(found).all(0) if isinstance(mask, np.ndarray) else jnp.stack(found).all(0)
+    found: Any = [part.any(-1) for part in _choices(space, mask)]
+    return (np if isinstance(mask, np.ndarray) else jnp).stack(found).all(0)
 
 
 def any_choice(space: Space, mask: Array) -> Array:

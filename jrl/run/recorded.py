@@ -209,7 +209,7 @@ class Columns:
         policy = self._who.policies[number % len(self._who.policies)]
         if self._who.by_number:
             policy = self._who.by_number(game[PLACE])[1]
-        named = {"agent": self._who.names[agent], "policy": policy}
+        named: dict[str, Any] = {"agent": self._who.names[agent], "policy": policy}
         named |= {"opponents": game[LEAGUE]} if LEAGUE in game else {}
         return {**named, **self._labels, "env": env}
 

@@ -33,7 +33,8 @@ def played(server: "Server", request: Request, reply: Reply) -> None:
     chosen = _chosen(server, episodes, given, (rows, count))
     late = _late(server, episodes, chosen["version"])
     for k in range(rows):
-        found = server.items(episodes, *at(steps, k), [at(chosen, (k, i)) for i in range(count)])
+        part = at(steps, k)
+        found = server.items(episodes, *part, chosen=[at(chosen, (k, i)) for i in range(count)])
         episodes = [item.seat.episode for item in found if not item.final]
         items += found
     ids = [episode.id for episode in episodes]

@@ -10,7 +10,7 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
-from jrl.settings import config
+from jrl.settings import config, multi_agent
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig
 from jrl.types import PyTree
@@ -98,4 +98,4 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
 def _common(cfg: RunConfig) -> tuple[object, ...]:
     """What members have in common: the config without its seed, its directory and the floats of its algorithm."""
     rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None))
-    return cfg.multi_agent, *build_policies.without_floats(rest)
+    return cfg.multi_agent, *multi_agent.without_floats(rest)

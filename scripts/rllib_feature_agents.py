@@ -264,7 +264,8 @@ AGENT_FEATURES: dict[str, list[Feature]] = {
             algorithm_config_overrides_per_module={"a": {"lr": 0.1}})),
         Feature("`count_steps_by`", WORKS, "the same, of budgets and schedules, too", counted, True),
         Feature("`add_policy`, `remove_policy`, `policy_map`, `add_module`, `remove_module`", WORKS,
-            "the same, up to `multi_agent(capacity=...)`: policies like the first, and nothing is compiled again",
+            "the same, up to `multi_agent(capacity=...)`: policies like the first, but for numbers such as `lr`, and "
+            "nothing is compiled again",
             come_and_gone, True),
     ],
     "Several agents": [

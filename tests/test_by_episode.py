@@ -21,7 +21,7 @@ from jrl.rollout.unroll import RECORD
 from jrl.run import by_episode, parallel
 from jrl.run.program import own_replay
 from jrl.settings import by_episode as by_settings
-from jrl.settings import config
+from jrl.settings import config, multi_agent
 from jrl.types import PLACE
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -241,6 +241,32 @@ def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, cap
         jrl.load(at, policy="forth")
 
 
+def test_a_policy_that_is_added_may_have_numbers_of_its_own(algo, tmp_path):
+    given = algo.get_policy("main").get_state()
+    both, train = {"left": "quick", "right": "still"}, ["quick", "still"]
+    with compilations() as found:
+        algo.session.add_policy("still", state=given, own={"algo": {"lr": 0.0}})
+        algo.session.add_policy("quick", state=given, own={"algo": {"lr": 0.01}}, mapping=both, train=train)
+        algo.session.reporter.add(algo.session.advance())
+        assert found == []
+    rows = [trained(algo, 2)]
+    saved = algo.save(tmp_path / "saved")
+    for name in train:
+        algo.remove_policy(name, policy_mapping_fn="by-turns", policies_to_train=["main"])
+    with api.Algorithm.from_checkpoint(saved) as again:
+        rows.append(trained(again, 1))
+        states = [again.get_policy(name).get_state() for name in train]
+    changed = [not np.array_equal(a, b) for a, b in zip(*(jax.tree.leaves(s.params) for s in states), strict=True)]
+    rates = {row[f"policy/{name}/train/lr"] for row in rows for name in train}
+    assert all(changed) and rates == {0.0, np.float32(0.01)}
+    equal(states[1].params, given.params)
+    # its config is RLlib's, or ours
+    algo.add_policy("third", config={"entropy_coeff": 0.25})
+    own, first = (multi_agent.policy_config(algo.session.config, name).algo for name in ("third", "main"))
+    assert own == dataclasses.replace(first, ent_coef=0.25)
+    algo.remove_policy("third")
+
+
 def test_what_fails_changes_nothing(algo):
     before = jax.device_get(algo.session.state.learner[ROSTER])
 
@@ -255,8 +281,9 @@ def test_what_fails_changes_nothing(algo):
     }.items():
         with pytest.raises(InputError, match=r"nobody|expected a name"):
             algo.add_policy(name, **more)
-    with pytest.raises(InputError, match=r"third has the settings of main, not lr of its own"):
-        algo.add_policy("third", config={"lr": 1.0})
+    for own, told in (({"num_epochs": 3}, "may differ from main in numbers of its algo alone"), ({"lrr": 1.0}, "lrr")):
+        with pytest.raises(InputError, match=told):
+            algo.add_policy("third", config=own)
     with pytest.raises(InputError, match=r"expected one of the policies main, got 'other' for (left|right)"):
         algo.remove_policy("other")
     assert algo.session.policies == ("main", "other")

@@ -12,7 +12,7 @@ from jrl.rollout import unroll
 from jrl.run import build, build_learner, build_policies, checkpoint, parallel, several
 from jrl.run.program import own_replay
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.settings import config, multi_agent
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -157,7 +157,7 @@ def test_a_run_goes_on_whose_policies_of_other_floats_were_groups_of_their_own(t
 
     with monkeypatch.context() as before:
         before.setattr(build, "run", build.run.__wrapped__)
-        before.setattr(build_policies, "without_floats", lambda cfg: dataclasses.replace(cfg, multi_agent=None))
+        before.setattr(multi_agent, "without_floats", lambda cfg: dataclasses.replace(cfg, multi_agent=None))
         session = session_of(own, 3, **sections)
     with session:
         session.start()

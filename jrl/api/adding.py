@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from jrl.api import translation
 from jrl.api.policy import ActionPolicy
-from jrl.errors import InputError
 from jrl.run.by_hand import known
 from jrl.run.session import Session
+from jrl.settings.config import algo_name
 from jrl.types import PyTree
 
 _WHERE = (
@@ -41,8 +42,9 @@ class Adds:
 
         Args:
           policy_id: its name.
-          policy_cls, policy, observation_space, action_space, config: RLlib's; those of the first policy, so that they
-            may be left out. Settings of its own are refused.
+          policy_cls, policy, observation_space, action_space: RLlib's; those of the first policy, so that they may be
+            left out.
+          config: numbers of its algorithm that differ from the first policy's, such as `lr`, by RLlib's names or ours.
           policy_state: to begin with, as `get_policy("main").get_state()` gives one; None: fresh weights.
           policy_mapping_fn: (agent, episode) -> policy, or {agent: policy}, of games that have not begun; None: as it
             is.
@@ -51,16 +53,13 @@ class Adds:
         Returns:
           The policy.
         Raises:
-          InputError: no place is free, the name is taken, or mapping and training name an unknown policy.
+          InputError: no place is free, the name is taken, mapping and training name an unknown policy, or the config
+            has more than such numbers.
         """
         _check_where("add_policy", where)
-        if config:
-            raise InputError(
-                f"add_policy: {policy_id} has the settings of {next(iter(self.session.policies))}, not "
-                f"{', '.join(map(str, config))} of its own: name it in policies, before build()"
-            )
+        own = _own(policy_id, config, algo_name(self.session.config)) if config else None
         self.session.add_policy(
-            policy_id, state=policy_state, mapping=policy_mapping_fn, train=_asked(policies_to_train)
+            policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=_asked(policies_to_train)
         )
         made = self.get_policy(policy_id)
         if self.session.callback_list:
@@ -123,6 +122,13 @@ class Adds:
     def policy_map(self) -> dict[str, ActionPolicy]:
         """Policies of the run, by name."""
         return {name: self.get_policy(name) for name in known(self.session).ids}
+
+
+def _own(policy_id: str, config: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    """What a policy has of its own, by sections. Raises InputError: unknown names."""
+    from jrl import api
+
+    return translation.policies({policy_id: config}, api.config_class(algo))[policy_id]
 
 
 def _asked(train: Collection[str] | Callable[..., bool] | None) -> Any:

@@ -202,8 +202,33 @@ def _of_places(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Grou
         own, of_one = of_policy(cfg, spec, names[0])
         group = tuple(next(keys) for _ in range(len(names) + (0 if made else free)))
         agents = np.tile(np.arange(len(spec.agents)), (len(group), 1))
-        made.append((Group(group, agents, make(own, of_one)), own, of_one))
-    return made
+        made.append((_group_of_places(Group(group, agents, make(own, of_one)), own, of_one, make), own, of_one))
+    held = floats(cfg, [group for group, *_ in made])
+    with_own = lambda group: group._replace(floats=dict(enumerate(held.get(group.label, ()))))
+    return [(with_own(group), own, of_one) for group, own, of_one in made]
+
+
+def _group_of_places(group: Group, own: RunConfig, of_one: EnvSpec, make: MakeAlgo) -> Group:
+    """A group of places, whose policies may have floats of their own, all of which are traced."""
+    if not group.stacked or algos.is_own(config.algo_name(own)):
+        return group
+    return group._replace(of_floats=lambda values: group._replace(algo=make(with_floats(own, values), of_one)))
+
+
+def floats(cfg: RunConfig, made: Sequence[Group]) -> dict[str, tuple[np.ndarray, ...]]:
+    """The floats of the algorithms in the places of each such group, [P] f32 each; those of the first where it is free.
+
+    Args:
+      cfg: the run, where it may change from game to game who follows which policy.
+      made: its groups.
+    """
+    found: dict[str, tuple[np.ndarray, ...]] = {}
+    for group, names in zip(made, multi_agent.alike(cfg), strict=True):
+        if group.of_floats is not None:
+            held = [*names, *[names[0]] * (len(group.names) - len(names))]
+            each = [jax.tree.leaves(multi_agent.policy_config(cfg, name).algo) for name in held]
+            found[group.label] = tuple(np.asarray(values, np.float32) for values in zip(*each, strict=True))
+    return found
 
 
 def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
@@ -236,7 +261,7 @@ def _alike(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
     found: list[tuple[Any, _Members]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
-        like = (without_floats(own), learns, len(agents), _kind_of(spec, agents))
+        like = (multi_agent.without_floats(own), learns, len(agents), _kind_of(spec, agents))
         for other, members in found:
             if other == like:
                 members[name] = agents, own
@@ -260,17 +285,6 @@ def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, Run
         bound = lambda values: group._replace(algo=make(with_floats(own, values), of_one))
         group = group._replace(floats=floats, of_floats=bound)
     return group, own, of_one
-
-
-def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
-    """Returns what policies of a group share: the config without its agents and the floats of its algorithm.
-
-    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
-    """
-    rest = dataclasses.replace(cfg, multi_agent=None)
-    if algos.is_own(config.algo_name(cfg)):
-        return (rest,)
-    return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
 
 
 def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:

@@ -11,7 +11,7 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
-from jrl.settings import config, datasets
+from jrl.settings import config, datasets, multi_agent
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig, ReplayConfig
 from jrl.types import PyTree
@@ -121,4 +121,4 @@ def _common(cfg: RunConfig) -> tuple[object, ...]:
     replay = numbers(cfg)[1]
     kept = cfg.replay and dataclasses.replace(cfg.replay, **{name: getattr(ReplayConfig(), name) for name in replay})
     rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None), replay=kept)
-    return cfg.multi_agent, jax.tree.structure(replay), *build_policies.without_floats(rest)
+    return cfg.multi_agent, jax.tree.structure(replay), *multi_agent.without_floats(rest)

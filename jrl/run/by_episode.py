@@ -73,11 +73,13 @@ class Roster:
     numbers: Any  # [C] i32, of the policy in each place; FREE
     given: Any  # [] i32, numbers that were given so far
     trained: Any  # [C] bool, which learn
+    floats: Any  # group -> ([P] f32, ...), those of the algorithms in its places
     recent: episodes.Columns  # [C, ...], of the agents' episodes that followed each
 
 
-def begun(sizes: Sizes, trained: Sequence[bool]) -> Roster:
+def begun(sizes: Sizes, trained: Sequence[bool], groups: Sequence[Group] = ()) -> Roster:
     """Returns a roster whose table is yet to be filled."""
+    floats = {group.label: group.floats for group in groups if group.of_floats is not None}
     recent = jax.vmap(lambda _: episodes.init(1))(jnp.arange(sizes.policies))
     return Roster(
         table=jnp.full((sizes.ahead, sizes.games, sizes.agents), NOBODY, jnp.int32),
@@ -86,6 +88,7 @@ def begun(sizes: Sizes, trained: Sequence[bool]) -> Roster:
         numbers=jnp.arange(sizes.policies, dtype=jnp.int32),
         given=jnp.int32(sizes.policies),
         trained=jnp.asarray(trained, bool),
+        floats={name: tuple(map(jnp.asarray, own.values())) for name, own in floats.items()},
         recent=recent,
     )
 
@@ -99,10 +102,11 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
     inner = several.acting(groups, sizes.agents)
 
     def init(key: Key) -> dict[str, PyTree]:
-        return {**inner.init(key), ROSTER: begun(sizes, trained)}
+        return {**inner.init(key), ROSTER: begun(sizes, trained, groups)}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
+        own = several.acting(_now(groups, state[ROSTER].floats), sizes.agents)
+        return {**own.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
 
     def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
         numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
@@ -117,7 +121,7 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
         place, start, action = _place_of(own[PLACE], actor[ROSTER].numbers), 0, None
         memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
         extras: dict[str, PyTree] = {**own}
-        for i, group in enumerate(groups):
+        for i, group in enumerate(_now(groups, actor[ROSTER].floats)):
             memory = carry[group.label]
             pick = lambda one, memory=memory: lambda actor, key: one.algo.act(actor, obs[OBS], memory, key, explore)
             out = group.mapped(pick)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
@@ -127,7 +131,11 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
             memories[group.label], extras[group.label] = picked.carry, picked.extras
         return ActOut(action, memories, extras)
 
-    gammas = {float(x) for group in groups if (x := group.algo.running_return_gamma) is not None}
+    gammas: set[float] = set()
+    for group in groups:
+        if group.algo.running_return_gamma is not None:
+            gamma = group.mapped(lambda one: lambda _: jnp.asarray(one.algo.running_return_gamma, jnp.float32))
+            gammas |= {float(f"{x:.7g}") for x in np.reshape(gamma(np.zeros(len(group.names))), -1)}
     if len(gammas) > 1:
         raise InputError(
             "multi_agent.policies: with algo.normalize_reward, policies that an agent follows by turns need one gamma, "
@@ -150,10 +158,11 @@ def learning(
     inner = several.learning(groups, sizes.agents)
 
     def init(key: Key) -> dict[str, PyTree]:
-        return {**inner.init(key), ROSTER: begun(sizes, trained)}
+        return {**inner.init(key), ROSTER: begun(sizes, trained, groups)}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
+        own = several.learning(_now(groups, state[ROSTER].floats), sizes.agents)
+        return {**own.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
 
     def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
         roster, who = state[ROSTER], rollout.extras[PLACE]
@@ -161,7 +170,8 @@ def learning(
         for i, group in enumerate(groups):
             place = jnp.arange(start, start := start + len(group.names))
             teach = functools.partial(_taught, group, _rollout_of(group, rollout), who, axis_name)
-            each = (roster.numbers[place], roster.trained[place], state[group.label], replay[group.label])
+            floats = roster.floats.get(group.label, ())
+            each = (roster.numbers[place], roster.trained[place], floats, state[group.label], replay[group.label])
             keys = group.keys(jax.random.fold_in(key, i))
             if not group.stacked:
                 learned = teach(each[0][0], each[1][0], *each[2:], keys)
@@ -205,15 +215,17 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
 
 
 def writing(group: Group) -> Callable[..., tuple[dict[str, PyTree], dict[str, PyTree]]]:
-    """Makes (state, replay, place [] i32, key, given, takes [] bool) -> state, replay: a policy in a place of a group.
+    """Makes (state, replay, place [] i32, key, given, takes [] bool, floats) -> state, replay: a policy in a place.
 
     It has fresh weights or, where `takes` holds, those of `given`, which is what is kept of one, and an empty replay.
-    Where there is no such place nothing is written.
+    Where there is no such place in the group nothing is written. Floats are those of its algorithm, () where all have
+    those of the first.
     """
-    assert group.learner is not None
-    learner = group.learner
 
-    def write(state: Mapping[str, PyTree], replay: PyTree, place: Array, key: Key, given: PyTree, takes: Array):
+    def write(
+        state: Mapping[str, PyTree], replay: PyTree, place: Array, key: Key, given: PyTree, takes: Array, floats: PyTree
+    ):
+        learner = _of_one(group, floats)
         choose = lambda new, old: jnp.where(takes, new.astype(old.dtype), old)
         fresh = jax.tree.map(choose, given, learner.keep(learner.init(key)))
         put = lambda stack, new: stack.at[place].set(new) if group.stacked else stack
@@ -230,10 +242,24 @@ def moved(group: Group, state: Mapping[str, PyTree], replay: Mapping[str, PyTree
     return of_group(state), of_group(replay)
 
 
-def _taught(group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, state, replay, key):
-    """Trains the policy of that number on its rows, or leaves it bit for bit."""
+def _now(groups: Sequence[Group], floats: Mapping[str, PyTree]) -> list[Group]:
+    """Returns the groups with the present floats of their policies."""
+    return [group._replace(floats=dict(enumerate(floats.get(group.label, ())))) for group in groups]
+
+
+def _of_one(group: Group, floats: PyTree) -> Learner:
+    """Returns the learner of a policy with these floats, of a group where policies have their own."""
+    if group.of_floats is not None:
+        group = group.of_floats(dict(enumerate(floats)))
     assert group.learner is not None
-    learner, rows = group.learner, rollout.mask & (who == number)
+    return group.learner
+
+
+def _taught(
+    group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, floats, state, replay, key
+):
+    """Trains the policy of that number on its rows, or leaves it bit for bit."""
+    learner, rows = _of_one(group, floats), rollout.mask & (who == number)
     own = dataclasses.replace(rollout, mask=rows)
     like = jax.eval_shape(learner.step, state, replay, own, key)[2]
     blank = lambda name, x: jnp.full(x.shape, _IDLE.get(name, np.nan if x.dtype.kind == "f" else 0), x.dtype)
@@ -268,10 +294,11 @@ class _Told(NamedTuple):
     table: Array
     asked: Array
     numbers: Array
+    floats: Mapping[str, PyTree]
 
 
 def _told(roster: Roster) -> _Told:
-    return _Told(roster.table, roster.asked, roster.numbers)
+    return _Told(roster.table, roster.asked, roster.numbers, roster.floats)
 
 
 def _follows(told: _Told, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:

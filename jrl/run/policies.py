@@ -118,20 +118,29 @@ class Policies(abc.ABC):
             )
         return self.seats
 
-    def add_policy(self, name: str, *, state: PyTree | None = None, mapping: Any = None, train: Any = None) -> None:
+    def add_policy(
+        self,
+        name: str,
+        *,
+        state: PyTree | None = None,
+        own: Mapping[str, Any] | None = None,
+        mapping: Any = None,
+        train: Any = None,
+    ) -> None:
         """Adds a policy like the first of the run; compiles nothing.
 
         Args:
           name: of the policy.
           state: an algorithm's State to begin with, as `learner_state` gives one; None: fresh weights.
+          own: what it has of its own, as in `multi_agent.policies`: numbers of `algo`. None: nothing.
           mapping: as `multi_agent.mapping`, for games that have not begun; or a function. None: as before.
           train: names of the policies that learn from now on, or a function of a name; None: as before.
         Raises:
           InputError: the run has no `multi_agent.capacity`, or no place is free; the name is taken; mapping or `train`
-            name an unknown policy.
+            name an unknown policy; it has more of its own than numbers.
         """
         seats = self._seats("add_policy")
-        self._reseated(seats.add(self.state, name, given=state, mapping=mapping, train=train))
+        self._reseated(seats.add(self.state, name, given=state, own=own, mapping=mapping, train=train))
 
     def remove_policy(self, name: str, *, mapping: Any = None, train: Any = None) -> None:
         """Removes a policy; what is left of games in which agents follow it is not learned from. Arguments as

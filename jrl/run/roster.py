@@ -15,6 +15,7 @@ import numpy as np
 
 from jrl import registry
 from jrl.errors import InputError
+from jrl.fields.schema import merge
 from jrl.run import build_policies, by_episode, parallel
 from jrl.run.keys import Role, role_key
 from jrl.run.program import LoopState, joined_replay, own_replay
@@ -53,7 +54,7 @@ class Seats:
         write, size = by_episode.writing(group), len(group.names)
         seed = role_key(jax.random.key(cfg.run.seed), Role.INIT)
 
-        def added(state, replay, place, number, *given):
+        def added(state, replay, place, number, *given):  # its State, whether it takes that, its floats
             key = jax.random.fold_in(seed, number)
             state, replay = write(state, own_replay(replay, run.learn), place, key, *given)
             return state, joined_replay(replay)
@@ -62,7 +63,7 @@ class Seats:
             state, replay = by_episode.moved(group, state, own_replay(replay, run.learn), gone, last)
             return state, joined_replay(replay)
 
-        self._add = parallel.pmap(added, self._mesh, (same, each, *[same] * 4), (same, each), donate_argnums=(0, 1))
+        self._add = parallel.pmap(added, self._mesh, (same, each, *[same] * 5), (same, each), donate_argnums=(0, 1))
         self._move = parallel.pmap(moved, self._mesh, (same, each, same, same), (same, each), donate_argnums=(0, 1))
         self._nowhere = np.int32(size)  # a place that there is not: nothing is written
 
@@ -93,10 +94,12 @@ class Seats:
             self._names = {}
             self.take(self.config)
         state = self.ahead(state)  # of games from the first on, where the environments are no part of a checkpoint
+        state = self._with(state, floats=build_policies.floats(self.config, self._groups))
         if not self._groups[0].stacked:
             return state
         # once for nothing, so that it is compiled
-        state = self._changed(state, self._add, self._nowhere, np.uint32(0), self._blank(), np.bool_(False))
+        nothing = self._blank(), np.bool_(False), self._floats(self.config, 0)
+        state = self._changed(state, self._add, self._nowhere, np.uint32(0), *nothing)
         state = self._changed(state, self._move, self._nowhere, self._nowhere)
         return self._written(state, np.arange(self._sizes.policies), forget=slice(0, 0))
 
@@ -147,6 +150,11 @@ class Seats:
         learner, replay = program(state.learner, state.replay, *which)
         return dataclasses.replace(state, learner=learner, replay=replay)
 
+    def _floats(self, cfg: RunConfig, place: int) -> tuple[np.float32, ...]:
+        """Those of the algorithm in a place of the first group; () where all have those of the first."""
+        held = build_policies.floats(cfg, self._groups).get(self._groups[0].label, ())
+        return tuple(x[place] for x in held)
+
     def _blank(self) -> PyTree:
         return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._kept)
 
@@ -158,6 +166,7 @@ class Seats:
         name: str,
         *,
         given: PyTree | None = None,
+        own: Mapping[str, Any] | None = None,
         mapping: _MAPPING = None,
         train: Sequence[str] | Callable[[str], bool] | None = None,
     ) -> LoopState:
@@ -167,20 +176,24 @@ class Seats:
           state: taken over.
           name: of the policy.
           given: an algorithm's State to begin with; None: a fresh one.
+          own: sections of the config that differ from the first policy's, in floats of `algo` alone.
           mapping: who follows which policy in games that have not begun; None: as before.
           train: which policies learn; None: as before.
         Raises:
-          InputError: the name is taken, all places are, or mapping and training name an unknown policy.
+          InputError: the name is taken, all places are, mapping and training name an unknown policy, or `own` is wrong
+            or makes a policy of another program.
         """
         first = multi_agent.alike(self.config)[0]
         self._check_new(name)
         policies = dict(self._own.policies)
-        cfg = self._told({**policies, name: policies[first[0]]}, mapping, train)
+        cfg = self._told({**policies, name: merge(policies[first[0]], dict(own or {}))}, mapping, train)
+        _check_like(cfg, name, first[0])
         place, numbers, number = np.int32(len(first)), self._numbers.copy(), np.uint32(self._given)
         numbers[place] = number
         self._seated(cfg, numbers, _latest(state), anew=mapping is not None)
         self._given, takes = np.int32(number + 1), np.bool_(given is not None)
-        state = self._changed(state, self._add, place, number, self._blank() if given is None else given, takes)
+        begins = self._blank() if given is None else given, takes, self._floats(cfg, int(place))
+        state = self._changed(state, self._add, place, number, *begins)
         return self._written(state, np.arange(self._sizes.policies), forget=place)
 
     def remove(
@@ -236,7 +249,9 @@ class Seats:
         recent = jax.tree.map(lambda x: np.array(x)[sources], parallel.first(state.learner[ROSTER].recent))
         recent.window_return[forget], recent.window_length[forget] = np.nan, np.nan
         recent.window_next[forget] = 0
-        own = {"trained": np.array(build_policies.trained(self.config)), "numbers": self._numbers, "given": self._given}
+        own: dict[str, Any] = {"trained": np.array(build_policies.trained(self.config))}
+        own |= {"numbers": self._numbers, "given": self._given}
+        own |= {"floats": build_policies.floats(self.config, self._groups)}
         return self._with(state, **self._table_of(), recent=recent, **own)
 
     @property
@@ -301,6 +316,21 @@ class Seats:
             name = names.get(place, "")
             if name and (rest in ("return", "window") or multi_agent.is_trained(self.config, name)):
                 row[f"policy/{name}/{rest}"] = value
+
+
+def _check_like(cfg: RunConfig, name: str, first: str) -> None:
+    """Raises InputError where a policy would need another program than the first one."""
+    if name not in multi_agent.alike(cfg)[0]:
+        raise InputError(
+            f"add_policy: {name} may differ from {first} in numbers of its algo alone, such as lr, and not in whole "
+            "numbers, flags, network or replay: name it in multi_agent.policies, before the run begins"
+        )
+    own, other = (multi_agent.policy_config(cfg, policy).algo for policy in (name, first))
+    if getattr(own, "normalize_reward", False) and own.gamma != other.gamma:
+        raise InputError(
+            f"add_policy: with algo.normalize_reward, policies that an agent follows by turns need one gamma, got "
+            f"{own.gamma} for {name} and {other.gamma} for {first}: give them the same"
+        )
 
 
 def _latest(state: LoopState) -> np.ndarray:

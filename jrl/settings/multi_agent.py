@@ -66,16 +66,30 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
 
 
 def alike(cfg: RunConfig) -> list[list[str]]:
-    """Returns policies that differ in nothing but their weights, together, in the order of the config."""
-    found: list[tuple[RunConfig, list[str]]] = []
+    """Groups policies that differ in nothing but weights and the floats of their `algo`, in the config's order."""
+    found: list[tuple[Any, list[str]]] = []
     for name in followers(cfg):
-        own = policy_config(cfg, name)
-        own = dataclasses.replace(own, multi_agent=None)
+        own = without_floats(policy_config(cfg, name))
         group = next((names for like, names in found if like == own), None)
         if group is None:
             found.append((own, group := []))
         group.append(name)
     return [names for _, names in found]
+
+
+def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
+    """Returns what such policies share: the config without its agents and the floats of its algorithm.
+
+    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
+    """
+    import jax
+
+    from jrl import algos
+
+    rest = dataclasses.replace(cfg, multi_agent=None)
+    if algos.is_own(config.algo_name(cfg)):
+        return (rest,)
+    return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
 
 
 def capacity(cfg: RunConfig) -> int:

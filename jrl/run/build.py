@@ -17,8 +17,7 @@ from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
-from jrl.rollout import fake, sources, unroll
-from jrl.rollout.replay_episodes import Watch
+from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
 from jrl.run import build_data, build_learner, build_policies, estimates, learner, parallel, several
 from jrl.run import recorder as recorders
@@ -26,10 +25,10 @@ from jrl.run.build_collect import (
     MakeSource,
     close_all,
     collecting,
-    completed,
     make_source,
     make_vectors,
     numbered,
+    watched,
     whole_episodes,
 )
 from jrl.run.build_collect import algorithm as algorithm
@@ -300,18 +299,7 @@ def _in_two_programs(
 
     def source(key: Key, vectors: list[Any], count: int) -> Source:
         made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list, make)
-        watched = callback_list is not None and callback_list.needs_rollouts
-        whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
-        if recorder is not None:
-            asked = build_policies.watches_games(cfg) or (callback_list is not None and callback_list.needs_episodes)
-            made = Watch(made, recorder.columns, [], plan.columns(cfg), keep_record=asked, extras=True)
-        if callback_list and watched:  # episodes as they were collected, rollouts as they are learned from
-            made = callback_list.watch(made, plan.columns(cfg), batches=not whole)
-        if whole:
-            made = completed(cfg, made, env.spec, algo)
-        if callback_list and watched and whole:
-            made = callback_list.watch(made, plan.columns(cfg), episodes=False)
-        return fake.Fake(made) if cfg.rollout.fake else made
+        return watched(cfg, made, env.spec, algo, recorder, callback_list)
 
     def remake(key: Key, count: int) -> Source:
         made = source(key, make_vectors(latest[0], pools, count), count)
@@ -346,14 +334,9 @@ def _in_two_programs(
         return state
 
     in_program = isinstance(env, JaxEnv) and not cfg.env_runners.num
-    how = "inside a program" if in_program else "from the host"
-    if cfg.env_runners.num:
-        how = f"in {counted(cfg.env_runners.num, 'env runner')}"
-    if cfg.external is not None:
-        how = f"{counted(cfg.env.num_envs, 'episode')} at a time"
     return learning.run(
         program=staged,
-        backend=f"{backend}, {how}",
+        backend=f"{backend}, {_stepped(cfg, in_program)}",
         in_program=in_program,
         guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
         unroll=None,
@@ -362,6 +345,15 @@ def _in_two_programs(
         apply_task=apply_task,
         programs=f"one program collects, another learns: {why}",
     )
+
+
+def _stepped(cfg: RunConfig, in_program: bool) -> str:
+    """Returns where the environments are stepped, in words."""
+    if cfg.external is not None:
+        return f"{counted(cfg.env.num_envs, 'episode')} at a time"
+    if cfg.env_runners.num:
+        return f"in {counted(cfg.env_runners.num, 'env runner')}"
+    return "inside a program" if in_program else "from the host"
 
 
 def two_programs(cfg: RunConfig) -> str:

@@ -14,10 +14,12 @@ from jrl.envs.context import EnvContext, OnFailure, Place
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout import complete, ray_hosts, sources
+from jrl.rollout import complete, fake, ray_hosts, sources
+from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
 from jrl.run import build_policies, learner, parallel
 from jrl.run.keys import Role, vector_key
+from jrl.run.recorder import Recorder
 from jrl.settings import by_episode, multi_agent, plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
@@ -141,6 +143,29 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: 
         return source
     agents = build_policies.agents_of(cfg, spec) if spec.agents else None
     return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=agents)
+
+
+def watched(
+    cfg: RunConfig,
+    source: Source,
+    spec: EnvSpec,
+    algo: Algo,
+    recorder: Recorder | None,
+    callback_list: callbacks.CallbackList | None,
+) -> Source:
+    """Wraps a source in what reads its rollouts: `data.output`, callbacks, whole episodes and `rollout.fake`."""
+    by_callbacks = callback_list is not None and callback_list.needs_rollouts
+    whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
+    if recorder is not None:
+        asked = build_policies.watches_games(cfg) or (callback_list is not None and callback_list.needs_episodes)
+        source = Watch(source, recorder.columns, [], plan.columns(cfg), keep_record=asked, extras=True)
+    if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
+        source = callback_list.watch(source, plan.columns(cfg), batches=not whole)
+    if whole:
+        source = completed(cfg, source, spec, algo)
+    if callback_list and by_callbacks and whole:
+        source = callback_list.watch(source, plan.columns(cfg), episodes=False)
+    return fake.Fake(source) if cfg.rollout.fake else source
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:

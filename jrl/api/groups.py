@@ -67,6 +67,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "offline_data": {
         "input_": "data.input",
         "input_format": "data.format",
+        "where": "data.where",
         "actions_in_input_normalized": "data.actions_in_input_normalized",
         "updates_per_iteration": "data.updates_per_iteration",
         "validation": "data.validation",

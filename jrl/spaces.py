@@ -296,7 +296,8 @@ def any_allowed(space: Space, mask: Array) -> Array:
     Array([ True, False], dtype=bool)
     """
     found = [part.any(-1) for part in _choices(space, mask)]
-    return np.stack(found).all(0) if isinstance(mask, np.ndarray) else jnp.stack(found).all(0)
+    stacked: Any = np.stack(found) if isinstance(mask, np.ndarray) else jnp.stack(found)
+    return stacked.all(0)
 
 
 def any_choice(space: Space, mask: Array) -> Array:

@@ -144,9 +144,9 @@ def _value(node: ast.AST) -> Any:
             return math.inf
         case ast.Name():
             return node.id
-        case ast.Call(func=ast.Name()):
+        case ast.Call(func=ast.Name(id=kind)):
             own = {part.arg: _value(part.value) for part in node.keywords}
-            return _space(node.func.id, [_value(part) for part in node.args], own)
+            return _space(kind, [_value(part) for part in node.args], own)
     raise ValueError(ast.dump(node))
 
 

@@ -33,7 +33,9 @@ def played(server: "Server", request: Request, reply: Reply) -> None:
     chosen = _chosen(server, episodes, given, (rows, count))
     late = _late(server, episodes, chosen["version"])
     for k in range(rows):
-        found = server.items(episodes, *at(steps, k), [at(chosen, (k, i)) for i in range(count)])
+        obs, rewards, truncated, over, last = at(steps, k)
+        own = [at(chosen, (k, i)) for i in range(count)]
+        found = server.items(episodes, obs, rewards, truncated, over, last, own)
         episodes = [item.seat.episode for item in found if not item.final]
         items += found
     ids = [episode.id for episode in episodes]

@@ -38,8 +38,8 @@ AGENTS, PRESENT, STATE = "agents", "present", "state"
 
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
-    """Returns the spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in
-    which `jax.tree.leaves` gives those of an element.
+    """The spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in which
+    `jax.tree.leaves` gives those of an element.
 
     >>> leaves(Dict((("pos", Box((2,))), ("goal", Tuple((Discrete(3), Discrete(4)))))))
     [('goal/0', Discrete(n=3, dtype='int32')), ('goal/1', Discrete(n=4, dtype='int32')), ('pos', Box(shape=(2,), ...))]
@@ -55,7 +55,7 @@ def leaves(space: Space) -> list[tuple[str, Leaf]]:
 
 
 def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
-    """Applies `fn(leaf, *parts of trees)` to each leaf; the results as an element of `space` has them."""
+    """`fn(leaf, *parts of trees)` for each leaf; the results as an element of `space` has them."""
     match space:
         case Dict():
             return {name: map_leaves(fn, part, *(t[name] for t in trees)) for name, part in space.items}
@@ -65,7 +65,7 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
 
 
 def of_leaves(space: Space, parts: list[Any]) -> PyTree:
-    """Returns `parts`, one for each of `leaves(space)`, as an element of `space`."""
+    """`parts`, one for each of `leaves(space)`, as an element of `space` has them."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
 
 
@@ -98,7 +98,7 @@ def of_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[
 
 
 def columns(spec: EnvSpec) -> int | tuple[int, ...]:
-    """Returns the size of the batch axis: B, or of agents of different kinds that of each kind."""
+    """Returns the columns of observations and actions: B, or of agents of different kinds those of each kind."""
     games = spec.num_envs // max(1, sum(map(len, spec.kinds)))
     return tuple(games * len(kind) for kind in spec.kinds) or spec.num_envs
 
@@ -157,7 +157,7 @@ def names(space: Space) -> list[str]:
 
 
 def within(path: str, paths: Collection[str]) -> bool:
-    """Returns whether a path is one of `paths`, or that of a part of one.
+    """Tells whether a path is one of `paths`, or that of a part of one.
 
     >>> within("goal/at", ["goal"]), within("goals", ["goal"])
     (True, False)
@@ -191,8 +191,8 @@ def filled(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[L
 
 
 def alike(a: Space, b: Space) -> bool:
-    """Returns whether two spaces have leaves of the same kinds, shapes and dtypes at the same paths, so that what reads
-    or acts in one can do so in the other. Only the bounds of a Box may differ.
+    """Whether what reads or acts in one space can do so in the other: leaves of the same kinds, shapes and dtypes at
+    the same places. Only the bounds of a Box may differ.
     """
     kind = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
     paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(map_leaves(lambda leaf: 0, space))]
@@ -256,7 +256,7 @@ def member(space: Space, count: int) -> Space | None:
 
 
 def num_bytes(space: Space) -> int:
-    """Returns the bytes of one element.
+    """Bytes of one element.
 
     >>> num_bytes(Dict((("image", Box((8, 8, 3), "uint8")), ("speed", Box((2,))))))
     200
@@ -265,14 +265,14 @@ def num_bytes(space: Space) -> int:
 
 
 def batch_shape(space: Space, tree: PyTree) -> tuple[int, ...]:
-    """Returns the leading axes of elements [..., *]."""
+    """The leading axes of elements [..., *]."""
     _, leaf = leaves(space)[0]
     x = jax.tree.leaves(tree)[0]
     return tuple(x.shape[: x.ndim - len(leaf.shape)])
 
 
 def num_choices(space: Space) -> int:
-    """Returns the number of entries that a mask over the actions of `space` has; 0 where there is nothing to mask.
+    """Number of entries that a mask over the actions of `space` has; 0 where there is nothing to mask.
 
     >>> num_choices(Discrete(3)), num_choices(Tuple((MultiDiscrete((2, 3)), Box((4,)))))
     (3, 5)
@@ -290,17 +290,18 @@ def _sizes(leaf: Leaf) -> tuple[int, ...]:
 
 
 def any_allowed(space: Space, mask: Array) -> Array:
-    """Returns whether a mask [..., K] over the actions of `space` leaves each choice an entry, [...] bool.
+    """[...] bool: whether a mask [..., K] over the actions of `space` leaves each choice an entry.
 
     >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
     Array([ True, False], dtype=bool)
     """
-    found: Any = [part.any(-1) for part in _choices(space, mask)]
-    return (np if isinstance(mask, np.ndarray) else jnp).stack(found).all(0)
+    found = [part.any(-1) for part in _choices(space, mask)]
+    stacked: Any = np.stack(found) if isinstance(mask, np.ndarray) else jnp.stack(found)
+    return stacked.all(0)
 
 
 def any_choice(space: Space, mask: Array) -> Array:
-    """Returns whether a mask [..., K] over the actions of `space` allows more than one action, [...] bool.
+    """[...] bool: whether a mask [..., K] over the actions of `space` allows more than one action.
 
     >>> any_choice(MultiDiscrete((2, 2)), jnp.array([[True, False, True, True], [True, False, True, False]]))
     Array([ True, False], dtype=bool)
@@ -309,14 +310,14 @@ def any_choice(space: Space, mask: Array) -> Array:
 
 
 def _choices(space: Space, mask: Array) -> Sequence[Array]:
-    """Returns the parts of a mask, one for each choice."""
+    """The parts of a mask, one for each choice."""
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
     ends = np.cumsum(sizes)[:-1].tolist()
     return np.split(mask, ends, -1) if isinstance(mask, np.ndarray) else jnp.split(jnp.asarray(mask), ends, -1)
 
 
 def masks_actions(spec: EnvSpec) -> bool:
-    """Returns whether observations say which actions can be taken.
+    """Whether observations say which actions can be taken.
 
     Raises:
       InputError: a leaf `action_mask` that does not fit the action space.
@@ -338,7 +339,7 @@ def masks_actions(spec: EnvSpec) -> bool:
 
 
 def seen(space: Space) -> Space:
-    """Returns the part of an observation space that networks read: all but the mask. A single part stands alone.
+    """The part of an observation space that networks read: without the mask. One part that is left stands for itself.
 
     Raises:
       InputError: nothing is left.
@@ -352,7 +353,7 @@ def seen(space: Space) -> Space:
 
 
 def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
-    """Returns (the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
+    """(the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
 
     >>> space = Dict((("action_mask", MultiBinary((2,))), ("x", Box((3,)))))
     >>> split_mask(space, {"action_mask": jnp.array([1, 0]), "x": jnp.ones(3)})

@@ -1,6 +1,7 @@
 """How fast does RLlib learn from a client? Its own example of an external environment, for so many seconds.
 
-    python -m venv /tmp/rllib && /tmp/rllib/bin/pip install torch "ray[rllib]==2.60.0"   # apart from jrl's environment
+    python -m venv /tmp/rllib                                     # apart from jrl's environment
+    /tmp/rllib/bin/pip install torch "ray[rllib]==2.60.0" msgpack msgpack_numpy
     /tmp/rllib/bin/python scripts/rllib_external.py --seconds 45
 
 PPO learns from RLlib's CartPole client (`_dummy_external_client`), in a process of its own, which acts by itself and

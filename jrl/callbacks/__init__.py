@@ -226,6 +226,7 @@ class CallbackList:
 
         self.callbacks, self.keep_record = callbacks, False  # whether who learns asks for what is recorded, too
         self.several: dict[str, Any] = {}  # of several agents: what their `GameReplay` is told of them
+        self.by_turns = False  # agents play by turns of their own, so that each has episodes apart from its game
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         for part in _parts(callbacks):
@@ -354,7 +355,7 @@ class CallbackList:
 
     def _replay(self, source: Any, num_envs: int, worker_index: int, env_index: int, evaluation: bool = False) -> Any:
         from jrl.rollout.replay_episodes import Moments, Replay
-        from jrl.rollout.replay_games import GameReplay
+        from jrl.rollout.replay_games import AgentReplay, GameReplay
 
         runner = {"env_runner": source, "worker": source, "env": source, "base_env": source}
 
@@ -371,7 +372,8 @@ class CallbackList:
         created, start, step, end = map(one, EPISODE_MOMENTS)
         moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
         place = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation, **self.several}
-        return (GameReplay if self.several else Replay)(moments, self._ids[evaluation], num_envs, **place)
+        of_several = AgentReplay if self.by_turns and not evaluation else GameReplay
+        return (of_several if self.several else Replay)(moments, self._ids[evaluation], num_envs, **place)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None

@@ -55,7 +55,14 @@ class Told:
 
 
 class Episode(Told):
-    """One episode of one agent. Arrays may be views of the rollout: do not write to them."""
+    """One episode of one agent. Arrays may be views of the rollout: do not write to them.
+
+    Attributes:
+      agent_id, policy_id: of several agents that clients play, whose episodes are told of one by one; None elsewhere.
+    """
+
+    agent_id: str | None = None
+    policy_id: str | None = None
 
     def __init__(self, episode_id: int, env_index: int, worker_index: int, in_evaluation: bool, history: int | None):
         super().__init__(episode_id, env_index, worker_index, in_evaluation)

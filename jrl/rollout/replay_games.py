@@ -111,6 +111,27 @@ class _Rows(NamedTuple):
     reset_infos: Any
 
 
+class AgentReplay(Replay):
+    """Replays episodes of agents that play by their own turns, each by itself, since their steps do not stand together.
+
+    Args:
+      agents: their A names.
+      follows: the policy of each column, after which they repeat.
+      args, how: as of `Replay`.
+    """
+
+    def __init__(self, *args: Any, agents: Sequence[str], follows: Sequence[str], **how: Any):
+        self._agents, self._follows = agents, follows
+        super().__init__(*args, **how)
+
+    def _new(self, b: int) -> Episode:
+        """Makes an episode of column b, whose environment is that of its game."""
+        episode = super()._new(b)
+        episode.env_index, agent = divmod(episode.env_index, len(self._agents))
+        episode.agent_id, episode.policy_id = self._agents[agent], self._follows[b % len(self._follows)]
+        return episode
+
+
 class GameReplay(Replay):
     """Replays the games of B columns; of each row the agents' episodes go on first, and then the game is told of.
 

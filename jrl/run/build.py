@@ -175,6 +175,7 @@ def _learning(
         follows = build_policies.followed(cfg, spec)
         several_agents = {"kinds": spec.kinds, "agents": spec.agents, "follows": follows}
         callback_list.several = several_agents if spec.agents else {}
+        callback_list.by_turns = cfg.external is not None
         callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     with_data: build_learner.WithData | None = None

@@ -142,7 +142,6 @@ def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("multi_agent.state", bool(own("state")), sends),
         ("multi_agent.observation_fn", own("observation_fn") is not None, sends),
         ("multi_agent.agent_id", bool(own("agent_id")), sends),
-        ("custom.callbacks", bool(cfg.custom.callbacks), "games of clients cannot be put together for them"),
     ):
         if is_set:
             yield ("external", key), f"{key}: with external {why}: leave it out"

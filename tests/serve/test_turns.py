@@ -1,5 +1,6 @@
 """Episodes of several agents: what the learner gets is a plain record of what they did, each by its own turns."""
 
+import collections
 import random
 import threading
 
@@ -11,6 +12,7 @@ import serving
 from serving import asked
 
 from jrl import data
+from jrl.callbacks import CallbackList, Callbacks
 from jrl.run import build, build_policies, recorder
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
@@ -99,9 +101,19 @@ def seen_by(different):
     return observed
 
 
-def rollouts(cfg, clients, count, interrupted, directory):
+class Ended(Callbacks):
+    """Keeps the agents' episodes that have ended."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_episode_end(self, *, episode, **kwargs):
+        self.found.append((episode.agent_id, episode.policy_id, episode.env_index, tuple(episode.rewards.tolist())))
+
+
+def rollouts(cfg, clients, count, interrupted, directory, seen):
     """So many rollouts and their reports, and the directories of what is written of them."""
-    run = build.run(cfg, external=clients.source(cfg, 0, interrupted))
+    run = build.run(cfg, external=clients.source(cfg, 0, interrupted), callback_list=CallbackList(seen))
     run.recorder.begin(directory, 0)
     state, found = run.program.init(cfg.run.seed), []
     for i in range(count):
@@ -141,7 +153,7 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     external, several = POLICIES[name]
     algo = "ppo" if name == "different spaces" else "dqn"
     cfg = settings(algo, external, multi_agent=several, run={"seed": 2}, data={"output": {}})
-    cfg = build_policies.resolved(cfg)
+    cfg, seen = build_policies.resolved(cfg), Ended()
     clients, record, told = Clients(), Record(), []
     wrong = []  # what ended the player ends the run, too
 
@@ -163,9 +175,17 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     with clients.open(cfg):
         thread = threading.Thread(target=go, daemon=True)
         thread.start()
-        found, directories = rollouts(cfg, clients, 14, wrong, tmp_path)
+        found, directories = rollouts(cfg, clients, 14, wrong, tmp_path, seen)
         thread.join(10)
     assert wrong == []
+    whole = [e for one in directories for e in data.read(one).episodes() if e.terminated or e.truncated]
+    labels = lambda e: (str(e.labels["agent"]), str(e.labels["policy"]), int(e.labels["env"]))
+    expected = collections.Counter((*labels(e), tuple(e.reward.tolist())) for e in whole)
+    if algo == "dqn":
+        assert collections.Counter(seen.found) == expected
+    else:  # of an episode of which steps are too old, callbacks are not told
+        assert not collections.Counter(seen.found) - expected
+    assert len(seen.found) > 5
     checked, kept = 0, written(directories)
     for k, agent in enumerate("abc"):
         plain = [step for (_, who), steps in sorted(record.steps.items()) if who == agent for step in steps]

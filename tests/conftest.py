@@ -34,6 +34,18 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small on
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+# files of few tests that take a minute together: handed out first, or a worker is left alone with them at the end
+_LONG = (
+    "test_ray_hosts", "test_schedulers", "test_seeds", "test_population", "test_pairs", "test_train_replay",
+    "test_several_agents", "test_by_episode", "test_resume", "test_loop", "test_games_collected",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the long files first (with --no-loadscope-reorder of xdist, which would begin with those of most tests)."""
+    items.sort(key=lambda item: item.path.stem not in _LONG)
+
+
 def pytest_collection_finish(session):
     """Ends the garbage collector's walks, a tenth of the time: what a module leaves is collected behind it."""
     gc.collect()

@@ -156,10 +156,10 @@ def is_in_jax(found: Any) -> bool | None:
 
 
 class SeveralAgents(Exception):
-    """The environment that was made has several agents; the exception holds it."""
+    """The environment that was made has several agents; the exception holds it, unless it is in another process."""
 
     def __init__(self, env: Any = None):
-        super().__init__("it has several agents, and such environments are stepped in the process of the run only")
+        super().__init__("it has several agents, which its class or its return annotation should say")
         self.env = env
 
 

@@ -386,6 +386,10 @@ class Maker:
         self._turn_based = turn_based
         self.layout: Layout | None = None
 
+    def settle(self) -> None:
+        """Makes game 0 once and closes it, so that processes which get this maker know the layout."""
+        self(0).close()
+
     def __call__(self, i: int) -> Game:
         first, self._first = self._first, None
         play = plays.of(self._make(i) if first is None else first, self._id, self._turn_based)

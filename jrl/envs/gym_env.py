@@ -93,7 +93,8 @@ def _maker(cfg: EnvConfig, context: EnvContext) -> Maker:
     return Maker(found, context, by_context=by_context, horizon=cfg.horizon, soft_horizon=cfg.soft_horizon)
 
 
-def _in_workers(make: Maker, **settings: Any) -> Workers:
+def in_workers(make: Callable[[int], Any], **settings: Any) -> Workers:
+    """Makes environments in a process each, by a function of their number, which travels pickled."""
     import cloudpickle  # takes what the main module defines, too
 
     with contexts.by_value():
@@ -161,7 +162,7 @@ class _Adapter(OnHost):
         how: dict[str, Any] = {"id": cfg.id, "options": cfg.options, "num_envs": cfg.num_envs, "seed": seed}
         how |= {"restart_failed": on_failure.restart, "check_steps": on_failure.check_steps}
         if cfg.remote_worker_envs:
-            vector: Any = _in_workers(make, step_timeout_s=on_failure.step_timeout_s, **how)
+            vector: Any = in_workers(make, step_timeout_s=on_failure.step_timeout_s, **how)
         else:
             vector = Vector(make, **how)
         self._vector = vector

@@ -17,7 +17,7 @@ from jrl.envs import several
 from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
-from jrl.envs.gym_env import OnHost
+from jrl.envs.gym_env import OnHost, in_workers
 from jrl.envs.vector import Infos, Vector
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns
@@ -25,7 +25,7 @@ from jrl.types import EnvSpec, PyTree, Several, StepResult, Tuple
 
 
 class MultiHostEnv(OnHost):
-    """A `jrl.types.Env` over games of several agents, one after the other in this process.
+    """A `jrl.types.Env` over games of several agents, one after the other in this process, or in a process each.
 
     Args:
       cfg: checked by `jrl.envs.check`; `num_envs` games. `options.state` adds `state()` to each observation,
@@ -64,7 +64,12 @@ class MultiHostEnv(OnHost):
         )
         how: dict[str, Any] = {"id": cfg.id, "options": options, "num_envs": cfg.num_envs, "seed": seed}
         # games look at what they get themselves, agent by agent
-        self._vector = Vector(maker, restart_failed=on_failure.restart, check_steps=0, **how)
+        how |= {"restart_failed": on_failure.restart, "check_steps": 0}
+        if cfg.remote_worker_envs:
+            maker.settle()
+            self._vector: Any = in_workers(maker, step_timeout_s=on_failure.step_timeout_s, **how)
+        else:
+            self._vector = Vector(maker, **how)
         self._restart_failed = on_failure.restart
         layout = maker.layout
         assert layout is not None  # the first game was made

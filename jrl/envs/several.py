@@ -115,9 +115,8 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
 
 def refused(cfg: EnvConfig) -> Iterator[str]:
     """Yields the settings that do not go with several agents, each with its mend."""
-    said = f"{cfg.id} has several agents, and their environments are stepped in this process, one after the other: "
+    said = f"{cfg.id} has several agents, and their games wait for each other: "
     for name, given in (
-        ("remote_worker_envs", cfg.remote_worker_envs),
         ("batch_wait_ms", cfg.batch_wait_ms is not None),
         ("batch_size", cfg.batch_size is not None),
     ):

@@ -43,8 +43,8 @@ else:
 kind, _NUMBERS, _FLAGS = step_faults.kind, step_faults.NUMBERS, step_faults.FLAGS
 # what a worker is asked; all from SEED on bring a pickled argument. In capitals: and to tell its info
 STEP, RESET, MAKE, SEED, LOOK, MASK, CALL = b"s", b"r", b"m", b"i", b"l", b"k", b"c"
-# what it answers; VALUE, ERROR and INFO, which is DONE with an info, bring a pickled one
-DONE, VALUE, ERROR, INFO = b"d", b"v", b"e", b"n"
+# what it answers; VALUE, ERROR and INFO, which is DONE with an info, bring a pickled one; SEVERAL: it has many agents
+DONE, VALUE, ERROR, INFO, SEVERAL = b"d", b"v", b"e", b"n", b"a"
 # what the nursery is asked, with a process id, and its answer: the id, an exit code, or minus an errno
 FORK, KILL = b"f", b"k"
 REQUEST, ANSWER, LENGTH = struct.Struct("<cq"), struct.Struct("<q"), struct.Struct("<I")
@@ -308,6 +308,8 @@ def _work(source: socket.socket, worker: _Worker) -> None:
             breach = e.args if isinstance(e, step_faults.Breach) else ()
             said = step_faults.line(e), step_faults.stack(e), traceback.format_exc()
             answer = message(ERROR, (breach, step_faults.of_making(e) if kind == MAKE else None, said))
+            if kind == MAKE and type(e).__name__ == "SeveralAgents":  # of jrl.envs.context, which is not imported here
+                answer = SEVERAL
         source.sendall(answer)
 
 

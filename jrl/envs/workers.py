@@ -23,6 +23,7 @@ import numpy as np
 
 from jrl.envs import masked
 from jrl.envs import worker_process as process
+from jrl.envs.context import SeveralAgents
 from jrl.envs.step_faults import FIRST_STEPS
 from jrl.envs.vector import ATTEMPTS, Infos, Restarts
 from jrl.errors import EnvironmentFailed
@@ -112,6 +113,7 @@ class Workers:
       check_steps: how many of the first steps of each are looked at: see `step_faults`.
     Raises:
       InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
+      SeveralAgents: an environment has several agents.
       EnvironmentFailed: one failed, here and in all methods; with restart_failed, one that fails again and again.
     """
 
@@ -310,6 +312,8 @@ class Workers:
             kind = worker.link.recv(1)
             if kind == process.DONE:
                 return self._done(i)
+            if kind == process.SEVERAL:
+                raise SeveralAgents()
             value = pickle.loads(process.receive(worker.link))
         except ConnectionError:
             return self._gone(i)

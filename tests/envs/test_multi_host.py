@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import jax
 import numpy as np
 import pytest
 from agent_envs import SEEN, Breaks, Walkers
@@ -304,7 +305,6 @@ def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"remote_worker_envs": True},
         {"remote_worker_envs": True, "batch_wait_ms": 1.0},
         {"batch_size": 1},
         {"horizon": 5, "soft_horizon": True},
@@ -312,10 +312,6 @@ def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
 )
 @pytest.mark.parametrize("name", ["Walkers", "make_walkers"])
 def test_what_does_not_go_with_several_agents_is_refused_by_name(settings, name):
-    if name == "make_walkers" and "remote_worker_envs" in settings:
-        with pytest.raises(InputError, match="it has several agents"):
-            make(f"{NAME}:{name}", num_envs=2, **settings)
-        return
     with pytest.raises(InputError, match=f"env.{list(settings)[-1]}"):
         make(f"{NAME}:{name}", num_envs=2, **settings)
 
@@ -338,6 +334,43 @@ def test_one_that_fails_is_made_anew_and_its_columns_say_so():
     assert not results[2].several.over.any() and env.num_restarts == 1
     np.testing.assert_array_equal(results[2].obs[:3, 1], [0, 0, 0])
     np.testing.assert_array_equal(results[3].several.absent, [0, 0, 0, 1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Walkers", {"state": True}),
+        ("make_walkers", {}),
+        ("AECEnv", {}),
+        ("Turns", {"turn_based": True}),
+        ("Unequal", {}),
+    ],
+)
+def test_games_in_processes_are_those_of_this_process(name, options):
+    plain, apart = (make(f"{NAME}:{name}", num_envs=2, options=options, remote_worker_envs=on) for on in (False, True))
+    try:
+        assert apart.spec == plain.spec
+        for env in (plain, apart):
+            env.infos.wanted = True
+        jax.tree.map(np.testing.assert_array_equal, apart.reset(), plain.reset())
+        kinds, spaces = plain.spec.kinds, plain.spec.action
+        parts = zip(spaces.items, kinds, strict=True) if kinds else [(spaces, range(plain.spec.num_envs // 2))]
+        action = tuple(np.zeros((2 * len(own), *space.shape), space.dtype) for space, own in parts)
+        for _ in range(8):
+            found, expected = (env.step(action if kinds else action[0]) for env in (apart, plain))
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+            assert apart.infos.latest == plain.infos.latest
+        assert apart.foreach_env(lambda env: type(env).__name__) == plain.foreach_env(lambda env: type(env).__name__)
+    finally:
+        apart.close()
+
+
+def test_a_game_in_a_process_that_fails_is_made_anew():
+    env = make(f"{NAME}:Breaks", num_envs=1, on_failure=OnFailure(restart=True), remote_worker_envs=True)
+    env.reset()
+    failed = [env.step(np.zeros(3, np.int32)).failed.any() for _ in range(4)]
+    env.close()
+    assert failed.count(True) == 1 and env.num_restarts == 1
 
 
 def test_one_that_fails_ends_the_run_with_its_line():

@@ -191,8 +191,9 @@ def filled(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[L
 
 
 def alike(a: Space, b: Space) -> bool:
-    """Whether what reads or acts in one space can do so in the other: leaves of the same kinds, shapes and dtypes at
-    the same places. Only the bounds of a Box may differ.
+    """Returns whether what reads or acts in one space can do so in the other.
+
+    Leaves have the same kinds, shapes and dtypes at the same places; the bounds of a Box may differ.
     """
     kind = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
     paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(map_leaves(lambda leaf: 0, space))]
@@ -317,7 +318,7 @@ def _choices(space: Space, mask: Array) -> Sequence[Array]:
 
 
 def masks_actions(spec: EnvSpec) -> bool:
-    """Whether observations say which actions can be taken.
+    """Returns whether observations say which actions can be taken.
 
     Raises:
       InputError: a leaf `action_mask` that does not fit the action space.

@@ -125,7 +125,7 @@ class Adds:
 
 
 def _own(policy_id: str, config: Mapping[str, Any], algo: str) -> dict[str, Any]:
-    """What a policy has of its own, by sections. Raises InputError: unknown names."""
+    """Returns the settings that a policy has of its own, by sections. Raises InputError: unknown names."""
     from jrl import api
 
     return translation.policies({policy_id: config}, api.config_class(algo))[policy_id]

@@ -93,7 +93,7 @@ class Job:
 
     @cached_property
     def with_clients(self) -> bool:
-        """Whether clients play: the input is PolicyServerInput."""
+        """Returns whether clients play: the input is PolicyServerInput."""
         return server_input.is_named(self.given.get("input_"))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What RLlib's PolicyServerInput was given: where it listens, and spaces as the section `external` writes them."""
+"""Arguments of RLlib's PolicyServerInput: where it listens, and spaces as the section `external` writes them."""
 
 import ast
 import math
@@ -23,7 +23,7 @@ _DTYPES = {"float16": "float32", "float64": "float32", "int64": "int32", "bool_"
 
 
 def is_named(value: Any, name: str = NAME) -> bool:
-    """Whether it is the class of that name, its path, or a function that makes one, as RLlib's users write it."""
+    """Returns whether a value is the class of that name, its path, or a function that makes one."""
     if isinstance(value, str):
         return re.split(r"[.:]", value)[-1] == name
     code = getattr(value, "__code__", None)
@@ -122,7 +122,7 @@ def _flat(x: Any) -> list[Any]:
 
 
 def _parsed(text: str) -> Any:
-    """What stands for a space of Gymnasium in `_read`. Raises ValueError, SyntaxError: the text is of none.
+    """Returns a stand-in of a Gymnasium space for `_read`. Raises ValueError, SyntaxError: the text is of none.
 
     >>> vars(_parsed("Discrete(2)"))
     {'kind': 'Discrete', 'n': 2}

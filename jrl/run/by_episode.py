@@ -289,7 +289,7 @@ def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
 
 
 class _Told(NamedTuple):
-    """What who acts has to know of a Roster."""
+    """Parts of a Roster that acting needs."""
 
     table: Array
     asked: Array
@@ -302,7 +302,7 @@ def _told(roster: Roster) -> _Told:
 
 
 def _follows(told: _Told, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:
-    """Which policy each column [B] follows, and in which game: what it remembers, or what the table says of a new one.
+    """Returns the policy and game of each column [B]: what it remembers, or what the table says of a new game.
 
     Args:
       told: of the games to come.

@@ -151,7 +151,7 @@ class Seats:
         return dataclasses.replace(state, learner=learner, replay=replay)
 
     def _floats(self, cfg: RunConfig, place: int) -> tuple[np.float32, ...]:
-        """Those of the algorithm in a place of the first group; () where all have those of the first."""
+        """Returns the floats of the algorithm in a place of the first group; () where all have those of the first."""
         held = build_policies.floats(cfg, self._groups).get(self._groups[0].label, ())
         return tuple(x[place] for x in held)
 

@@ -320,7 +320,7 @@ class PolicyClient:
             self._player("" if policy is None else urllib.parse.urlencode({"policy": policy}))
 
     def _player(self, query: str | None = None) -> Any:
-        """Who acts here, for the policy of a query, or for that of before. Raises RequestRefused: it cannot."""
+        """Returns the player of a query's policy, or of the one before. Raises RequestRefused: it cannot."""
         if self._local is None:
             acting, interpreter = _beside("acting.py"), _beside("interpreter.py", "export")
             get = lambda path: self._request("GET", path, b"", {})

@@ -52,7 +52,7 @@ def played(server: "Server", request: Request, reply: Reply) -> None:
 def _chosen(
     server: "Server", episodes: list[Episode], given: Mapping[str, Any], lead: tuple[int, int]
 ) -> dict[str, Any]:
-    """What Items say of the actions that a body tells of, [K, N, *]. Raises Refused."""
+    """Reads what a body tells of the actions [K, N, *] for their Items. Raises Refused."""
     facts, inference, local = server.served(episodes[0].policy)
     action = protocol.read(facts.policy_action or facts.action, given["actions"], "actions", lead)
     log_prob = protocol.array(protocol.NUMBER, given["log_probs"], lead, "log_probs")

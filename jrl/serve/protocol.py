@@ -46,7 +46,7 @@ class Response(NamedTuple):
 
 
 def client_of(request: Request) -> str:
-    """Who sends a request, by its own word; "" for who does not say. Raises Refused: the name is too long."""
+    """Returns the name that a client gives itself in a request; "" without one. Raises Refused: it is too long."""
     found = request.headers.get(CLIENT, "")
     if len(found) > _NAME:
         raise Refused(400, f"{CLIENT.title()}: expected at most {_NAME} characters, got {len(found):,}")

@@ -83,7 +83,7 @@ def seen(of: Facts | Agent, given: Any, name: str, lead: tuple[int, ...] = (), *
 
 
 def at(tree: PyTree, i: Any) -> PyTree:
-    """What stands at an index of all arrays."""
+    """Returns index `i` of all arrays."""
     return jax.tree.map(lambda x: x[i], tree)
 
 

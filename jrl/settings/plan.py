@@ -31,7 +31,7 @@ class BatchPlan(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """How an algorithm goes over rollouts: the fields of its Config of these names; a default where it has none."""
+    """Passes of an algorithm over rollouts: fields of its Config, with the value of one that it does not have."""
 
     num_minibatches: int | None = None
     num_epochs: int = 1

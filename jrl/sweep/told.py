@@ -1,4 +1,4 @@
-"""What a population is going to do, in lines of text: which keys are numbers in a program, and why others are not."""
+"""The plan of a population in lines of text: which keys are numbers in a program, and why others are not."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def plan(groups: Sequence[Group], most: int | None = None) -> list[str]:
 
 
 def _of_key(key: str, values: Sequence[Any], numbers: set[str]) -> str:
-    """What becomes of a key's values where members are programs together."""
+    """Tells how a key's values are trained where members are programs together."""
     if any(name == key or name.startswith(f"{key}.") for name in numbers):
         forms = dict.fromkeys(_form(value) for value in values)
         return "vmapped" if len(forms) == 1 else f"vmapped, a program for each form: {', '.join(forms)}"

@@ -35,7 +35,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "git": git_state(Path(__file__)),
+        "git": _own_git_state(),
         "platform": platform.platform(),
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": room.usable_cpus()},
         "memory_gib": _memory_gib(),
@@ -59,6 +59,11 @@ def git_state(file: str | Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@functools.cache  # members of a population have it in common
+def _own_git_state() -> dict[str, Any] | None:
+    return git_state(Path(__file__))
 
 
 @functools.cache

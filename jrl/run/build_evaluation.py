@@ -53,10 +53,13 @@ def config_of(cfg: RunConfig) -> RunConfig:
         raise InputError(*errors)
     if isinstance(env, Mapping) and "num_envs" in env:  # not that of training, which has to suit batches and devices
         given = {**given, "env": {k: v for k, v in env.items() if k != "num_envs"}}
-    explore = {"rollout": {"explore": cfg.evaluation.explore}}
+    plays = dataclasses.replace(
+        cfg,
+        rollout=dataclasses.replace(cfg.rollout, explore=cfg.evaluation.explore),
+        evaluation=dataclasses.replace(cfg.evaluation, config={}),
+    )
     try:
-        merged = schema.merge(schema.merge(config.to_dict(cfg), explore), given)
-        return config.from_dict({**merged, "evaluation": {**merged["evaluation"], "config": {}}})
+        return config.from_dict(schema.merge(config.to_dict(plays), given)) if given else plays
     except InputError as e:
         raise InputError(*(f"evaluation.config: {message}" for message in e.errors)) from e
 

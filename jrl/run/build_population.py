@@ -106,12 +106,14 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     differing = build_policies.differing([numbers(each) for each in (*configs, *also)])
     floats = {i: values[: len(configs)] for i, values in differing.items()}
 
-    def of_floats(values: PyTree) -> build.Fused:
-        return of_config(_with_numbers(alone, values) if floats else alone)
+    fused = run.program
+    assert isinstance(fused, build.Fused)
 
-    assert isinstance(run.program, build.Fused)
+    def of_floats(values: PyTree) -> build.Fused:
+        return of_config(_with_numbers(alone, values)) if floats else fused
+
     seeds = [each.run.seed for each in configs]
-    population = Population(run.program, of_floats, seeds=seeds, floats=floats, devices=devices)
+    population = Population(fused, of_floats, seeds=seeds, floats=floats, devices=devices)
     runs = [run._replace(program=Member(population, i)) for i in range(len(configs))]
     return population, runs
 

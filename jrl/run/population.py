@@ -5,6 +5,7 @@ which has some of them whole and needs nothing of the others. Each member's own 
 keeps, places and acts like any.
 """
 
+import concurrent.futures
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,6 +53,8 @@ class Population:
         self._devices = devices
         self._roots = jnp.stack([jax.random.key(seed) for seed in seeds])
         self._floats = jax.tree.map(jnp.asarray, floats)
+        self._begun = jax.jit(lambda floats, root: of_floats(floats).begun(root))  # a member's state
+        self._start: Callable[..., LoopState] = self._begun
         self._places = {i: i for i in range(len(seeds))}  # member -> place
         self._state: LoopState | None = None
         self._deal()
@@ -59,9 +62,11 @@ class Population:
     def _deal(self) -> None:
         """Deals the members to the devices: makes the programs of those that have some."""
         self._compiled: jax.stages.Compiled | None = None
-        self._mesh = Mesh(np.asarray(self._devices[: len(self._places)]), (_MEMBERS,))
-        every = jax.vmap(self._one, in_axes=(0, 0, 0, None, None))
-        self._advance = parallel.pmap(every, self._mesh, _ADVANCED, _OWN, donate_argnums=(1,))
+        # the second axis is the one device of a member's learner, over which its collectives are
+        self._mesh = Mesh(np.asarray(self._devices[: len(self._places)]).reshape(-1, 1), (_MEMBERS, parallel.AXIS))
+        alone = len(self._places) <= self._mesh.devices.size
+        body = _of_one(self._one) if alone else jax.vmap(self._one, in_axes=(0, 0, 0, None, None))
+        self._advance = parallel.pmap(body, self._mesh, _ADVANCED, _OWN, donate_argnums=(1,))
         self._writing = parallel.pmap(_written, self._mesh, (_OWN, _SAME, _SAME), _OWN, donate_argnums=(0,))
 
     # ------------------------------------------------------------ beginning
@@ -73,11 +78,15 @@ class Population:
         does not tell.
         """
         floats, root = jax.eval_shape(lambda: self._own(0))
-        state = jax.eval_shape(lambda floats, root: self._of_floats(floats).begun(root), floats, root)
+        state = jax.eval_shape(self._begun, floats, root)
         width = self._width(len(self._places))
         every = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), (floats, state, root))
         shapes = parallel.placed((*every, *_NUMBERS), self._mesh, _ADVANCED)
-        self._compiled = self._advance.lower(*shapes).compile()
+        lowered = self._advance.lower(*shapes)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            compiled = pool.submit(lowered.compile)
+            self._start = self._begun.lower(floats, root).compile()  # meanwhile
+        self._compiled = compiled.result()
         if (found := self._compiled.memory_analysis()) is None:
             return None
         taken = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
@@ -96,13 +105,12 @@ class Population:
         """Makes each member's state, one after the other: a vmapped orthogonal init hangs on jaxlib 0.10 on CPU."""
         if self._state is not None:
             return
-        start = jax.jit(lambda floats, root: self._of_floats(floats).begun(root))
         width = self._width(len(self._places))
         repeat = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x[None], (width, *x.shape)), tree)
         first, *others = self._places
-        self._state = jax.jit(repeat, out_shardings=NamedSharding(self._mesh, _OWN))(start(*self._own(first)))
+        self._state = jax.jit(repeat, out_shardings=NamedSharding(self._mesh, _OWN))(self._start(*self._own(first)))
         for i in others:
-            self._write(i, start(*self._own(i)))
+            self._write(i, self._start(*self._own(i)))
 
     def _width(self, members: int) -> int:
         """Places: so many that each device has as many as the others."""
@@ -180,7 +188,7 @@ class Population:
             order = np.zeros(self._state_width, np.int32)
             order[[*self._places.values()]] = [*self._places]
             floats = jax.tree.map(lambda x, order=order: x[order], self._floats)
-            advance = self._advance_one if self._state_width == 1 else self._compiled or self._advance
+            advance = self._compiled or self._advance
             self._state, metrics, report = advance(floats, self._state, self._roots[order], *map(np.uint32, call))
             metrics, report = jax.device_get((metrics, report))
             for member in members:
@@ -193,9 +201,9 @@ class Population:
         return found
 
     @property
-    def size(self) -> int:
-        """The members that are advanced."""
-        return len(self._places)
+    def members(self) -> list[int]:
+        """Members that are advanced."""
+        return list(self._places)
 
     @property
     def _state_width(self) -> int:
@@ -203,32 +211,21 @@ class Population:
 
     def _one(self, floats: PyTree, state: LoopState, root: Key, iteration: Any, count: Any):
         """Advances one member: (state, metrics, episodes)."""
-        body = self._of_floats(floats).body
-        # the learner's collectives are over its one device
-        out = jax.vmap(lambda _: body(state, root, iteration, count), axis_name=parallel.AXIS)(jnp.zeros(1))
-        return jax.tree.map(lambda x: x[0], out)
-
-    @functools.cached_property
-    def _advance_one(self) -> Callable[..., Any]:
-        """Program that advances one member: the plain program."""
-        specs = LoopState(_SAME, parallel.PER_DEVICE, parallel.PER_DEVICE)
-
-        def body(floats, state, root, iteration, count):
-            return self._of_floats(floats).body(state, root, iteration, count)
-
-        mapped = parallel.pmap(
-            body, self.fused.mesh, (_SAME, specs, _SAME, _SAME, _SAME), (specs, _SAME, parallel.PER_DEVICE)
-        )
-
-        def advance(floats, state, root, iteration, count):
-            mine = jax.tree.map(lambda x: x[0], (floats, state, root))
-            return jax.tree.map(lambda x: x[None], mapped(*mine, iteration, count))
-
-        return jax.jit(advance, donate_argnums=1)
+        return self._of_floats(floats).body(state, root, iteration, count)
 
     def close(self) -> None:
         """Ends the environments."""
         self.fused.close()
+
+
+def _of_one(body: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Maps `body` over the only member of a device: the program of one run, which vmap would word otherwise."""
+
+    def over(floats: PyTree, state: LoopState, roots: Key, iteration: Any, count: Any):
+        floats, state, root = jax.tree.map(lambda x: x[0], (floats, state, roots))
+        return jax.tree.map(lambda x: x[None], body(floats, state, root, iteration, count))
+
+    return over
 
 
 def _written(tree: PyTree, one: PyTree, place: jax.Array) -> PyTree:

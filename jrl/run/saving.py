@@ -65,7 +65,6 @@ class Saving:
             self._save(info)
 
     def last(self, info: StepInfo, *, interrupted: bool) -> None:
-        """Saves the end of the run, if it is not saved yet, and waits until it is whole."""
+        """Saves the end of the run, if it is not saved yet; does not wait for it: leaving the checkpointer does."""
         if (self._checkpoints.last_saved != info.iteration or self._is_best()) and not (interrupted and self._exact):
             self._save(info)
-        self._checkpoints.wait()

@@ -18,7 +18,8 @@ from jrl.run.session import Session
 from jrl.settings.config import RunConfig
 from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete
 
-_SHRINKS = 4  # the part of a program's members that is left when the others are worth no further compilation
+_FEW = 4  # the part of a program's members that is few enough for a smaller program
+_PATIENCE = 1.25  # until so many times the iterations at which they became few: they may end before it is compiled
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
 
 
@@ -41,6 +42,7 @@ class Running:
       member: which.
       session: of its run.
       ended: why its run ended; None: it goes on.
+      ended_at: the iteration at which it did.
       began: whether it was under way in this process.
       paused: whether it has come to where the scheduler looks at it, and is saved there.
       saved: the iteration of the checkpoint from which it goes on; it waits until the others come there.
@@ -52,6 +54,7 @@ class Running:
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
         self.session = Session(member.config, directory=member.directory, run=run)
         self.ended: str | None = None
+        self.ended_at = math.inf
         self.paused = self.began = False
         self._watchdog, self._ends = watchdog, ends
 
@@ -61,7 +64,7 @@ class Running:
         done = self._meta["env_steps"] if self._meta else 0
         stack.enter_context(self.session)
         if why := self._ends.why(self.member) or ("complete" if is_complete(self.member) else None):
-            self.ended = why
+            self.ended, self.ended_at = why, self._meta["iteration"] if self._meta else 0
             return
         self.began = True
         self._checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
@@ -112,17 +115,21 @@ class Running:
         else:
             self._saving.if_due(info)
 
-    def saved_whole(self) -> None:
-        """Waits until it is saved. Raises InputError: it could not be."""
-        self._checkpoints.wait()
+    def check(self, *, whole: bool = False) -> None:
+        """Raises InputError: it could not be saved. Waits, if that is to be whole, until it is."""
+        if self.began and whole:
+            self._checkpoints.wait()
+        elif self.began:
+            self._checkpoints.check()
 
     def finish(self, reason: str | None, *, interrupted: bool = False) -> None:
-        """Saves the end of the run."""
+        """Saves the end of the run; does not wait for it."""
         if not interrupted:
             last = self.session.reporter.flush()
             reason = reason or last
         self._saving.last(self._info, interrupted=interrupted)
         self.ended = "interrupted" if interrupted else reason or "env_steps"
+        self.ended_at = self.session.iteration
 
     def take_over(self, source: "Running", member: Member) -> None:
         """Goes on from where another member is, with a config of its own, as if from a copy of its checkpoint."""
@@ -198,7 +205,7 @@ class Together:
         """Ends members that have paused, whose names say why; the others go on in a smaller program."""
         for one in self.every:
             if one.ended is None and one.member.name in why:
-                one.ended = why[one.member.name]
+                one.ended, one.ended_at = why[one.member.name], one.session.iteration
         left = [one.number for one in self.every if one.ended is None]
         if left:
             self._population.keep_alone(left)
@@ -227,8 +234,7 @@ class Together:
         held = {n: self._population.of(n) for n, iteration in waiting.items() if iteration > least}
         self._drive(pause, least, held)
         for one in self.every:
-            if one.paused:
-                one.saved_whole()
+            one.check(whole=True)
         for number, state in held.items():
             self._population.put(number, state)
 
@@ -255,18 +261,33 @@ class Together:
                 # the calls of those behind would take them further
                 behind = any(one.ended is None and not one.paused for one in self.every)
                 held |= {one.number: self._population.of(one.number) for one in live if one.paused and behind}
+                for one in self.every:
+                    one.check()
                 self._show()
                 self._watchdog.beat("environment steps and update", hint=faults.IN_A_PROGRAM)
             iteration = min((one.session.iteration for one in live if one.ended is None), default=iteration)
-            left = [one.number for one in self.every if one.ended is None]
-            if left and not held and _SHRINKS * len(left) <= self._population.size:
-                self._population.keep_alone(left)
+            if not held:
+                self._narrow(iteration)
             if self._interrupted:
                 for one in live:
                     if one.ended is None and one.number in calls and not one.paused:
                         one.finish(None, interrupted=True)
                 for one in self.every:
                     one.ended = one.ended or "interrupted"
+
+    def _narrow(self, iteration: int) -> None:
+        """Goes on in a smaller program where few have been left for long.
+
+        When it does is told by iterations alone: members that come back from their checkpoints are as many to a program
+        as they were, whose number may be in the last bit of what is computed.
+        """
+        while any(one.ended is None for one in self.every):
+            ends = sorted(self.every[number].ended_at for number in self._population.members)
+            few = len(ends) // _FEW
+            until = _PATIENCE * ends[len(ends) - few - 1]
+            if not few or iteration < until:
+                return
+            self._population.keep_alone([n for n in self._population.members if self.every[n].ended_at > until])
 
     def _show(self) -> None:
         """Shows the mean of the members' latest rows, where each has one."""

@@ -43,13 +43,25 @@ _UNFINISHED = ".unfinished"  # suffix of what is being written or deleted
 
 
 class Checkpointer:
-    """Writes the checkpoints of one run. Use as a context manager: leaving it waits for the save under way."""
+    """Writes the checkpoints of one run. Use as a context manager: leaving it waits for the save under way.
 
-    def __init__(self, directory: Path, keep: CheckpointConfig | None = None):
+    Args:
+      directory: of the checkpoints.
+      keep: which of them stay.
+      pool: that writes, which is shut down by whoever gives it; None: a thread of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: CheckpointConfig | None = None,
+        pool: concurrent.futures.ThreadPoolExecutor | None = None,
+    ):
         self._directory, self._keep = files.absolute(directory), keep or CheckpointConfig()
         self._reserve, self._room = files.Reserve(self._directory / f"reserve{_UNFINISHED}"), 0
         self._spent: int | None = None  # the checkpoint that took the room that was kept, while there is no other
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._own_pool = pool is None
+        self._pool = pool or concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self.last_saved: int | None = None
 
@@ -71,7 +83,8 @@ class Checkpointer:
             if kind is None:
                 self.wait()
         finally:
-            self._pool.shutdown()  # waits: a process that ended now would lose the save
+            if self._own_pool:
+                self._pool.shutdown()  # waits: a process that ended now would lose the save
             self._reserve.release()
 
     def reserve(self, parts: Mapping[str, PyTree]) -> bool:

@@ -1,5 +1,6 @@
 """Members of a population whose program is one: each a session with rows, evaluations and checkpoints of its own."""
 
+import concurrent.futures
 import contextlib
 import math
 import time
@@ -58,7 +59,7 @@ class Running:
         self.paused = self.began = False
         self._watchdog, self._ends = watchdog, ends
 
-    def start(self, stack: contextlib.ExitStack) -> None:
+    def start(self, stack: contextlib.ExitStack, writer: concurrent.futures.ThreadPoolExecutor) -> None:
         """Begins, or goes on from the latest checkpoint; the files are open until `stack` ends."""
         cfg, directory = self.member.config, self.member.directory
         done = self._meta["env_steps"] if self._meta else 0
@@ -67,7 +68,8 @@ class Running:
             self.ended, self.ended_at = why, self._meta["iteration"] if self._meta else 0
             return
         self.began = True
-        self._checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
+        checkpoints = checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint, writer)
+        self._checkpoints = stack.enter_context(checkpoints)
         self.session.start(self.saved, anew=self._meta is None)
         self._files = stack.enter_context(contextlib.ExitStack())
         self._open_files(self._meta["rows"]["env_steps"] if self._meta else 0)
@@ -178,8 +180,10 @@ class Together:
             for one in self.every[1:]:
                 one.session.schedule.evaluations.share(self.every[0].session.schedule.evaluations)
             print(*introduction(self.every, fit), sep="\n")
+            writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")  # of all: many would hold one another up
+            stack.callback(writer.shutdown)
             for one in self.every:
-                one.start(stack)
+                one.start(stack, writer)
             with files.opening(directory):
                 transcript.open(directory / "log.txt")
             outs = (transcript.screen, transcript.file)

@@ -7,9 +7,10 @@
     python scripts/bench_serve.py one --seconds 45 --rllib PYTHON   # and RLlib's example, by an interpreter that has it
 
 `latency`: get_action of so many clients, each over a connection of its own, while PPO learns from what they play;
-milliseconds of its median and 99th percentile, and of the longest. `batched`: environment steps per second of a client
-that plays so many episodes in one request, while PPO learns; `local`: the same of one that acts by itself, and the
-share of its steps that the learner got. `policies`: requests per second of `--no-learn`, an MLP.
+milliseconds of its median and 99th percentile, and of the longest; of these the time until the policy's call began, and
+that of a call; and the same of a server that does not learn, beside it. `batched`: environment steps per second of a
+client that plays so many episodes in one request, while PPO learns; `local`: the same of one that acts by itself, and
+the share of its steps that the learner got. `policies`: requests per second of `--no-learn`, an MLP.
 Clients are one process, which plays no real environment: observations are random, episodes have 200 steps.
 `one`: environment steps per second of one client with one CartPole, a step at a time, where the server acts and where
 the client does, while PPO learns with the sizes of RLlib's example of an external environment; with `--rllib` that
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,8 @@ class Server:
         line = next(line for line in self._process.stdout if line.startswith("clients: "))
         self.address = line.split()[1]
 
-    def close(self) -> None:
-        self._process.kill()
+    def close(self, *, gently: bool = False) -> None:
+        (self._process.terminate if gently else self._process.kill)()
         self._process.wait()
 
 
@@ -118,13 +120,42 @@ def beside(one: Any, address: str, count: int, seconds: float) -> dict[str, floa
 
 
 def latency(args: argparse.Namespace, out: Path) -> dict[str, Any]:
-    server = Server(*_PPO, f"--set=env.num_envs={args.clients}", f"--out={out}")
-    try:
-        found = beside(play, server.address, args.clients, args.seconds)
-    finally:
-        server.close()
+    learning = f"--set=env.num_envs={args.clients}", f"--out={out}"
+    found = {}
+    for name, settings in (("", (*_PPO, *learning)), ("idle_", (str(out), "--no-learn"))):
+        server = Server(*settings)
+        try:
+            beside(play, server.address, args.clients, _SKIPPED * args.seconds)  # compilation
+            before = histograms(server.address)
+            each = beside(play, server.address, args.clients, args.seconds)
+            each |= longest(before, histograms(server.address))
+        finally:
+            server.close(gently=not name)  # the second serves what the first has saved
+        found |= {f"{name}{key}": value for key, value in each.items()}
     rows = [json.loads(line) for line in (out / "result.jsonl").read_text().splitlines()]
     return {"clients": args.clients, **found, "rows": len(rows), "updates": rows[-1]["updates"] if rows else 0}
+
+
+def histograms(address: str) -> dict[str, dict[float, int]]:
+    """Of what /metrics tells of the waits for the policy's calls, and of the calls: bound -> how many are below it."""
+    with urllib.request.urlopen(f"{address}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    found = {}
+    for name in ("wait", "inference"):
+        buckets = [line for line in lines if line.startswith(f"jrl_{name}_seconds_bucket")]
+        found[name] = {float(line.split('le="')[1].split('"')[0]): int(line.split()[-1]) for line in buckets}
+    return found
+
+
+def longest(before: dict[str, dict[float, int]], after: dict[str, dict[float, int]]) -> dict[str, float]:
+    """Milliseconds that all of them took at most, and all but one in a thousand: bounds of the histograms."""
+    found = {}
+    for name in before:
+        counts = {bound: count - before[name][bound] for bound, count in after[name].items()}
+        for share, key in ((0.999, "p999"), (1.0, "longest")):
+            bound = next(b for b, count in counts.items() if count >= share * counts[float("inf")])
+            found[f"{name}_{key}_ms"] = bound * 1e3
+    return found
 
 
 def batched(args: argparse.Namespace, out: Path, mode: str = "remote") -> dict[str, Any]:

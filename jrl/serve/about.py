@@ -49,6 +49,9 @@ def metrics(table: Table, web: Web, served: Mapping[str, Served], uptime_s: floa
     lines = [f"# TYPE jrl_{name} {kind}\njrl_{name} {value:.12g}\n" for name, (kind, value) in found.items()]
     lines += ["# TYPE jrl_weights_version gauge\n"]
     lines += [f'jrl_weights_version{{policy="{name}"}} {one.inference.version}\n' for name, one in served.items()]
+    for name, of in (("wait_seconds", lambda one: one.waits), ("inference_seconds", lambda one: one.calls)):
+        lines.append(f"# TYPE jrl_{name} histogram\n")
+        lines += [of(one.inference).text(f"jrl_{name}", f'policy="{policy}"') for policy, one in served.items()]
     return "".join(lines)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.serve.columns import Columns, Ends
+from jrl.serve.histogram import Histogram
 from jrl.serve.table import UNLEARNED, Item, Seat, Table
 from jrl.types import ActOut, EnvSpec, Key, PyTree
 
@@ -98,6 +99,9 @@ class Inference:
     Attributes:
       initial: a column's number -> what the policy remembers before an episode.
       count: calls so far.
+      waits: how long items waited until the call began that answers them, the first after they had asked but for those
+        beyond the most that it takes.
+      calls: how long calls took.
       failure: what ended the thread.
 
     Args:
@@ -120,11 +124,12 @@ class Inference:
         self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
         self._most, self._wait_s = program.sizes[-1], max_wait_ms / 1000
         self._weights: Weights | None = None
-        self._items: collections.deque[Item] = collections.deque()
+        self._items: collections.deque[tuple[Item, float]] = collections.deque()  # and when they asked
         self._asked = threading.Condition()
         self._closed = False
         self._remembers = bool(jax.tree.leaves(initial(0)))
         self.count = 0
+        self.waits, self.calls = Histogram(), Histogram()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
 
@@ -151,8 +156,9 @@ class Inference:
 
     def ask(self, items: Sequence[Item]) -> None:
         """Orders actions; `deliver` gets them."""
+        now = time.perf_counter()
         with self._asked:
-            self._items.extend(items)
+            self._items.extend((item, now) for item in items)
             self._asked.notify()
 
     def close(self) -> None:
@@ -166,7 +172,9 @@ class Inference:
     def _serve(self) -> None:
         try:
             while (batch := self._batch()) is not None:
+                began = time.perf_counter()
                 self._answer(batch)
+                self.calls.add(time.perf_counter() - began)
         except BaseException as e:  # the run ends with it: `source` raises it
             with self._table.lock:
                 self.failure = e
@@ -190,12 +198,15 @@ class Inference:
         """The items of the next call; one that remembers what another of them sees is left for that after it."""
         found: list[Item] = []
         seen: set[Seat] = set()
+        now = time.perf_counter()
         while self._items and len(found) < self._most:
-            item = self._items[0]
+            item, asked = self._items[0]
             if self._remembers and item.carry is None and item.seat in seen:
                 break
             seen.add(item.seat)
-            found.append(self._items.popleft())
+            self._items.popleft()
+            found.append(item)
+            self.waits.add(now - asked)
         return found
 
     def _answer(self, items: list[Item]) -> None:

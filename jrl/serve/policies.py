@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jrl.errors import InputError
-from jrl.host import faults
+from jrl.host import faults, pauses
 from jrl.run import checkpoint, policy
 from jrl.run.policy import Trained
 from jrl.serve import address, origins
@@ -114,6 +114,7 @@ def serve(
         raise
     try:
         inferences = {name: _served(server, name, loaded, cfg) for name, loaded in found.items()}
+        pauses.settle()
         server.web.open(sock, context)
         print("clients:", address.url(sock, tls=context is not None), flush=True)
         for _ in _seconds(interrupted):
@@ -127,6 +128,7 @@ def serve(
                     raise inference.failure
     finally:
         server.close()
+        pauses.restore()
 
 
 def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> Inference:

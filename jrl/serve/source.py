@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs.played import Played
+from jrl.host import pauses
 from jrl.host.faults import Interrupted
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -25,6 +26,7 @@ LAG = "external/policy_lag"  # metric: updates that the weights which chose the 
 DROPPED = "external/dropped"  # metric: steps so far that no learner got: they came too fast, or were too old
 TOO_OLD = "external/too_old"  # metric: those of them that came too late, which their clients were told
 UNDER_WAY = "external/episodes"  # metric: episodes under way
+_COMPILED = 3  # calls after which all of an iteration is compiled: an update may need two rollouts
 _LOOK_S = 0.5  # seconds between two looks at whether the run is to end
 
 
@@ -66,7 +68,7 @@ class ClientSource(FromHost):
         assert table.columns is not None
         self._table, self._rows, self._inference = table, table.columns, inference
         self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
-        self._begun, self._count_agents = False, bool(options.get("count_agents"))
+        self._calls, self._count_agents = 0, bool(options.get("count_agents"))
         super().__init__(env, act, length=length, timers=timers, **options)
         self._forget = jax.jit(_forgotten)
 
@@ -75,9 +77,12 @@ class ClientSource(FromHost):
         device = device_of(actor)
         actor, key = jax.block_until_ready((copied(actor), key))
         self._inference.publish(Weights(actor, key, self._version))
-        if not self._begun:
-            self._begun = True
+        self._calls += 1
+        if self._calls == 1:
+            pauses.postpone()
             self._begin()
+        elif self._calls == _COMPILED:
+            pauses.settle()
         taken = self._taken()
         self._version += 1
         restarted, total, steps = taken.lost
@@ -149,6 +154,7 @@ class ClientSource(FromHost):
     def close(self) -> None:
         self._inference.close()
         super().close()
+        pauses.restore()
 
 
 def _forgotten(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:

@@ -1,0 +1,105 @@
+"""Nobody waits for more than what is under way: not for an update, and for one call of the policy at most."""
+
+import gc
+import threading
+
+import numpy as np
+import serving
+from serving import asked
+
+from jrl.serve.client import PolicyClient
+from jrl.serve.histogram import BOUNDS, Histogram
+from jrl.serve.inference import Chosen, Inference, Weights
+from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
+
+OBS = [0.1, 0.2, 0.3, 0.4]
+
+
+def histogram(address, name):
+    """The counts of a histogram that /metrics tells, not cumulated."""
+    lines = asked(address, "GET", "/metrics")[1].decode().splitlines()
+    found = [int(line.split()[-1]) for line in lines if line.startswith(f"jrl_{name}_bucket{{")]
+    assert next(line for line in lines if line.startswith(f"jrl_{name}_count")).endswith(f" {found[-1]}")
+    return np.diff([0, *found])
+
+
+def version(run):
+    return asked(run.address, "GET", "/v1/health")[1]["versions"]
+
+
+def test_nobody_waits_for_an_update():
+    held, released, thresholds = threading.Event(), threading.Event(), gc.get_threshold()
+
+    def update(row):
+        held.set()
+        assert released.wait(60)
+
+    with serving.running(serving.settings(envs=2, length=4, run={"report_every": 32})) as run:
+        run.session.sinks.append(update)
+        client = PolicyClient(run.address, patience_s=0.0)
+        try:
+            episode = client.start_episode()
+            while not held.is_set():
+                client.get_action(episode, OBS)
+            before = histogram(run.address, "wait_seconds").sum()
+            then = version(run)
+            for _ in range(20):  # the learner stands still
+                client.get_action(episode, OBS)
+            assert histogram(run.address, "wait_seconds").sum() == before + 20
+            assert version(run) == then
+            assert gc.get_freeze_count() > 0  # of what was compiled: a full collection would stop all for long
+        finally:
+            released.set()
+            client.close()
+    assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == thresholds
+
+
+class Slow:
+    """A program that waits in each call until it may go on, and notes whom it answers."""
+
+    sizes = (64,)
+
+    def __init__(self):
+        self.calls, self.may = [], threading.Semaphore(0)
+
+    def __call__(self, weights, items, count):
+        self.calls.append([item.reward for item in items])
+        assert self.may.acquire(timeout=30)
+        n = len(items)
+        return Chosen(np.zeros(n), np.zeros(n), {}, (), [(0, ())] * n)
+
+
+def test_who_asks_is_in_the_next_call():
+    rng, program, answered = np.random.default_rng(0), Slow(), []
+    table = Table(None, 0, 64)
+    inference = Inference(table, program, lambda column: (), answered.extend, max_wait_ms=0)
+    item = lambda i: Item(Seat(Episode(str(i), "", ""), 0, UNLEARNED, ()), OBS, float(i))
+    inference.publish(Weights(None, None, 0))
+    number, group = 1, [0.0]
+    inference.ask([item(0)])
+    for call in range(20):
+        serving.until(lambda call=call: len(program.calls) == call + 1)
+        assert program.calls[call] == group
+        group = [float(number + k) for k in range(rng.integers(1, 20))]
+        number += len(group)
+        for each in group:  # one after the other, while that call is under way
+            inference.ask([item(each)])
+        program.may.release()
+    program.may.release()
+    serving.until(lambda: len(answered) == number)
+    inference.close()
+    assert sum(inference.waits.counts) == number
+    assert sum(inference.calls.counts) == 21
+
+
+def test_a_histogram_counts_each_value_once():
+    found = Histogram()
+    values = [*BOUNDS, 0.0, 7.0, 0.0041]
+    for value in values:
+        found.add(value)
+    assert found.total == sum(values)
+    lines = found.text("x", 'policy="a"').splitlines()
+    for line, bound in zip(lines, [*BOUNDS, np.inf], strict=False):
+        assert line.rsplit(" ", 1)[1] == str(sum(value <= bound for value in values))
+    assert lines[-1] == f'x_count{{policy="a"}} {len(values)}'

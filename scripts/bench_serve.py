@@ -37,6 +37,7 @@ from jrl.serve.client import PolicyClient
 _PPO = [
     "ppo", "--set=external.observation={box: [4]}", "--set=external.action={discrete: 2}", "--set=rollout.length=128",
     "--set=network.hidden=[64, 64]", "--set=run.report_every=10000", "--stop=env_steps=100000000",
+    "--set=stop.episode/return=1e9",
 ]  # fmt: skip
 # PPO's sizes there: two layers of 256, 4,000 steps, 10 passes over minibatches of about 128
 _AS_RLLIB = [

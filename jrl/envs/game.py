@@ -30,6 +30,7 @@ class Kind(NamedTuple):
     observation: Any  # of an agent, with what is added to it
     action: Any  # the same of actions
     mask_info: str | None  # the entry of the infos that is the mask
+    waits: bool  # the last action is to wait, which is all that an agent can do whose turn it is not
 
 
 class Layout(NamedTuple):
@@ -38,7 +39,6 @@ class Layout(NamedTuple):
     agents: tuple[Any, ...]
     kinds: tuple[Kind, ...]  # one, or where agents have different spaces those of `EnvSpec.kinds`
     state: Any  # the space of the global view, which each agent sees; None: none does
-    waits: bool  # the last action is to wait, which is all that an agent can do whose turn it is not
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,8 +64,7 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
       state: observations have the global view.
       seed: of the reset.
     Raises:
-      InputError: a space that is not supported, agents that take turns with actions that
-        have no number, a mask or a global view that is not there.
+      InputError: a space that is not supported, a mask or a global view that is not there.
     """
     each = _own_spaces(play)
     groups = kinds(each) or (tuple(range(len(each))),)
@@ -73,11 +72,6 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
     for observation, action in (each[numbers[0]] for numbers in groups):
         ours = spaces.actions(action).space
         spaces.observations(observation)
-        if play.waits and kind(action) != "Discrete":
-            raise InputError(
-                f"env.id {id}: its agents take turns, and one that waits needs a further action, which only a Discrete "
-                f"space can get: expected Discrete actions, got {action}"
-            )
         looked_for.append(masks.looked_for(mask_info, observation, ours, id))
     begun = _first_turn(play, id, seed) if any(looked_for) or state else None
     view = _state_space(play, id) if state else None
@@ -89,8 +83,9 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
             first = [agent for agent in agents if agent in begun.turn.movers] or agents
             there = next((info for info in map(begun.turn.infos.get, first) if isinstance(info, dict)), {})
             mask = masks.shape(mask_info, shapes(there), spaces.actions(own[1]).space, id)
-        found.append(_kind(numbers, own, mask, view, id, waits=play.waits))
-    return Layout(play.agents, tuple(found), view, play.waits), begun
+        waits = play.waits and kind(own[1]) == "Discrete"  # others have no action more: what they choose is not read
+        found.append(_kind(numbers, own, mask, view, id, waits=waits))
+    return Layout(play.agents, tuple(found), view), begun
 
 
 def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, id: str, *, waits: bool) -> Kind:
@@ -113,7 +108,7 @@ def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, 
     if added:
         # a list keeps its order
         observation = gym.Dict(list({**({"obs": observation} if named is None else named), **added}.items()))
-    return Kind(numbers, own, observation, action, None if mask is None else mask[0])
+    return Kind(numbers, own, observation, action, None if mask is None else mask[0], waits)
 
 
 def _first_turn(play: Play, id: str, seed: int) -> Begun:
@@ -158,14 +153,14 @@ class _Rows:
       state, mask: those of them that are not the agents' own; `state` is looked at only where there is one.
     """
 
-    def __init__(self, of: Kind, *, has_state: bool, waits: bool):
+    def __init__(self, of: Kind, *, has_state: bool):
         parts = leaves(of.observation)
         self._arrays = [np.zeros((len(of.numbers), *space.shape), space.dtype) for _, space in parts]
         self.rows = element(of.observation, iter(self._arrays))
         self._nothing = [_nothing(path, space) for path, space in parts]
         added = {(name,): array for (name, *_), array in zip([path or ("",) for path, _ in parts], self._arrays)}
         self.state: Any = added.get((STATE,)) if has_state else None
-        self.mask = added.get((ACTION_MASK,)) if waits or of.mask_info else None
+        self.mask = added.get((ACTION_MASK,)) if of.waits or of.mask_info else None
         without = [array for array in (self.state, self.mask) if array is not None]
         cut = 1 if kind(of.observation) == "Dict" and kind(of.own[0]) != "Dict" else 0  # of what is wrapped: "obs"
         rest = [(path[cut:], array) for (path, _), array in zip(parts, self._arrays)]
@@ -220,7 +215,7 @@ class Game:
         seen = whole([batch_space(one.observation, len(one.numbers)) for one in layout.kinds])
         self.observation_space = gym.Dict(list({"obs": seen, "reward": reward, **flags}.items()))
         self.action_space = whole([batch_space(one.action, len(one.numbers)) for one in layout.kinds])
-        self._kinds = [_Rows(one, has_state=layout.state is not None, waits=layout.waits) for one in layout.kinds]
+        self._kinds = [_Rows(one, has_state=layout.state is not None) for one in layout.kinds]
         rows = tuple(one.rows for one in self._kinds)
         self._rows = rows[0] if len(rows) == 1 else rows
         # by agent: the number of its kind, and its own in it
@@ -287,9 +282,10 @@ class Game:
 
     def _action(self, agent: Any, k: int, action: Any) -> Any:
         i, j = self._seats[k]
-        space = self._layout.kinds[i].own[1]
+        own_kind = self._layout.kinds[i]
+        space = own_kind.own[1]
         chosen = row(action if len(self._kinds) == 1 else action[i], j)
-        if self._layout.waits and chosen >= space.start + space.n:
+        if own_kind.waits and chosen >= space.start + space.n:
             raise ValueError(f"agent {agent!r} is to move, and its action was to wait, which its action_mask rules out")
         return chosen.copy() if isinstance(chosen, np.ndarray) else chosen
 
@@ -322,7 +318,7 @@ class Game:
 
     def _allowed(self, own_kind: Kind, turn: Turn, agent: Any, obs: Any, moves: bool) -> Any:
         """Returns an agent's mask: its own, with one more entry for waiting where some wait."""
-        waits, mask_info, choices = self._layout.waits, own_kind.mask_info, own_kind.own[1]
+        waits, mask_info, choices = own_kind.waits, own_kind.mask_info, own_kind.own[1]
         own: Any = np.ones(choices.n, bool) if waits else None
         if mask_info is not None and moves:
             info = turn.infos.get(agent) or {}

@@ -177,6 +177,19 @@ class FaultyNim(Nim):
         return 0 if self._fault == "returns" else None
 
 
+class Pour(Nim):
+    """Nim whose agents say by a number from 0 to 1, the first of two, how many they take; `taken` keeps what they did."""
+
+    def __init__(self):
+        super().__init__(masked=False, actions=spaces.Box(0.0, 1.0, (2,), np.float32))
+        self.taken: list = []
+
+    def step(self, action):
+        if action is not None:
+            self.taken.append((self.agent_selection, action))
+        super().step(None if action is None else min(int(action[0] * 3), 2))
+
+
 class AECEnv(Nim):
     """In the place of PettingZoo's base class."""
 

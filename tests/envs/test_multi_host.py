@@ -188,14 +188,25 @@ def test_to_wait_in_ones_own_turn_is_an_error():
         env.step(np.array([3, 3], np.int32))
 
 
-def test_turns_without_numbered_actions_are_refused():
-    from agent_envs import Nim
-
-    from jrl import registry
-
-    registry.register("continuous-nim", lambda context: Nim(masked=False, actions=SEEN))
-    with pytest.raises(InputError, match=r"continuous-nim: its agents take turns.*expected Discrete actions, got Box"):
-        make("continuous-nim")
+def test_actions_without_numbers_of_agents_that_wait_are_not_read():
+    env = make(f"{NAME}:Pour", num_envs=2)
+    assert env.spec.action.shape == (2,) and env.spec.observation.shape == (1,)
+    env.reset()
+    rng, chosen, owed = np.random.default_rng(0), [[], []], np.zeros(4)
+    games = [game.env for game in env.games]
+    for _ in range(40):
+        movers = [{"p_0": 0, "p_1": 1}[game.agent_selection] if game.agents else None for game in games]
+        action = rng.uniform(-1, 1, (4, 2)).astype(np.float32)
+        result = env.step(action)
+        for i, mover in enumerate(movers):
+            if not result.several.absent[2 * i]:
+                chosen[i].append((mover, (action[2 * i + mover] + 1) / 2))
+        owed += result.reward
+        assert (result.terminated == np.repeat(result.several.over, 2)).all()
+    for i, game in enumerate(games):
+        assert [agent for agent, _ in game.taken] == [f"p_{mover}" for mover, _ in chosen[i]]
+        np.testing.assert_allclose([action for _, action in game.taken], [action for _, action in chosen[i]], atol=1e-6)
+    np.testing.assert_array_equal(owed[0::2], -owed[1::2])
 
 
 @pytest.mark.parametrize("how", [("Turns", {"turn_based": True}), ("PatientTurns", {})])

@@ -8,10 +8,13 @@ import gc
 
 _NEVER = 2**31 - 1
 _usual = gc.get_threshold()
+_frozen = 0  # objects that somebody else had frozen before
 
 
 def postpone() -> None:
     """Leaves old objects uncollected until `settle`, while programs are compiled that make many."""
+    global _frozen
+    _frozen = gc.get_freeze_count()
     gc.set_threshold(*_usual[:2], _NEVER)
 
 
@@ -22,6 +25,7 @@ def settle() -> None:
 
 
 def restore() -> None:
-    """Lets collections look at everything again."""
-    gc.unfreeze()
+    """Lets collections look at everything again, unless somebody else had frozen some of it."""
+    if not _frozen:
+        gc.unfreeze()
     gc.set_threshold(*_usual)

@@ -113,6 +113,7 @@ def serve(
         sock.close()
         raise
     try:
+        pauses.postpone()
         inferences = {name: _served(server, name, loaded, cfg) for name, loaded in found.items()}
         pauses.settle()
         server.web.open(sock, context)

@@ -1,6 +1,8 @@
 """Members of a population: each is the run that it would be alone, whatever becomes of the others."""
 
 import dataclasses
+import math
+import types
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jrl.run import build_population, checkpoint
 from jrl.run.session import Session
 from jrl.settings import config
+from jrl.sweep import together
 
 SMALL = {
     "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4}, "network": {"hidden": [8]},
@@ -168,3 +171,37 @@ def test_members_go_on_from_their_checkpoints(members, tmp_path):
     advanced(again, resumed, 2)
     for i in range(2):
         jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(plain, x.of(i)) for x in (again, population)))
+
+
+class Places:
+    """The places of a population, without its program."""
+
+    def __init__(self, count):
+        self.members = list(range(count))
+
+    def keep_alone(self, members):
+        assert set(members) < set(self.members)
+        self.members = members
+
+
+@pytest.mark.parametrize(
+    ("ends", "iteration", "left"),
+    [
+        ([10.0] * 11 + [math.inf] * 5, 100, 16),  # more than a quarter goes on
+        ([10.0] * 12 + [math.inf] * 4, 12, 16),
+        ([10.0] * 12 + [math.inf] * 4, 13, 4),
+        ([10.0] * 12 + [12.0] * 3 + [math.inf], 13, 1),  # had ended by then
+        ([10.0] * 12 + [14.0] * 3 + [math.inf], 15, 4),  # as they were before it was killed
+        ([10.0] * 12 + [14.0] * 3 + [math.inf], 18, 1),
+        ([10.0] * 16, 100, 16),
+        ([10.0, 10.0, math.inf], 100, 3),
+    ],
+)
+def test_who_goes_on_gets_a_smaller_program_at_an_iteration_that_the_ends_tell(ends, iteration, left):
+    running = together.Together.__new__(together.Together)
+    running.every = [types.SimpleNamespace(ended_at=at, ended=None if math.isinf(at) else "x") for at in ends]
+    running._population = Places(len(ends))
+    running._narrow(iteration)
+    assert len(running._population.members) == left
+    running._narrow(iteration)
+    assert len(running._population.members) == left

@@ -233,7 +233,8 @@ def result(task: Task, seed: int, directory: Path, failed: list[str]) -> dict:
     if task.bounds is None:
         cfg = config.load(task.config, task.overrides)
         wanted = {name: value for name, value in cfg.stop.items() if name != "env_steps"}
-        reached = any(criteria.met(name, last, value, cfg.run.smoothing_episodes) for name, value in wanted.items())
+        met = lambda row: any(criteria.met(name, row, value, cfg.run.smoothing_episodes) for name, value in wanted.items())
+        reached = any(map(met, rows))  # the row of the end comes after the one that ended the run
     else:
         reached = bool(returns) and task.bounds[0] <= returns[-1] <= task.bounds[1]
     reached = reached and min(returns, default=math.inf) >= task.lowest

@@ -232,9 +232,9 @@ def result(task: Task, seed: int, directory: Path, failed: list[str]) -> dict:
     returns = [r[criterion] for r in rows if r.get(criterion) is not None]
     if task.bounds is None:
         cfg = config.load(task.config, task.overrides)
-        wanted = {name: value for name, value in cfg.stop.items() if name != "env_steps"}
-        met = lambda row: any(criteria.met(name, row, value, cfg.run.smoothing_episodes) for name, value in wanted.items())
-        reached = any(map(met, rows))  # the row of the end comes after the one that ended the run
+        wanted, window = {**cfg.stop, "env_steps": math.inf}, cfg.run.smoothing_episodes
+        # of all rows: that of the end comes after the one that ended the run
+        reached = any(criteria.met(name, row, value, window) for row in rows for name, value in wanted.items())
     else:
         reached = bool(returns) and task.bounds[0] <= returns[-1] <= task.bounds[1]
     reached = reached and min(returns, default=math.inf) >= task.lowest

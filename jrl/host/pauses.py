@@ -8,13 +8,13 @@ import gc
 
 _NEVER = 2**31 - 1
 _usual = gc.get_threshold()
-_frozen = 0  # objects that somebody else had frozen before
+_before: int | None = None  # objects that somebody else had frozen when it was postponed
 
 
 def postpone() -> None:
     """Leaves old objects uncollected until `settle`, while programs are compiled that make many."""
-    global _frozen
-    _frozen = gc.get_freeze_count()
+    global _before
+    _before = gc.get_freeze_count()
     gc.set_threshold(*_usual[:2], _NEVER)
 
 
@@ -25,7 +25,11 @@ def settle() -> None:
 
 
 def restore() -> None:
-    """Lets collections look at everything again, unless somebody else had frozen some of it."""
-    if not _frozen:
+    """Lets collections look at everything again that nobody else had frozen, if they were postponed."""
+    global _before
+    if _before is None:
+        return
+    if not _before:
         gc.unfreeze()
+    _before = None
     gc.set_threshold(*_usual)

@@ -18,10 +18,10 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
 
-    def add(self, seconds: float, times: int = 1) -> None:
+    def add(self, seconds: float) -> None:
         """Counts a value."""
-        self.counts[bisect.bisect_left(BOUNDS, seconds)] += times
-        self.total += seconds * times
+        self.counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
 
     def text(self, name: str, labels: str = "") -> str:
         """Returns its lines in Prometheus' format; `labels` as `policy="main"`."""

@@ -178,7 +178,7 @@ class FaultyNim(Nim):
 
 
 class Pour(Nim):
-    """Nim whose agents say by a number from 0 to 1, the first of two, how many they take; `taken` keeps what they do."""
+    """Nim whose agents say by a number from 0 to 1, the first of two, how many they take; `taken` keeps that."""
 
     def __init__(self):
         super().__init__(masked=False, actions=spaces.Box(0.0, 1.0, (2,), np.float32))

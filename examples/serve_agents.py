@@ -6,7 +6,8 @@ The server, beside it:
 
     python -m jrl.serve ppo --set "external.agents=[cross, nought]" --set env.num_envs=8 --set algo.gamma=1.0 \
         --set "external.observation={dict: {obs: {box: [18]}, action_mask: {multi_binary: [9]}}}" \
-        --set "external.action={discrete: 9}" --set rollout.length=128 --stop env_steps=300000
+        --set "external.action={discrete: 9}" --set rollout.length=128 --set algo.gae_lambda=0.9 \
+        --set algo.normalize_advantage=false --set algo.ent_coef=0.1 --stop env_steps=300000
 """
 
 import random
@@ -98,7 +99,7 @@ def main(address="http://127.0.0.1:9900", games=20_000, players=8):
         for thread in threads:
             thread.join()
         client = PolicyClient(address)
-        results = [play(client, AGENTS[i % 2])[AGENTS[1 - i % 2]] for i in range(200)]
+        results = [play(client, AGENTS[i % 2])[AGENTS[1 - i % 2]] for i in range(600)]
         client.close()
         found.append([float(np.mean(np.array(results) == result)) for result in (1, 0, -1)])
         won, drawn, lost = found[-1]

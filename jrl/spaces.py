@@ -97,10 +97,14 @@ def of_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[
     return Tuple(observation), Tuple(action), found
 
 
-def columns(spec: EnvSpec) -> int | tuple[int, ...]:
-    """Returns the columns of observations and actions: B, or of agents of different kinds those of each kind."""
-    games = spec.num_envs // max(1, sum(map(len, spec.kinds)))
-    return tuple(games * len(kind) for kind in spec.kinds) or spec.num_envs
+def columns(spec: EnvSpec, games: int | None = None) -> int | tuple[int, ...]:
+    """Returns the columns of observations and actions: B, or of agents of different kinds those of each kind.
+
+    With `games`, those of so many environments.
+    """
+    size = sum(map(len, spec.kinds)) or max(1, len(spec.agents))
+    games = spec.num_envs // size if games is None else games
+    return tuple(games * len(kind) for kind in spec.kinds) or games * size
 
 
 def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.types import Box, Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, Several, StepResult
@@ -110,3 +111,30 @@ def numbered() -> MultiDefinition:
         return jnp.stack([of_both(number), of_both(state["step"]), state["done"]], -1)
 
     return MultiDefinition(("left", "right"), Box((3,)), Discrete(2), None, 1, reset, step, observe)
+
+
+class Numbered:
+    """As `numbered`, one game on the host with the members of RLlib's MultiAgentEnv; its number is always 0."""
+
+    def __init__(self, config=None):
+        self.possible_agents = ["left", "right"]
+        self.observation_spaces = dict.fromkeys(self.possible_agents, spaces.Box(0.0, 9.0, (3,), np.float32))
+        self.action_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(2))
+
+    def _see(self):
+        return {agent: np.array([0, self.t, self.done[agent]], np.float32) for agent in self.possible_agents}
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.draws = np.random.default_rng(seed)
+        self.t, self.length, self.done = 0, int(self.draws.integers(2, 5)), dict.fromkeys(self.possible_agents, 0)
+        return self._see(), {}
+
+    def step(self, actions):
+        self.t += 1
+        self.done = {agent: self.done[agent] + int(actions[agent]) for agent in self.possible_agents}
+        rewards = {agent: 1.0 + int(actions[agent]) for agent in self.possible_agents}
+        return self._see(), rewards, {"__all__": self.t >= self.length}, {"__all__": False}, {}
+
+    def close(self):
+        pass

@@ -8,6 +8,7 @@ that ends before ends nothing, one that comes later joins in, and a team with a 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ def grouped(env: JaxEnv | Env, groups: Groups) -> JaxEnv | Env:
     Raises:
       InputError: agents that cannot be put together, or whose columns do not step together.
     """
-    team.check_columns(env)
+    team.check_agents(env)
     units = _units(env.spec, groups)
     view, spec = _View(env.spec, units), spec_of(env.spec, groups)
     return team.shown(env, Joint(spec, _to_columns(env.spec, spec, units), view.first, view.joined))
@@ -97,11 +98,11 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
         """Returns the actions [G, n, *] of the members of unit i."""
         unit, (k, j) = units[i], place[i]
         mine = jax.tree.map(
-            lambda x: x.reshape(spec.games, len(kinds[k]), *x.shape[1:])[:, j], action[k] if shown.kinds else action
+            lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], action[k] if shown.kinds else action
         )
         if not unit.is_team:
             return jax.tree.map(lambda x: x[:, None], mine)
-        return mine.reshape(spec.games, len(unit.members), *element(by_kind[unit.kind].action).shape)
+        return mine.reshape(-1, len(unit.members), *element(by_kind[unit.kind].action).shape)
 
     def to_columns(xp: Any, action: PyTree) -> PyTree:
         found = []
@@ -130,8 +131,7 @@ class _View:
     def __init__(self, spec: EnvSpec, units: Sequence[_Unit]):
         self._spec, self._units = spec, units
         self._views = [
-            team.joint_view(spaces.by_kind(spec)[unit.kind].observation, spec.games, len(unit.members))
-            for unit in units
+            team.joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units
         ]
         self._kinds = spaces.kinds([unit.spec._replace(agents=()) for unit in units])
 
@@ -144,11 +144,11 @@ class _View:
         """Returns a step of the view's agents, made of one of the environment's."""
         told = result.several
         assert told is not None
-        begun = told.absent.reshape(self._spec.games, -1).all(-1, keepdims=True)  # the first row of a game
+        begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
         there = told.there
         if there is None:
             stays = ~(told.absent | result.terminated | result.truncated)
-            there = (begun | stays.reshape(self._spec.games, -1)).reshape(-1)
+            there = (begun | self._by_game(stays)).reshape(-1)
         each = zip(*map(self._by_unit, (told.absent, result.terminated, result.truncated, there)), strict=True)
         rows = [_Rows(*columns) for columns in each]
         terminated, truncated, absent, present = zip(*map(_standing, self._units, rows), strict=True)
@@ -164,9 +164,12 @@ class _View:
             Several(together([one.absent.all(-1) for one in rows]), told.over, any_of(there)),
         )
 
+    def _by_game(self, x: Array) -> Array:
+        return x.reshape(-1, len(self._spec.agents))
+
     def _by_unit(self, x: Array) -> list[Array]:
         """Returns the members' part [G, n] of x [G * A], for each unit."""
-        return [_taken(x, self._spec.games, unit.members) for unit in self._units]
+        return [self._by_game(x)[:, np.array(unit.members)] for unit in self._units]
 
     def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
         """Returns the observations of the view's agents, made of the environment's."""
@@ -175,8 +178,8 @@ class _View:
             for i, unit in enumerate(self._units):
                 if unit.kind != k:
                     continue
-                seen = jax.tree.map(lambda x, unit=unit: _taken(x, self._spec.games, unit.seats), of_kind)
-                mine = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
+                size = len(self._spec.kinds[k]) if self._spec.kinds else len(self._spec.agents)
+                mine = jax.tree.map(partial(_of_seats, size=size, seats=np.array(unit.seats)), of_kind)
                 each[i] = self._views[i](xp, mine, absent[i], present[i]) if unit.is_team else mine
         join = lambda *x: xp.stack(x, 1).reshape(-1, *x[0].shape[1:])
         kinds = self._kinds or (tuple(range(len(each))),)
@@ -184,9 +187,9 @@ class _View:
         return found if self._kinds else found[0]
 
 
-def _taken(x: Array, games: int, numbers: Sequence[int]) -> Array:
-    """Returns the part [G, n, *] of x [G * A, *] that belongs to some agents."""
-    return x.reshape(games, -1, *x.shape[1:])[:, np.array(numbers)]
+def _of_seats(x: Array, size: int, seats: np.ndarray) -> Array:
+    """Returns the rows [G * n, *] of x [G * size, *] that belong to n seats of each game."""
+    return x.reshape(-1, size, *x.shape[1:])[:, seats].reshape(-1, *x.shape[1:])
 
 
 def _standing(unit: _Unit, rows: _Rows) -> tuple[Array, Array, Array, Array]:

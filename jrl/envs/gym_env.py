@@ -239,43 +239,51 @@ class GymnasiumEnv(_Adapter):
         return self._result(None, failed)
 
 
-class AsyncGymnasiumEnv(_Adapter):
-    """Host environments in worker processes that do not wait for each other; a `jrl.types.AsyncEnv`.
+class NotWaiting:
+    """Members of environments in worker processes that do not wait for each other; see `jrl.types.AsyncEnv`.
 
     `recv` waits for one, then `batch_wait_ms` milliseconds for others. One that is made anew holds up no other: its
     first observation comes when it is ready.
     """
 
     least = 1
+    _vector: Any
+    _begin_anew: Callable[[], None]
+    _action: Callable[[PyTree, int], Any]
+    _result: Callable[[Any, np.ndarray], StepResult]
 
     def __init__(self, cfg: EnvConfig, **how: Any):
-        super().__init__(cfg, **how)
+        super().__init__(cfg, **how)  # type: ignore[call-arg]  # of the environments that are mixed in
         assert cfg.batch_wait_ms is not None
-        self._workers, self.batch_size, self._more_s = self._vector, cfg.num_envs, cfg.batch_wait_ms / 1000
+        self.batch_size, self._more_s = cfg.num_envs, cfg.batch_wait_ms / 1000
 
     def reset(self) -> None:
         """Begins new episodes in all. Steps under way are finished first, and their results are lost."""
         self._begin_anew()
-        self._workers.begin()
+        self._vector.begin()
 
     def send(self, action: PyTree, env_id: Array) -> None:
-        """Sends actions [n, *] to the environments `env_id` [n] i32.
+        """Sends actions to the environments `env_id` [n] i32.
 
         Raises:
           ValueError: another shape, dtype or range than `spec.action`, or an environment that is under way.
         """
         index = np.asarray(env_id).tolist()
         action = self._action(action, len(index))
-        under_way = self._workers.busy | self._workers.ready
+        under_way = self._vector.busy | self._vector.ready
         if len(set(index)) < len(index) or not under_way.isdisjoint(index):
             raise ValueError(f"environments {index}: {sorted(under_way)} are under way, and no two actions go to one")
-        self._workers.send(action, index)
+        self._vector.send(action, index)
 
     def recv(self) -> tuple[np.ndarray, StepResult]:
-        """Returns `env_id` [n] i32, ascending, and results [n, *]. Raises RuntimeError where none is under way."""
-        if not self._workers.busy and not self._workers.ready:
+        """Returns `env_id` [n] i32, ascending, and their results. Raises RuntimeError where none is under way."""
+        if not self._vector.busy and not self._vector.ready:
             raise RuntimeError("no environment is under way: reset, or send actions")
-        self._workers.wait(1, self._more_s)
-        env_id = np.array(sorted(self._workers.ready), np.int32)
-        self._workers.ready.clear()
-        return env_id, self._result(env_id, self._workers.failed[env_id])
+        self._vector.wait(1, self._more_s)
+        env_id = np.array(sorted(self._vector.ready), np.int32)
+        self._vector.ready.clear()
+        return env_id, self._result(env_id, self._vector.failed[env_id])
+
+
+class AsyncGymnasiumEnv(NotWaiting, _Adapter):
+    """Host environments in worker processes that do not wait for each other."""

@@ -14,11 +14,10 @@ import numpy as np
 from flax import struct
 
 from jrl import spaces
+from jrl.envs.behind import View, part, put, through
 from jrl.envs.spec import on_host
-from jrl.envs.wrappers import Behind
 from jrl.types import (
     Array,
-    AsyncEnv,
     Box,
     Dict,
     EnvSpec,
@@ -203,7 +202,7 @@ def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_
         return env
     if isinstance(env, JaxEnv):
         return _in_jax(env, found)
-    return _Async(env, found) if isinstance(env, AsyncEnv) else _Waiting(env, found)
+    return through(env, _Remembering(env.spec, found))
 
 
 def _no_action(spec: EnvSpec) -> PyTree:
@@ -258,54 +257,32 @@ def _in_jax(env: JaxEnv, found: History) -> JaxEnv:
     )
 
 
-class _Remembering(Behind):
-    def __init__(self, env: Any, found: History):
-        super().__init__(env, found.spec)
-        self._see, num_envs = found.see, env.spec.num_envs
-        self._memory, self._ended = found.empty(num_envs), np.ones(num_envs, bool)
-        self._empty_action = _no_action(env.spec)
+class _Remembering(View):
+    """Environments with history."""
 
+    def __init__(self, before: EnvSpec, found: History):
+        super().__init__(found.spec)
+        self._see, self._games = found.see, before.games
+        self._memory, self._ended = found.empty(before.num_envs), np.ones(before.num_envs, bool)
+        self._sent = _no_action(before)
 
-class _Waiting(_Remembering):
-    def reset(self) -> PyTree:
-        obs, zeros = self._env.reset(), np.zeros(self.spec.num_envs, np.float32)
-        self._ended = np.zeros(self.spec.num_envs, bool)
-        self._memory, obs = self._see(self._memory, obs, self._empty_action, zeros, ~self._ended)
-        return obs
-
-    def step(self, action: PyTree) -> StepResult:
-        action = on_host(action)
-        result = self._env.step(action)
-        fresh = _fresh(self._ended, result)
-        self._memory, obs = self._see(self._memory, result.obs, action, result.reward, fresh)
-        self._ended = result.terminated | result.truncated
-        return result._replace(obs=obs)
-
-
-class _Async(_Remembering):
-    def __init__(self, env: AsyncEnv, found: History):
-        super().__init__(env, found)
-        self.batch_size, self.least = env.batch_size, env.least
-        self._sent = self._empty_action
-
-    def reset(self) -> None:
-        self._env.reset()
+    def begin(self) -> None:
         self._ended[:] = True  # what comes next is the first of an episode
 
-    def send(self, action: PyTree, env_id: Array) -> None:
+    def first(self, obs: PyTree) -> PyTree:
+        zeros = np.zeros(self.spec.num_envs, np.float32)
+        self._memory, obs = self._see(self._memory, obs, self._sent, zeros, self._ended)
+        self._ended = np.zeros_like(self._ended)
+        return obs
+
+    def taken(self, action: PyTree, rows: Array | None) -> PyTree:
         action = on_host(action)
-        self._env.send(action, env_id)
-        self._write(self._sent, action, env_id)
+        self._sent = put(self._sent, rows, action, self._games)
+        return action
 
-    def recv(self) -> tuple[Array, StepResult]:
-        env_id, result = self._env.recv()
-        memory, action = jax.tree.map(lambda x: x[env_id], (self._memory, self._sent))
-        fresh = _fresh(self._ended[env_id], result)
-        memory, obs = self._see(memory, result.obs, action, result.reward, fresh)
-        self._write(self._memory, memory, env_id)
-        self._ended[env_id] = result.terminated | result.truncated
-        return env_id, result._replace(obs=obs)
-
-    def _write(self, held: PyTree, rows: PyTree, env_id: Array) -> None:
-        for x, new in zip(jax.tree.leaves(held), jax.tree.leaves(rows), strict=True):
-            x[env_id] = new
+    def told(self, result: StepResult, rows: Array | None) -> StepResult:
+        memory, action, ended = part((self._memory, self._sent, self._ended), rows, self._games)
+        memory, obs = self._see(memory, result.obs, action, result.reward, _fresh(ended, result))
+        self._memory = put(self._memory, rows, memory, self._games)
+        self._ended = put(self._ended, rows, result.terminated | result.truncated, self._games)
+        return result._replace(obs=obs)

@@ -439,12 +439,13 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
         return _of_several(cfg, context, first=e.env, **how)
 
 
-def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None) -> Env:
+def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None) -> Any:
     """Makes environments of several agents; `first` is the first of them where it was made already."""
-    from jrl.envs.multi_host import MultiHostEnv
+    from jrl.envs.multi_host import AsyncMultiHostEnv, MultiHostEnv
 
     if errors := list(several.refused(cfg)):
         raise InputError(*errors)
     for name in several.OPTIONS:
         context.pop(name, None)
-    return MultiHostEnv(cfg, seed=seed, context=context, on_failure=on_failure, first=first)
+    kind = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
+    return kind(cfg, seed=seed, context=context, on_failure=on_failure, first=first)

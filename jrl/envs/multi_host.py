@@ -15,9 +15,10 @@ import numpy as np
 
 from jrl.envs import several
 from jrl.envs import spec as spaces
+from jrl.envs.behind import index
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
-from jrl.envs.gym_env import OnHost, in_workers
+from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.vector import Infos, Vector
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns
@@ -86,32 +87,45 @@ class MultiHostEnv(OnHost):
 
     def reset(self) -> PyTree:
         """Begins new games and returns their observations [B, *]; the first reset seeds the environments."""
-        self._vector.infos.wanted = self._infos.wanted
+        self._begin_anew()
         self._vector.reset()
         self._tell()
-        self._ended[:] = False
         return self._columns(self._vector.block.observations()["obs"])
 
     def step(self, action: PyTree) -> StepResult:
         """Steps all games. Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        failed = self._vector.step(self._action(action, self.spec.games))
+        return self._result(None, failed)
+
+    def _begin_anew(self) -> None:
+        self._vector.infos.wanted = self._infos.wanted
+        self._ended[:] = False
+
+    def _action(self, action: PyTree, games: int) -> Any:
+        """Returns the actions of so many games as these take them: arrays [n, A, *] for each kind."""
         action = spaces.on_host(action)
-        spaces.check_action(self.spec.action, columns(self.spec), action)
-        by_game = lambda x: x.reshape(self.spec.games, -1, *x.shape[1:])
+        spaces.check_action(self.spec.action, columns(self.spec, games), action)
         taken = self._each(action, [taken.convert for _, taken in self._kinds])
-        failed = np.repeat(self._vector.step(jax.tree.map(by_game, taken)), self._agents)
+        return jax.tree.map(lambda x: x.reshape(games, -1, *x.shape[1:]), taken)
+
+    def _result(self, rows: Any, failed: np.ndarray) -> StepResult:
+        """Returns copies of the latest step of all games, or of `rows` [n]; `failed` [n] of games."""
         self._tell()
         block = self._vector.block
-        told = block.observations()
+        told = block.observations(rows)
         flags = ("terminated", "truncated", "absent", "there")
         terminated, truncated, absent, there = (told[name].reshape(-1) for name in flags)
-        failed, self._ended = failed & ~self._ended, terminated | truncated
+        own = slice(None) if rows is None else index(rows, self._agents)
+        broken = np.repeat(failed, self._agents) & ~self._ended[own]
+        self._ended[own] = terminated | truncated
+        over = np.array(block.terminated if rows is None else block.terminated[rows])
         return StepResult(
             self._columns(told["obs"]),
             told["reward"].reshape(-1).astype(np.float32),
             terminated,
             truncated,
-            failed if self._restart_failed else None,
-            Several(absent, np.array(block.terminated), there),
+            broken if self._restart_failed else None,
+            Several(absent, over, there),
         )
 
     @property
@@ -147,3 +161,7 @@ class MultiHostEnv(OnHost):
             return fn(game.env)
 
         return self._vector.foreach_env(call)
+
+
+class AsyncMultiHostEnv(NotWaiting, MultiHostEnv):
+    """Games in worker processes that do not wait for each other; a `jrl.types.AsyncEnv`."""

@@ -115,13 +115,8 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
 
 def refused(cfg: EnvConfig) -> Iterator[str]:
     """Yields the settings that do not go with several agents, each with its mend."""
-    said = f"{cfg.id} has several agents, and their games wait for each other: "
-    for name, given in (
-        ("batch_wait_ms", cfg.batch_wait_ms is not None),
-        ("batch_size", cfg.batch_size is not None),
-    ):
-        if given:
-            yield f"env.{name}: {said}leave it out"
+    if cfg.batch_size is not None:
+        yield "env.batch_size: only EnvPool takes it: env.batch_wait_ms acts on whichever games are ready"
     if cfg.soft_horizon:
         yield f"env.soft_horizon: {cfg.id} has several agents, and a game ends for all of them: leave it out"
 

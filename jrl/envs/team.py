@@ -11,11 +11,10 @@ import numpy as np
 
 from jrl import spaces
 from jrl.envs import spec as env_spaces
-from jrl.envs.wrappers import Behind
+from jrl.envs.behind import View, through
 from jrl.spaces import ACTION_MASK, AGENTS, PRESENT, STATE
 from jrl.types import (
     Array,
-    AsyncEnv,
     Box,
     Dict,
     Discrete,
@@ -62,7 +61,7 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
         an environment that does not have several agents, or whose columns do not step together.
     """
     _check(env, agents)
-    spec, view = joint_spec(env.spec), joint_view(env.spec.observation, env.spec.games, len(env.spec.agents))
+    spec, view = joint_spec(env.spec), joint_view(env.spec.observation, len(env.spec.agents))
     everybody = lambda xp: xp.ones((env.spec.games, len(env.spec.agents)), bool)
 
     def first(xp: Any, obs: PyTree) -> PyTree:
@@ -72,7 +71,7 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
         env,
         Joint(
             spec,
-            to_columns=lambda xp, action: action.reshape(env.spec.num_envs, *element(env.spec.action).shape),
+            to_columns=lambda xp, action: action.reshape(-1, *element(env.spec.action).shape),
             first=first,
             joined=lambda xp, result: _joined(xp, env.spec, view, result),
         ),
@@ -92,7 +91,7 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
     """Returns `env` with its agents joined."""
     spec, sizes = joint.spec, spaces.columns(joint.spec)
     if not isinstance(env, JaxEnv):
-        return _Joint(env, joint)
+        return through(env, _Joint(joint))
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key)
@@ -106,41 +105,40 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
     return env._replace(spec=spec, reset=reset, step=step)
 
 
-class _Joint(Behind):
-    """A host environment with its agents joined."""
+class _Joint(View):
+    """Environments with their agents joined."""
 
-    def __init__(self, env: Any, joint: Joint):
-        super().__init__(env, joint.spec)
-        self._joint, self._sizes = joint, spaces.columns(joint.spec)
+    def __init__(self, joint: Joint):
+        super().__init__(joint.spec)
+        self._joint = joint
 
-    def reset(self) -> PyTree:
-        return self._joint.first(np, self._env.reset())
+    def first(self, obs: PyTree) -> PyTree:
+        return self._joint.first(np, obs)
 
-    def step(self, action: PyTree) -> StepResult:
-        action = env_spaces.on_host(action)
-        env_spaces.check_action(self.spec.action, self._sizes, action)
-        return self._joint.joined(np, self._env.step(self._joint.to_columns(np, action)))
+    def taken(self, action: PyTree, rows: Array | None) -> PyTree:
+        action, games = env_spaces.on_host(action), self.spec.games if rows is None else len(rows)
+        env_spaces.check_action(self.spec.action, spaces.columns(self.spec, games), action)
+        return self._joint.to_columns(np, action)
+
+    def told(self, result: StepResult, rows: Array | None) -> StepResult:
+        return self._joint.joined(np, result)
 
 
 # ---------------------------------------------------------------- spaces
 
 
-def check_columns(env: Any) -> None:
-    """Raises InputError where `env` does not have several agents, or they do not step together."""
-    key = "multi_agent.group"
+def check_agents(env: Any) -> None:
+    """Raises InputError where `env` does not have several agents."""
     if not env.spec.agents:
-        raise InputError(f"{key}: expected an environment with several agents, got one with a single one: leave it out")
-    if isinstance(env, AsyncEnv):
         raise InputError(
-            f"{key}: expected agents that step together, got environments that do not wait for each other: leave out "
-            "env.batch_size and env.batch_wait_ms"
+            "multi_agent.group: expected an environment with several agents, got one with a single one: leave it out"
         )
 
 
 def _check(env: Any, agents: tuple[str, ...] | None) -> None:
     """Raises InputError where `env` cannot be made a team of."""
     spec, key = env.spec, "multi_agent.group"
-    check_columns(env)
+    check_agents(env)
     if agents is not None and sorted(agents) != sorted(spec.agents):
         raise InputError(
             f"{key}: expected one team of all agents, {', '.join(spec.agents)}, got {', '.join(agents) or 'none'}: "
@@ -206,15 +204,15 @@ def _actions(space: Space, count: int) -> Space:
 # ---------------------------------------------------------------- elements
 
 
-def joint_view(space: Space, games: int, count: int) -> Callable[..., PyTree]:
+def joint_view(space: Space, count: int) -> Callable[..., PyTree]:
     """Makes the function from what the agents of teams see to what their teams do.
 
     Args:
       space: observation space of an agent.
-      games, count: G and A.
+      count: A.
     Returns:
       (numpy or jax.numpy, the agents' observations [G * A, *], `absent` [G, A] bool, agents whose masks may allow
-      nothing, `present` [G, A] bool) -> the teams' observations [G, *].
+      nothing, `present` [G, A] bool) -> the teams' observations [G, *], of any number of games G.
     """
     own, named = _own(space), dict(space.items) if isinstance(space, Dict) else {}
 
@@ -225,6 +223,7 @@ def joint_view(space: Space, games: int, count: int) -> Callable[..., PyTree]:
         return rest if len(rest) > 1 else next(iter(rest.values()), obs.get(STATE))
 
     def view(xp: Any, obs: PyTree, absent: Array, present: Array) -> PyTree:
+        games = present.shape[0]
         stack = lambda leaf, x: x.reshape(games, *leaf.shape)
         seen = {
             AGENTS: spaces.map_leaves(stack, spaces.stacked(own, count), part(obs)),
@@ -245,7 +244,7 @@ def joint_view(space: Space, games: int, count: int) -> Callable[..., PyTree]:
 def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepResult) -> StepResult:
     """Makes a step of the team of one of its agents."""
     assert isinstance(result.several, Several)
-    by_game = lambda x: x.reshape(spec.games, len(spec.agents))
+    by_game = lambda x: x.reshape(-1, len(spec.agents))
     over, absent = result.several.over, by_game(result.several.absent)
     cut = by_game(result.truncated)
     gone = absent | by_game(result.terminated) | (cut & ~over[:, None])
@@ -256,4 +255,4 @@ def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepRes
     return StepResult(view(xp, result.obs, gone, begun | ~gone), reward, over & ~truncated, truncated, failed)
 
 
-__all__ = ["Joint", "check_columns", "joint_spec", "joint_view", "observation", "shown", "team"]
+__all__ = ["Joint", "check_agents", "joint_spec", "joint_view", "observation", "shown", "team"]

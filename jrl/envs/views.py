@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import registry, spaces
-from jrl.envs.wrappers import Behind
+from jrl.envs.behind import View, part, put, through
 from jrl.errors import InputError
 from jrl.types import (
-    AsyncEnv,
+    Array,
     Box,
     Dict,
     Discrete,
@@ -56,7 +56,9 @@ def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
         return Dict((*items, (AGENT_ID, Discrete(len(spec.agents)))))
 
     def with_ids(k: int, obs: PyTree) -> PyTree:
-        of_agents = numbers[k] if isinstance(jax.tree.leaves(obs)[0], np.ndarray) else jnp.asarray(numbers[k])
+        first = jax.tree.leaves(obs)[0]
+        own_numbers = numbers[k][: len(first)]  # fewer games have the first of them
+        of_agents = own_numbers if isinstance(first, np.ndarray) else jnp.asarray(own_numbers)
         return {**(obs if isinstance(own[k], Dict) else {"obs": obs}), AGENT_ID: of_agents}
 
     def look(obs: PyTree) -> PyTree:
@@ -116,8 +118,17 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
         return seen if env.spec.kinds else seen[0]
 
+    whole = spaces.columns(env.spec)
+
     def from_host(obs: PyTree) -> PyTree:
-        return jax.tree.map(np.asarray, look(obs))
+        """As `look`, of fewer games, too, by the same compiled program."""
+        sizes = whole if isinstance(whole, tuple) else (whole,)
+        each = obs if env.spec.kinds else (obs,)
+        share = len(jax.tree.leaves(each[0])[0]) / sizes[0]
+        fill = lambda x, n: x if len(x) == n else np.concatenate([x, np.zeros((n - len(x), *x.shape[1:]), x.dtype)])
+        padded = tuple(jax.tree.map(lambda x, n=n: fill(x, n), own) for own, n in zip(each, sizes, strict=True))
+        seen = look(padded if env.spec.kinds else padded[0])
+        return jax.tree.map(lambda x: np.asarray(x)[: round(share * len(x))], seen)
 
     space = Tuple(found) if env.spec.kinds else found[0]
     return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)
@@ -133,7 +144,7 @@ def with_rewards_of(env: Any, columns: np.ndarray, block: int) -> Any:
     """
     kept = np.tile(np.isin(np.arange(block), columns), env.spec.num_envs // block).astype(np.float32)
     if not isinstance(env, JaxEnv):
-        return _Earning(env, env.spec, kept)
+        return through(env, _Earning(env.spec, kept))
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         state, result = env.step(state, action, key)
@@ -142,31 +153,27 @@ def with_rewards_of(env: Any, columns: np.ndarray, block: int) -> Any:
     return env._replace(step=step)
 
 
-class _Earning(Behind):
-    """A host environment that keeps the rewards of some agents alone."""
+class _Earning(View):
+    """Environments with the rewards of some agents alone."""
 
-    def __init__(self, env: Any, spec: EnvSpec, kept: np.ndarray):
-        super().__init__(env, spec)
+    def __init__(self, spec: EnvSpec, kept: np.ndarray):
+        super().__init__(spec)
         self._kept = kept
 
-    def step(self, action: PyTree) -> StepResult:
-        result = self._env.step(action)
-        return result._replace(reward=result.reward * self._kept)
+    def told(self, result: StepResult, rows: Array | None) -> StepResult:
+        return result._replace(reward=result.reward * part(self._kept, rows, self.spec.games))
 
 
 def with_game_numbers(env: JaxEnv | Env) -> JaxEnv | Env:
     """Adds the number of the game to observations: Dict{obs: what they were, game: [] i32}.
 
     Games count from 0, those of each environment for themselves; who is asked for each game who acts goes by it.
-
-    Raises:
-      InputError: the environments do not wait for each other.
     """
     spec = env.spec
     number = Box((), "int32", 0, np.iinfo(np.int32).max)
     shown = spec._replace(observation=Dict(((OBS, spec.observation), (GAME, number))))
     if not isinstance(env, JaxEnv):
-        return _Numbered(env, shown)
+        return through(env, _Numbered(shown))
     by_column = lambda game: jnp.repeat(game, len(spec.agents))
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
@@ -191,33 +198,31 @@ def with_game_numbers(env: JaxEnv | Env) -> JaxEnv | Env:
     )
 
 
-class _Numbered(Behind):
-    """A host environment whose observations have the number of the game."""
+class _Numbered(View):
+    """Environments whose observations have the number of the game."""
 
-    def __init__(self, env: Any, spec: EnvSpec):
-        if isinstance(env, AsyncEnv):
-            raise InputError("multi_agent: environments that do not wait for each other have no games to count")
-        super().__init__(env, spec)
-        self._columns = len(spec.agents)
+    def __init__(self, spec: EnvSpec):
+        super().__init__(spec)
         self._game = np.zeros(spec.games, np.int32)
         self._over = np.zeros(spec.games, bool)
 
-    def reset(self) -> PyTree:
+    def begin(self) -> None:
         self._game, self._over = np.zeros_like(self._game), np.zeros_like(self._over)
-        return self._told(self._env.reset())
 
-    def step(self, action: PyTree) -> StepResult:
-        result = self._env.step(action)
-        began = self._over
+    def first(self, obs: PyTree) -> PyTree:
+        return self._with_number(obs, self._game)
+
+    def told(self, result: StepResult, rows: Array | None) -> StepResult:
+        game, began = part((self._game, self._over), rows, self.spec.games)
         if result.failed is not None:  # a game that broke goes on with another
             began = began | result.failed.reshape(len(began), -1).any(-1)
-        self._game = self._game + began
         assert result.several is not None
-        self._over = np.array(result.several.over)
-        return result._replace(obs=self._told(result.obs))
+        self._game = put(self._game, rows, game + began, self.spec.games)
+        self._over = put(self._over, rows, np.array(result.several.over), self.spec.games)
+        return result._replace(obs=self._with_number(result.obs, game + began))
 
-    def _told(self, obs: PyTree) -> PyTree:
-        return {OBS: obs, GAME: np.repeat(self._game, self._columns)}
+    def _with_number(self, obs: PyTree, game: np.ndarray) -> PyTree:
+        return {OBS: obs, GAME: np.repeat(game, len(self.spec.agents))}
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool:
@@ -244,7 +249,7 @@ def _space_of(tree: PyTree, before: Space) -> Space:
 
 def _seen(env: JaxEnv | Env, spec: EnvSpec, look: Look) -> JaxEnv | Env:
     if not isinstance(env, JaxEnv):
-        return _Looking(env, spec, look)
+        return through(env, _Looking(spec, look))
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key)
@@ -257,18 +262,17 @@ def _seen(env: JaxEnv | Env, spec: EnvSpec, look: Look) -> JaxEnv | Env:
     return env._replace(spec=spec, reset=reset, step=step)
 
 
-class _Looking(Behind):
-    """A host environment whose agents see what a function makes of their observations."""
+class _Looking(View):
+    """Environments whose agents see what a function makes of their observations."""
 
-    def __init__(self, env: Any, spec: EnvSpec, look: Look):
-        super().__init__(env, spec)
+    def __init__(self, spec: EnvSpec, look: Look):
+        super().__init__(spec)
         self._look = look
 
-    def reset(self) -> PyTree:
-        return self._look(self._env.reset())
+    def first(self, obs: PyTree) -> PyTree:
+        return self._look(obs)
 
-    def step(self, action: PyTree) -> StepResult:
-        result = self._env.step(action)
+    def told(self, result: StepResult, rows: Array | None) -> StepResult:
         return result._replace(obs=self._look(result.obs))
 
 

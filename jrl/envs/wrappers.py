@@ -8,6 +8,7 @@ import numpy as np
 
 from jrl.envs import limits
 from jrl.envs import spec as spaces
+from jrl.envs.behind import View, through
 from jrl.spaces import columns
 from jrl.types import (
     Array,
@@ -134,7 +135,7 @@ def wrap(
     spec = env.spec if fn is None else env.spec._replace(action=space, env_action=env.spec.action)
     if isinstance(env, JaxEnv):
         return _in_jax(env, spec, fn, ends)
-    return _Async(env, spec, fn, ends) if isinstance(env, AsyncEnv) else _Waiting(env, spec, fn, ends)
+    return through(env, _Transformed(spec, fn, ends))
 
 
 _Action = Callable[[PyTree], PyTree] | None
@@ -157,48 +158,17 @@ def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> JaxEnv:
     return env._replace(spec=spec, step=step)
 
 
-class Behind:
-    """A host environment that shows another spec; its further members are its own."""
+class _Transformed(View):
+    """Environments whose actions, whose ends or both are others for the learner."""
 
-    def __init__(self, env: Any, spec: EnvSpec):
-        self._env, self.spec = env, spec
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
-    def reset(self) -> Any:
-        return self._env.reset()
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class _Transformed(Behind):
-    def __init__(self, env: Any, spec: EnvSpec, fn: _Action, ends: _Ends):
-        super().__init__(env, spec)
+    def __init__(self, spec: EnvSpec, fn: _Action, ends: _Ends):
+        super().__init__(spec)
         self._fn, self._ends = fn, ends
 
-    def _action(self, action: PyTree, num_envs: int | tuple[int, ...]) -> PyTree:
-        action = spaces.on_host(action)
-        spaces.check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
+    def taken(self, action: PyTree, rows: Array | None) -> PyTree:
+        action, games = spaces.on_host(action), self.spec.games if rows is None else len(rows)
+        spaces.check_action(self.spec.action, columns(self.spec, games), action)  # the transform would broadcast it
         return action if self._fn is None else self._fn(action)
 
-
-class _Waiting(_Transformed):
-    def step(self, action: PyTree) -> StepResult:
-        return _told(self._env.step(self._action(action, columns(self.spec))), self._ends)
-
-
-class _Async(_Transformed):
-    def __init__(self, env: AsyncEnv, spec: EnvSpec, fn: _Action, ends: _Ends):
-        super().__init__(env, spec, fn, ends)
-        self.batch_size, self.least = env.batch_size, env.least
-
-    def send(self, action: PyTree, env_id: Array) -> None:
-        self._env.send(self._action(action, len(env_id)), env_id)
-
-    def recv(self) -> tuple[Array, StepResult]:
-        env_id, result = self._env.recv()
-        return env_id, _told(result, self._ends)
+    def told(self, result: StepResult, rows: Array | None) -> StepResult:
+        return _told(result, self._ends)

@@ -177,7 +177,8 @@ class HostCollector(FromHost):
         self._started = np.ones_like(self._started)
         self.infos = infos if self._told is not None else None
         if failed is not None:
-            self._metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(failed.sum())}
+            broken = failed.reshape(self._length, self._env.spec.games, -1).any(-1)
+            self._metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(broken.sum())}
         return rollout, report
 
     def reset(self, key: Key | None = None) -> None:

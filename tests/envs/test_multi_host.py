@@ -8,7 +8,7 @@ import pytest
 from agent_envs import SEEN, Breaks, Walkers
 
 from jrl import envs
-from jrl.envs import history, several
+from jrl.envs import several
 from jrl.envs.context import OnFailure
 from jrl.envs.make import check, make
 from jrl.envs.multi_host import MultiHostEnv
@@ -316,7 +316,6 @@ def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"remote_worker_envs": True, "batch_wait_ms": 1.0},
         {"batch_size": 1},
         {"horizon": 5, "soft_horizon": True},
     ],
@@ -441,7 +440,6 @@ def test_history_begins_anew_on_every_absent_row():
     results = [env.step(np.zeros(3, np.int32)) for _ in range(4)]
     np.testing.assert_array_equal(results[2].obs[2], [[2, 3], [2, 3]])  # not the zeros that stood before
     np.testing.assert_array_equal(results[3].obs[2], [[2, 3], [2, 4]])
-    assert isinstance(env, history._Waiting)
 
 
 def test_infos_are_kept_by_column():

@@ -8,6 +8,7 @@ from fake_cluster import FakeCluster
 from jrl import registry
 from jrl.envs.views import GAME
 from jrl.rollout import runner_group
+from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.sources import JaxSource
 from jrl.run import league
 from jrl.run.session import Session
@@ -19,16 +20,18 @@ from jrl.types import PLACE
 POOL, GAMES, LAG = 2, 8, 2
 RUNNERS, ASYNC = {"env_runners": {"num": 2}}, {"rollout": {"mode": "async", "max_policy_lag": LAG}}
 WHOLE = {"rollout": {"batch_mode": "complete_episodes"}, "env": {"horizon": 9}}
+READY = {"env": {"id": "games:Numbered", "remote_worker_envs": True, "batch_wait_ms": 0.0}}
 WAYS = {
     "in a thread": (ASYNC,),
     "runners": (RUNNERS,),
+    "processes that do not wait": (READY,),
     "asynchronous runners, whole episodes": (RUNNERS, ASYNC, WHOLE),
     "whole episodes": (WHOLE,),
     "in a thread, whole episodes": (ASYNC, WHOLE),
     "asynchronous runners": (RUNNERS, ASYNC),
     "runners, whole episodes": (RUNNERS, WHOLE),
 }
-QUICK = tuple(WAYS)[:3]
+QUICK = tuple(WAYS)[:4]
 EVERY_WAY = [pytest.param(way, marks=[] if way in QUICK else [pytest.mark.slow]) for way in WAYS]
 SMALL = {
     "env": {"num_envs": GAMES},
@@ -50,14 +53,15 @@ def session(way, **sections):
 def acted(monkeypatch):
     """What each source in this process has made: pairs of who acted and the rollout, one after the other."""
     monkeypatch.setattr(runner_group, "Cluster", FakeCluster())
-    found, make = {}, JaxSource.next
+    found = {}
+    for kind in (JaxSource, AsyncCollector):
 
-    def noted(self, actor, key):
-        rollout, report = make(self, actor, key)
-        found.setdefault(self, []).append(jax.device_get((actor, rollout)))
-        return rollout, report
+        def noted(self, actor, key, make=kind.next):
+            rollout, report = make(self, actor, key)
+            found.setdefault(self, []).append(jax.device_get((actor, rollout)))
+            return rollout, report
 
-    monkeypatch.setattr(JaxSource, "next", noted)
+        monkeypatch.setattr(kind, "next", noted)
     return found
 
 

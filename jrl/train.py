@@ -17,7 +17,7 @@ from jrl.host import command, faults, files, output, runtime
 from jrl.settings import config, datasets, plan
 
 if TYPE_CHECKING:
-    from jrl.run.checkpoint import Checkpointer
+    from jrl.run.checkpointer import Checkpointer
     from jrl.run.reporter import Sink
     from jrl.run.session import Session
 
@@ -326,6 +326,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
 
     from jrl.metrics import timers
     from jrl.run import build, checkpoint, driven, parallel, reporter, run_directory
+    from jrl.run.checkpointer import Checkpointer
     from jrl.run.saving import Saving
     from jrl.run.session import Session
 
@@ -356,7 +357,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.enter_context(session)
-        checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
+        checkpoints = stack.enter_context(Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session), sep="\n")
         for one in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
             print(one)

@@ -15,6 +15,7 @@ import pytest
 from jrl.data import spaces_json
 from jrl.errors import InputError
 from jrl.run import checkpoint
+from jrl.run.checkpointer import Checkpointer
 from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
@@ -30,7 +31,7 @@ def keep(**changes):
 
 def save_all(directory, steps, policy=None, metrics=None):
     """One checkpoint per entry of `steps`; iteration i has 100 i environment steps."""
-    with checkpoint.Checkpointer(directory, policy) as checkpoints:
+    with Checkpointer(directory, policy) as checkpoints:
         for i in steps:
             counters = {"iteration": i, "env_steps": 100 * i, "time_s": 0.0}
             more = {"metrics": {"episode/return": metrics[i]}} if metrics else {}
@@ -115,7 +116,7 @@ def test_what_a_killed_process_left_is_no_checkpoint_and_goes(tmp_path):
     (tmp_path / "3").mkdir()
     shutil.copytree(tmp_path / "1" / "learner", tmp_path / "3" / "learner")
     assert checkpoint.locate(tmp_path).name == "1"
-    with checkpoint.Checkpointer(tmp_path):
+    with Checkpointer(tmp_path):
         assert not (tmp_path / "2.unfinished").exists()
 
 
@@ -154,7 +155,7 @@ def test_the_last_checkpoint_has_its_room(tmp_path, monkeypatch):
 
     meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
     parts = {"learner": TREE}
-    with checkpoint.Checkpointer(tmp_path) as checkpoints:
+    with Checkpointer(tmp_path) as checkpoints:
         assert checkpoints.reserve(parts) and reserve.stat().st_size > 1_000_000
         monkeypatch.setattr(checkpoint, "write", full)
         checkpoints.save(1, parts, meta)
@@ -177,7 +178,7 @@ def test_a_save_that_failed_is_told_before_the_next(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", "disk")
 
     monkeypatch.setattr(checkpoint, "write", fail)
-    with checkpoint.Checkpointer(tmp_path) as checkpoints:
+    with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(1, {"learner": TREE}, {"env_steps": 100})
         with pytest.raises(InputError, match=r"cannot write to .*: No space left"):
             for _ in range(1000):
@@ -191,13 +192,13 @@ def test_a_rescue_that_fails_says_so_and_raises_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write", full)
     meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
-    with checkpoint.Checkpointer(tmp_path) as checkpoints:
+    with Checkpointer(tmp_path) as checkpoints:
         assert not checkpoints.rescue(2, {"learner": TREE}, meta)
 
 
 def test_what_improves(tmp_path):
     policy = keep(keep_best_by="evaluation/return", keep_best="min")
-    with checkpoint.Checkpointer(tmp_path, policy) as checkpoints:
+    with Checkpointer(tmp_path, policy) as checkpoints:
         assert not checkpoints.improves({}) and not checkpoints.improves({"evaluation/return": math.nan})
         assert checkpoints.improves({"evaluation/return": 5.0})
         counters = {"iteration": 1, "env_steps": 100, "time_s": 0.0}
@@ -211,7 +212,7 @@ def test_what_improves(tmp_path):
 def test_a_directory_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"run.out: cannot write to .*choose another --out"):
-        checkpoint.Checkpointer(tmp_path / "file" / "checkpoints").__enter__()
+        Checkpointer(tmp_path / "file" / "checkpoints").__enter__()
 
 
 def files(directory):

@@ -11,6 +11,7 @@ import jax
 from jrl.errors import InputError
 from jrl.host import files
 from jrl.run import checkpoint, run_directory
+from jrl.run.checkpointer import Checkpointer
 from jrl.run.session import Session
 from jrl.settings import datasets
 
@@ -103,7 +104,7 @@ class Records:
         self._saved: int | None = session.iteration if continued else None
         every = session.config.checkpoint.every
         self._due = None if every is None else session.env_steps - session.env_steps % every + every
-        self._checkpoints: checkpoint.Checkpointer | None = None
+        self._checkpoints: Checkpointer | None = None
         if session.config.run.out:
             self.begin()
 
@@ -146,7 +147,7 @@ class Records:
             return
         self._due = steps - steps % every + every
         if self._checkpoints is None:
-            keeper = checkpoint.Checkpointer(self.directory / "checkpoints", session.config.checkpoint)
+            keeper = Checkpointer(self.directory / "checkpoints", session.config.checkpoint)
             self._checkpoints = self._files.enter_context(keeper)
         self._checkpoints.save(session.iteration, *session.to_save())
         self._saved = session.iteration

@@ -447,5 +447,5 @@ def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: O
         raise InputError(*errors)
     for name in several.OPTIONS:
         context.pop(name, None)
-    kind = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
-    return kind(cfg, seed=seed, context=context, on_failure=on_failure, first=first)
+    made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
+    return made(cfg, seed=seed, context=context, on_failure=on_failure, first=first)

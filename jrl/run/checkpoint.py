@@ -1,14 +1,11 @@
 """Checkpoints: a directory of arrays, written by Orbax, with counters, config and spaces in `checkpoint.json`.
 
-    with Checkpointer(run_dir / "checkpoints", keep_last=3) as checkpoints:
-        checkpoints.save(iteration, {"learner": state}, meta)
     found = locate(path); meta = read_meta(found); state = restore(found, "learner", template)
 
-A save goes to a temporary directory that is renamed when it is complete, and runs beside training. Nothing is pickled.
-`checkpoint.json` is read by `jrl.run.checkpoint_file`, which trusts nothing of it.
+Those of a run are written by `jrl.run.checkpointer`. Nothing is pickled. `checkpoint.json` is read by
+`jrl.run.checkpoint_file`, which trusts nothing of it.
 """
 
-import concurrent.futures
 import contextlib
 import errno
 import logging
@@ -29,180 +26,16 @@ from jrl.errors import InputError
 from jrl.host import files
 from jrl.run import checkpoint_file
 from jrl.run.checkpoint_file import FILE, FORMAT, meta, read_meta, spec
-from jrl.settings.config import CheckpointConfig
 from jrl.types import PyTree
 
 __all__ = [
-    "FORMAT", "Checkpointer", "damaged", "exists", "fitting", "locate", "meta", "on_host", "read",
+    "FORMAT", "damaged", "exists", "fitting", "locate", "meta", "on_host", "read",
     "read_meta", "restore", "run_of", "spec", "write",
 ]  # fmt: skip
 
 Renew = Callable[[PyTree, PyTree], PyTree]
-_OVERHEAD = 1_000_000  # bytes of a checkpoint beside its arrays
-_UNFINISHED = ".unfinished"  # suffix of what is being written or deleted
-
-
-class Checkpointer:
-    """Writes the checkpoints of one run. Use as a context manager: leaving it waits for the save under way.
-
-    Args:
-      directory: of the checkpoints.
-      keep: which of them stay.
-      pool: that writes, which is shut down by whoever gives it; None: a thread of its own.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        keep: CheckpointConfig | None = None,
-        pool: concurrent.futures.ThreadPoolExecutor | None = None,
-    ):
-        self._directory, self._keep = files.absolute(directory), keep or CheckpointConfig()
-        self._reserve, self._room = files.Reserve(self._directory / f"reserve{_UNFINISHED}"), 0
-        self._spent: int | None = None  # the checkpoint that took the room that was kept, while there is no other
-        self._own_pool = pool is None
-        self._pool = pool or concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending: concurrent.futures.Future[None] | None = None
-        self.last_saved: int | None = None
-
-    def __enter__(self) -> "Checkpointer":
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            probe = self._directory / f"probe{_UNFINISHED}"
-            probe.touch()
-            probe.unlink()
-            self._reserve.release()
-            for left in self._directory.glob(f"*{_UNFINISHED}"):  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
-        except OSError as e:
-            raise files.unwritable(self._directory, e) from e
-        return self
-
-    def __exit__(self, kind: object, *exc: object) -> None:
-        try:
-            if kind is None:
-                self.wait()
-        finally:
-            if self._own_pool:
-                self._pool.shutdown()  # waits: a process that ended now would lose the save
-            self._reserve.release()
-
-    def reserve(self, parts: Mapping[str, PyTree]) -> bool:
-        """Keeps room on the disk for one more checkpoint of these parts; returns whether there is that much."""
-        self._room = _size(parts) + _OVERHEAD // 2
-        return self._reserve.keep(self._room)
-
-    def make_room(self) -> bool:
-        """Gives up the room that was kept; returns whether there was any."""
-        return self._reserve.release()
-
-    def save(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
-        """Copies the parts of the state, such as "learner", to the host, then writes them in the background.
-
-        Args:
-          iteration: names the checkpoint. Later ones in the directory are of a run that was gone back on: they go.
-          parts: name -> tree of arrays; one without arrays is left out.
-          meta: see `meta`; with `keep_best_by` it has the metric under "metrics".
-        Raises:
-          InputError: this save or the one before it could not be written.
-        """
-        self.wait()
-        self._pending = self._pool.submit(self._write, iteration, on_host(parts), dict(meta))
-        self.last_saved = iteration
-
-    def wait(self) -> None:
-        """Returns once every save is complete.
-
-        Raises:
-          InputError: the save could not be written. What was there before stays.
-        """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            try:
-                pending.result()
-            except (OSError, ValueError) as e:
-                self.last_saved = None
-                raise InputError(
-                    f"checkpoint: cannot write to {self._directory}: {_first_line(e)}: "
-                    "earlier checkpoints are complete: free space, then continue with --resume"
-                ) from e
-
-    def check(self) -> None:
-        """Reports a save that has ended; does not wait for one that is under way.
-
-        Raises:
-          InputError: it could not be written; or it is complete, but took the room that was kept and left none to keep
-            for another.
-        """
-        if self._pending is not None and self._pending.done():
-            self.wait()
-        if self._spent is not None:
-            raise InputError(
-                f"checkpoint: the disk of {self._directory} is full: checkpoint {self._spent} took the room that was "
-                "kept for a last one, and is complete: free space, then continue with --resume"
-            )
-
-    def rescue(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> bool:
-        """Saves what a failing run has learned, in the kept room if there is no other; returns whether it could."""
-        with contextlib.suppress(InputError):
-            self.wait()  # the save before this one may be what failed
-        if self.last_saved == iteration:
-            return True
-        self.make_room()
-        try:
-            self.save(iteration, parts, meta)
-            self.wait()
-        except InputError:
-            return False
-        return True
-
-    def improves(self, metrics: Mapping[str, Any]) -> bool:
-        """Returns whether a checkpoint with these metrics would be the best by `checkpoint.keep_best_by`."""
-        name = self._keep.keep_best_by
-        if name is None or not math.isfinite(checkpoint_file.number(metrics.get(name))):
-            return False
-        self.wait()
-        mine = 1 + max(known := _metas(self._directory), default=0)
-        return checkpoint_file.best({**known, mine: {"metrics": metrics}}, name, self._keep.keep_best) == mine
-
-    def _write(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
-        spent = self._spent
-        try:
-            self._write_in(iteration, parts, meta)
-        except (OSError, ValueError) as e:
-            if not files.no_room(e) or not self.make_room():
-                raise
-            self._write_in(iteration, parts, meta)
-            spent = iteration
-        if self._room and self._reserve.keep(self._room):  # what was deleted may have made some
-            spent = None
-        self._spent = spent
-
-    def _write_in(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
-        earlier = {n: m for n, m in _metas(self._directory).items() if n < iteration}
-        every = self._keep.keep_every
-        before = max((m["env_steps"] for m in earlier.values()), default=-1)
-        meta["keep"] = every is not None and meta["env_steps"] // every > before // every
-        target = self._directory / str(iteration)
-        unfinished = self._directory / f"{iteration}{_UNFINISHED}"
-        try:
-            write(unfinished, parts, meta)
-            if target.exists():
-                _discard(target)
-            unfinished.rename(target)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        files.sync(self._directory)
-        for n in _steps(self._directory):
-            if n > iteration:
-                _discard(self._directory / str(n))
-        every_meta = {**earlier, iteration: meta}
-        latest = sorted(every_meta)[-self._keep.keep_last :]
-        best = checkpoint_file.best(every_meta, self._keep.keep_best_by, self._keep.keep_best)
-        for n, m in every_meta.items():
-            if n not in latest and n != best and not m.get("keep"):
-                _discard(self._directory / str(n))
+OVERHEAD = 1_000_000  # bytes of a checkpoint beside its arrays
+UNFINISHED = ".unfinished"  # suffix of what is being written or deleted
 
 
 def on_host(parts: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -220,7 +53,7 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
         logging.getLogger(name).setLevel(logging.CRITICAL)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    needed, free = _size(parts), shutil.disk_usage(directory).free
+    needed, free = size_of(parts), shutil.disk_usage(directory).free
     if free < needed:  # before a hundred threads find out
         raise OSError(
             errno.ENOSPC, f"{needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free", str(directory.parent)
@@ -237,9 +70,9 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
     files.sync(directory)
 
 
-def _size(parts: Mapping[str, PyTree]) -> int:
+def size_of(parts: Mapping[str, PyTree]) -> int:
     """Returns the bytes that a checkpoint takes at most."""
-    return sum(x.nbytes for x in jax.tree.leaves(parts)) + _OVERHEAD
+    return sum(x.nbytes for x in jax.tree.leaves(parts)) + OVERHEAD
 
 
 def locate(path: Path, *, best: bool | None = False) -> Path:
@@ -256,13 +89,13 @@ def locate(path: Path, *, best: bool | None = False) -> Path:
     if (path / FILE).is_file():
         return path
     for parent in (path / "checkpoints", path):
-        steps = _steps(parent)
+        steps = saved_steps(parent)
         if steps and best is False:
             return parent / str(steps[-1])
         if steps:
             keep = read_meta(parent / str(steps[-1]))["config"].get("checkpoint", {})
             by = keep.get("keep_best_by")
-            found = checkpoint_file.best(_metas(parent), by, keep.get("keep_best", "max"))
+            found = checkpoint_file.best(metas(parent), by, keep.get("keep_best", "max"))
             if found is None and best:
                 raise InputError(
                     f"checkpoint: no checkpoint of {path} has the metric of its checkpoint.keep_best_by "
@@ -277,7 +110,7 @@ def locate(path: Path, *, best: bool | None = False) -> Path:
 
 def exists(directory: Path) -> bool:
     """Returns whether a run directory has a complete checkpoint, or is one."""
-    return (directory / FILE).is_file() or any(_steps(parent) for parent in (directory / "checkpoints", directory))
+    return (directory / FILE).is_file() or any(saved_steps(parent) for parent in (directory / "checkpoints", directory))
 
 
 def run_of(path: Path) -> Path | None:
@@ -334,7 +167,7 @@ def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None =
         found = _whole(checkpoint, part, known[part])
     # whatever is wrong in files that nobody has looked at yet; without a template there is nothing that may not fit
     except (Exception, MemoryError) as e:
-        raise damaged(checkpoint, f"its {part}: {_first_line(e)}") from e
+        raise damaged(checkpoint, f"its {part}: {first_line(e)}") from e
     if part == "learner":
         found = checkpoint_file.renewed_state(found)
     if renew is not None:
@@ -420,22 +253,22 @@ def _named(tree: PyTree) -> dict[str, Any]:
 # ---------------------------------------------------------------- details
 
 
-def _steps(directory: Path) -> list[int]:
+def saved_steps(directory: Path) -> list[int]:
     """Returns the complete checkpoints of a directory, ascending."""
     if not directory.is_dir():
         return []
     return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and (p / FILE).is_file())
 
 
-def _metas(directory: Path) -> dict[int, dict[str, Any]]:
+def metas(directory: Path) -> dict[int, dict[str, Any]]:
     """Returns `read_meta` of each checkpoint that it can read."""
-    found = {n: checkpoint_file.readable(directory / str(n)) for n in _steps(directory)}
+    found = {n: checkpoint_file.readable(directory / str(n)) for n in saved_steps(directory)}
     return {n: meta for n, meta in found.items() if meta is not None}
 
 
-def _discard(directory: Path) -> None:
+def discard(directory: Path) -> None:
     """Deletes a checkpoint so that a process that dies meanwhile leaves nothing that looks complete."""
-    gone = directory.with_name(directory.name + ".old" + _UNFINISHED)
+    gone = directory.with_name(directory.name + ".old" + UNFINISHED)
     directory.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -456,6 +289,6 @@ def _misfit(checkpoint: Path, part: str, why: str) -> InputError:
     )
 
 
-def _first_line(e: BaseException) -> str:
+def first_line(e: BaseException) -> str:
     text = str(e.strerror if isinstance(e, OSError) and e.strerror else e).strip()
     return text.splitlines()[0][:200] if text else type(e).__name__

@@ -5,7 +5,7 @@ import jax
 from jrl.errors import counted
 from jrl.host import faults
 from jrl.run import reporter
-from jrl.run.checkpoint import Checkpointer
+from jrl.run.checkpointer import Checkpointer
 from jrl.run.clock import StepInfo
 from jrl.run.session import Session
 

@@ -14,6 +14,7 @@ from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
 from jrl.metrics import progress
 from jrl.run import build, build_population, checkpoint, reporter, run_directory
+from jrl.run.checkpointer import Checkpointer
 from jrl.run.saving import Saving
 from jrl.run.session import Session
 from jrl.settings.config import RunConfig
@@ -68,7 +69,7 @@ class Running:
             self.ended, self.ended_at = why, self._meta["iteration"] if self._meta else 0
             return
         self.began = True
-        checkpoints = checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint, writer)
+        checkpoints = Checkpointer(directory / "checkpoints", cfg.checkpoint, writer)
         self._checkpoints = stack.enter_context(checkpoints)
         self.session.start(self.saved, anew=self._meta is None)
         self._files = stack.enter_context(contextlib.ExitStack())

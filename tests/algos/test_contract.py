@@ -18,6 +18,7 @@ from jrl import algos
 from jrl.fields.data import Fresh, learns_from
 from jrl.ops import minibatch
 from jrl.run import checkpoint, parallel
+from jrl.run.checkpointer import Checkpointer
 from jrl.settings import config
 from jrl.types import Box, Rollout, UpdateAux
 
@@ -332,7 +333,7 @@ def test_save_restore_continue(name, loaded, tmp_path):
     for i, data in enumerate(batches):
         if i == 2:
             meta = checkpoint.meta(run, m.spec, counters={"iteration": i, "env_steps": i, "time_s": 0.0})
-            with checkpoint.Checkpointer(tmp_path / "checkpoints") as checkpoints:
+            with Checkpointer(tmp_path / "checkpoints") as checkpoints:
                 checkpoints.save(i, {"learner": straight}, meta)
         straight, _ = m.update(straight, data, jax.random.fold_in(KEY, i))
     template = jax.eval_shape(m.algo.init, KEY)

@@ -313,13 +313,7 @@ def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
         stepped(env, 3, action=np.full(2, 2, np.int32))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"batch_size": 1},
-        {"horizon": 5, "soft_horizon": True},
-    ],
-)
+@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"horizon": 5, "soft_horizon": True}])
 @pytest.mark.parametrize("name", ["Walkers", "make_walkers"])
 def test_what_does_not_go_with_several_agents_is_refused_by_name(settings, name):
     with pytest.raises(InputError, match=f"env.{list(settings)[-1]}"):

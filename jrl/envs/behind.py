@@ -92,7 +92,8 @@ def index(rows: Array, count: int) -> np.ndarray:
     >>> index(np.array([2, 0]), 3)
     array([6, 7, 8, 0, 1, 2])
     """
-    return (np.asarray(rows)[:, None] * count + np.arange(count)).reshape(-1)
+    rows = np.asarray(rows)
+    return rows if count == 1 else (rows[:, None] * count + np.arange(count)).reshape(-1)
 
 
 def part(tree: PyTree, rows: Array | None, games: int) -> PyTree:

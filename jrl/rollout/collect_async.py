@@ -118,12 +118,12 @@ class AsyncCollector(FromHost):
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         """The next rows of every environment."""
         length, games, agents = self._length, self._games, self._agents
-        shape = (length + 1, games, agents)  # row -1: what belongs to no row, of resets
+        shape = (length + 1, games * agents)  # row -1: what belongs to no row, of resets
         reward = np.zeros(shape, np.float32)
         terminated, truncated, mask, failed, absent = np.zeros((5, *shape), bool)
-        over, together = np.zeros(shape[:2], bool), bool(self._env.spec.agents)
-        can_fail, acts, num_envs = False, 0, games * agents
-        self.infos = None if self._told is None else [[None] * num_envs for _ in range(length)]
+        over, together = np.zeros((length + 1, games), bool), bool(self._env.spec.agents)
+        can_fail, acts = False, 0
+        self.infos = None if self._told is None else [[None] * shape[1] for _ in range(length)]
         device = device_of(actor)
         # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
         key, self._carry, self._carry_before, self.columns = jax.device_put(
@@ -141,8 +141,9 @@ class AsyncCollector(FromHost):
             live = self._count[ids] < length
             if not live.any():
                 return buffer
-            done, place = self._done.reshape(games, agents)[ids], self._places(ids)
-            index = self._index(place, self._count[ids], np.where(live, ids, games), *done.T)
+            place, done = self._places(ids), self._done.reshape(games, agents)
+            reset = (done[ids, k] for k in range(agents))
+            index = self._index(place, self._count[ids], np.where(live, ids, games), *reset)
             with self._timers("act"):
                 buffer, self._carry, self._carry_before, action = self._record(
                     buffer, actor, obs, index, self._carry, self._carry_before, key, np.int32(acts)
@@ -162,24 +163,26 @@ class AsyncCollector(FromHost):
             with self._timers("env"):
                 answered, result = self._env.recv()
             ids = np.array(answered, np.int32)
-            t, by_game = self._count[ids], lambda x: np.reshape(x, (-1, agents))
-            self._hear(t, ids)
-            done = self._done.reshape(games, agents)
-            mask[t, ids], reward[t, ids] = ~done[ids], by_game(result.reward)
-            terminated[t, ids], truncated[t, ids] = by_game(result.terminated), by_game(result.truncated)
-            anew = np.zeros((games, agents), bool)  # whose memory begins anew though no end came before
+            t, column = self._count[ids], behind.index(ids, agents)
+            row = t if agents == 1 else np.repeat(t, agents)
+            self._hear(row, column)
+            going_on, anew = ~self._done[column], None  # who was there, and whose memory begins anew with no end before
+            mask[row, column], reward[row, column] = going_on, result.reward
+            terminated[row, column], truncated[row, column] = result.terminated, result.truncated
+            self._done[column] = result.terminated | result.truncated
             if result.failed is not None:
-                can_fail, failed[t, ids] = True, by_game(result.failed)
-                anew[ids] = failed[t, ids]
+                can_fail, failed[row, column] = True, result.failed
+                anew = np.asarray(result.failed)
             if result.several is not None:
-                absent[t, ids], over[t, ids] = by_game(result.several.absent), result.several.over
-                anew[ids] |= absent[t, ids] & ~done[ids] & (t >= 0)[:, None]
-            done[ids] = terminated[t, ids] | truncated[t, ids]
+                absent[row, column], over[t, ids] = result.several.absent, result.several.over
+                left = result.several.absent & going_on & (row >= 0)
+                anew = left if anew is None else anew | left
             self._count[ids], self._under_way[ids] = t + 1, False
             with self._timers("transfer"):
                 obs = jax.device_put(jax.tree.map(partial(self._fixed_size, ids=ids), result.obs), device)
-            if anew.any():
-                self._carry = self._pick(anew.reshape(-1), self._initial_carry, self._carry)
+            if anew is not None and anew.any():
+                at = np.isin(np.arange(shape[1]), column[anew])
+                self._carry = self._pick(at, self._initial_carry, self._carry)
             full = t + 1 == length
             if full.any():
                 last = self._hold(last, self._index(self._places(ids), np.where(full, ids, games))[0], obs)
@@ -190,30 +193,29 @@ class AsyncCollector(FromHost):
             buffer, last, self._row = self._pad(buffer, last, count)
         self._last = last
         observed, actions, extras = buffer
-        by_column = lambda x: x[:length].reshape(length, num_envs)
-        rows: Any = (observed, actions, *map(by_column, (reward, terminated, truncated, mask)), extras)
-        told = Several(by_column(absent), over[:length]) if together else None
+        flags = (reward[:length], terminated[:length], truncated[:length], mask[:length])
+        rows: Any = (observed, actions, *flags, extras)
+        told = Several(absent[:length], over[:length]) if together else None
         self.columns, rollout, report = self._finish(
-            self.columns, rows, last, first_carry, self._started, by_column(failed), told
+            self.columns, rows, last, first_carry, self._started, failed[:length], told
         )
         rollout = dataclasses.replace(rollout, count=jax.device_put(np.repeat(count, agents), device))
         self._started = self._started | np.repeat(self._count >= 0, agents)
         self._measure(count, failed if can_fail else None)
         return rollout, report
 
-    def _hear(self, t, ids) -> None:
+    def _hear(self, rows, columns) -> None:
         if self._told is None or self.infos is None or self.reset_infos is None:
             return
-        for row, game in zip(t.tolist(), ids.tolist()):
-            to = self.infos[row] if row >= 0 else self.reset_infos
-            for column in range(game * self._agents, (game + 1) * self._agents):
-                to[column] = self._told.latest[column]
+        for row, column in zip(rows.tolist(), columns.tolist()):
+            (self.infos[row] if row >= 0 else self.reset_infos)[column] = self._told.latest[column]
 
     def _measure(self, count, failed) -> None:
         metrics = {EMPTY: 1.0 - float(count.mean()) / self._length}
         before = self.metrics.get(FAILURES)
         if failed is not None or before is not None:
-            metrics[FAILURES] = (before or 0.0) + (0.0 if failed is None else float(failed.any(-1).sum()))
+            broken = 0.0 if failed is None else failed.reshape(len(failed), self._games, -1).any(-1).sum()
+            metrics[FAILURES] = (before or 0.0) + float(broken)
         self._metrics = metrics
 
     def _places(self, ids) -> np.ndarray:
@@ -225,7 +227,8 @@ class AsyncCollector(FromHost):
     def _index(self, place, *rows) -> np.ndarray:
         """[k, N] i32 of k lists of numbers; G, which is out of range and dropped, where there is none."""
         index = np.full((len(rows), self._env.batch_size), self._games, np.int32)
-        index[:, place] = rows
+        for i, row in enumerate(rows):
+            index[i, place] = row
         return index
 
     def _rows(self, x, place) -> np.ndarray:

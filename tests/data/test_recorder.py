@@ -145,6 +145,21 @@ def test_agents_have_episodes_of_their_own(tmp_path):
         assert (episode.columns["log_prob"] < 0).all()
 
 
+def test_agents_of_games_that_do_not_wait_have_their_own_steps(tmp_path, known):
+    game = {"env": {"id": "games:Numbered", "num_envs": 3}, "multi_agent": {"mapping": "by_agent"}}
+    own = {"network": {"hidden": [8]}, "run": {"log": []}, "data": {"output": {}}, "stop": {"env_steps": 1_000}}
+    store = collected(merged(PPO, READY, game, own), tmp_path, calls=3)
+    episodes = list(store.episodes())
+    assert len(episodes) > 40 and {(e.labels["agent"], e.labels["policy"]) for e in episodes} == {
+        ("left",) * 2,
+        ("right",) * 2,
+    }
+    for episode in episodes:  # each sees the step and the sum of its own actions
+        np.testing.assert_array_equal(np.diff(episode.obs[:, 1]), 1)
+        np.testing.assert_array_equal(np.diff(episode.obs[:, 2]), episode.action)
+        np.testing.assert_array_equal(episode.reward, 1.0 + episode.action)
+
+
 CARTPOLE = {
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},
     "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4},

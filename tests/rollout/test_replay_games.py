@@ -204,6 +204,15 @@ def test_infos_of_agents_who_take_turns_and_a_game_that_broke_off():
     assert [found[3] for found in Infos.found] == [{"a": {"turn": 3}, "b": {"turn": 4}}] * 3  # after its own steps
 
 
+def test_games_that_do_not_wait_are_told_with_the_infos_of_their_agents():
+    ready = {"id": f"{__name__}:Turns", "remote_worker_envs": True, "batch_wait_ms": 0.0}
+    played(4, "Infos", env=ready, multi_agent={"mapping": "shared"})
+    # of twenty rows of each game every fifth resets it
+    rewards, infos = {("a", "shared"): 2.0, ("b", "shared"): 2.0}, {"a": {"turn": 3}, "b": {"turn": 4}}
+    assert sorted(found[0] for found in Infos.found) == [0] * 4 + [1] * 4
+    assert all(found[1:] == (4, rewards, infos) for found in Infos.found)
+
+
 def test_what_an_episode_of_several_agents_does_not_have():
     class Asks(Callbacks):
         def on_episode_end(self, *, episode, **kwargs):

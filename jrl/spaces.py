@@ -38,8 +38,8 @@ AGENTS, PRESENT, STATE = "agents", "present", "state"
 
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
-    """The spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in which
-    `jax.tree.leaves` gives those of an element.
+    """Returns the spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in
+    which `jax.tree.leaves` gives those of an element.
 
     >>> leaves(Dict((("pos", Box((2,))), ("goal", Tuple((Discrete(3), Discrete(4)))))))
     [('goal/0', Discrete(n=3, dtype='int32')), ('goal/1', Discrete(n=4, dtype='int32')), ('pos', Box(shape=(2,), ...))]
@@ -55,7 +55,7 @@ def leaves(space: Space) -> list[tuple[str, Leaf]]:
 
 
 def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
-    """`fn(leaf, *parts of trees)` for each leaf; the results as an element of `space` has them."""
+    """Returns `fn(leaf, *parts of trees)` for each leaf; the results as an element of `space` has them."""
     match space:
         case Dict():
             return {name: map_leaves(fn, part, *(t[name] for t in trees)) for name, part in space.items}
@@ -65,7 +65,7 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
 
 
 def of_leaves(space: Space, parts: list[Any]) -> PyTree:
-    """`parts`, one for each of `leaves(space)`, as an element of `space` has them."""
+    """Returns `parts`, one for each of `leaves(space)`, as an element of `space` has them."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
 
 
@@ -270,14 +270,14 @@ def num_bytes(space: Space) -> int:
 
 
 def batch_shape(space: Space, tree: PyTree) -> tuple[int, ...]:
-    """The leading axes of elements [..., *]."""
+    """Returns the leading axes of elements [..., *]."""
     _, leaf = leaves(space)[0]
     x = jax.tree.leaves(tree)[0]
     return tuple(x.shape[: x.ndim - len(leaf.shape)])
 
 
 def num_choices(space: Space) -> int:
-    """Number of entries that a mask over the actions of `space` has; 0 where there is nothing to mask.
+    """Returns the number of entries that a mask over the actions of `space` has; 0 where there is nothing to mask.
 
     >>> num_choices(Discrete(3)), num_choices(Tuple((MultiDiscrete((2, 3)), Box((4,)))))
     (3, 5)
@@ -295,7 +295,7 @@ def _sizes(leaf: Leaf) -> tuple[int, ...]:
 
 
 def any_allowed(space: Space, mask: Array) -> Array:
-    """[...] bool: whether a mask [..., K] over the actions of `space` leaves each choice an entry.
+    """Returns [...] bool: whether a mask [..., K] over the actions of `space` leaves each choice an entry.
 
     >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
     Array([ True, False], dtype=bool)
@@ -306,7 +306,7 @@ def any_allowed(space: Space, mask: Array) -> Array:
 
 
 def any_choice(space: Space, mask: Array) -> Array:
-    """[...] bool: whether a mask [..., K] over the actions of `space` allows more than one action.
+    """Returns [...] bool: whether a mask [..., K] over the actions of `space` allows more than one action.
 
     >>> any_choice(MultiDiscrete((2, 2)), jnp.array([[True, False, True, True], [True, False, True, False]]))
     Array([ True, False], dtype=bool)
@@ -315,7 +315,7 @@ def any_choice(space: Space, mask: Array) -> Array:
 
 
 def _choices(space: Space, mask: Array) -> Sequence[Array]:
-    """The parts of a mask, one for each choice."""
+    """Returns the parts of a mask, one for each choice."""
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
     ends = np.cumsum(sizes)[:-1].tolist()
     return np.split(mask, ends, -1) if isinstance(mask, np.ndarray) else jnp.split(jnp.asarray(mask), ends, -1)
@@ -344,7 +344,8 @@ def masks_actions(spec: EnvSpec) -> bool:
 
 
 def seen(space: Space) -> Space:
-    """The part of an observation space that networks read: without the mask. One part that is left stands for itself.
+    """Returns the part of an observation space that networks read: without the mask. One part that is left stands for
+    itself.
 
     Raises:
       InputError: nothing is left.
@@ -358,7 +359,7 @@ def seen(space: Space) -> Space:
 
 
 def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
-    """(the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
+    """Returns (the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
 
     >>> space = Dict((("action_mask", MultiBinary((2,))), ("x", Box((3,)))))
     >>> split_mask(space, {"action_mask": jnp.array([1, 0]), "x": jnp.ones(3)})

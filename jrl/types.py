@@ -162,7 +162,7 @@ class EnvSpec(NamedTuple):
 
     @property
     def games(self) -> int:
-        """Number of environments: B, or B / A of several agents."""
+        """Returns the number of environments: B, or B / A of several agents."""
         return self.num_envs // max(1, len(self.agents))
 
 

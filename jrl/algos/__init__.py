@@ -62,7 +62,7 @@ _MODULES = {
 
 
 def names() -> tuple[str, ...]:
-    """The registered algorithms."""
+    """Returns the registered algorithms."""
     return tuple(_MODULES)
 
 
@@ -79,17 +79,18 @@ def is_own(name: object) -> bool:
 
 
 def spelled(name: object) -> str:
-    """A name as it is written: registered ones in any case, those of modules as they are."""
+    """Returns a name as it is written: registered ones in any case, those of modules as they are."""
     return str(name).lower() if str(name).lower() in _MODULES else str(name)
 
 
 def title(name: str) -> str:
-    """The name of an algorithm's classes in `jrl.api`: PPO of ppo, Reinforce of examples.reinforce."""
+    """Returns the name of an algorithm's classes in `jrl.api`: PPO of ppo, Reinforce of examples.reinforce."""
     return name.upper() if name in _MODULES else name.rpartition(".")[2].title().replace("_", "")
 
 
 def get(name: str) -> ModuleType:
-    """The module of an algorithm: a registered one, or the user's own by its path, `my_project.my_ppo` or `my_ppo`.
+    """Returns the module of an algorithm: a registered one, or the user's own by its path, `my_project.my_ppo` or
+    `my_ppo`.
 
     Raises:
       InputError: no algorithm has that name, or the module is none.
@@ -137,5 +138,5 @@ def either(names: Sequence[str]) -> str:
 
 
 def get_config_class(name: str) -> type:
-    """The dataclass of an algorithm's hyper-parameters."""
+    """Returns the dataclass of an algorithm's hyper-parameters."""
     return get(name).Config

@@ -48,7 +48,7 @@ class Config(Common):
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
-    """-log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
+    """Returns -log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
     dist, value = agent.net.apply(params, rows.obs)
     log_prob = dist.log_prob(rows.action)
     return actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef)
@@ -78,7 +78,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """A2C as pure functions, an on-policy Algo; arguments and errors as of `ppo.make`."""
+    """Makes A2C as pure functions, an on-policy Algo; arguments and errors as of `ppo.make`."""
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
     return actor_critic.make_algo(cfg, agent, update, record_value=network.shared)
 

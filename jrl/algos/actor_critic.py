@@ -42,7 +42,7 @@ class PolicyHead(NamedTuple):
 
 
 def policy_head(space: Space, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None]) -> PolicyHead:
-    """The distribution of the actions of `space`.
+    """Returns the distribution of the actions of `space`.
 
     A Gaussian policy's log standard deviation is a parameter per action element, or an output of the network with
     `cfg.state_dependent_std`.
@@ -74,7 +74,8 @@ def policy_head(space: Space, cfg: NetworkConfig, mask: Callable[[PyTree], Array
 
 
 def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None) -> ActorCritic:
-    """Policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on `cfg`'s torsos.
+    """Returns the policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on
+    `cfg`'s torsos.
 
     Args:
       spec, cfg: see `networks.build`.
@@ -138,7 +139,7 @@ class Corrections(Protocol):
 
 
 def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> ActorCritic:
-    """The networks of an actor-critic algorithm's Agent."""
+    """Returns the networks of an actor-critic algorithm's Agent."""
     return make(observer.spec, network, observer.mask)
 
 
@@ -150,7 +151,7 @@ def make_agent(
     axis_name: str | None,
     loss: Loss | None = None,
 ) -> Agent:
-    """An Agent whose policy is a distribution; arguments and errors as of `agent.make`."""
+    """Makes an Agent whose policy is a distribution; arguments and errors as of `agent.make`."""
     records = Records(log_prob=True, seen=True)
     return agents.make(
         cfg, spec, network, networks, kind="distribution", records=records, axis_name=axis_name, loss=loss
@@ -158,24 +159,24 @@ def make_agent(
 
 
 def init(cfg: Common, agent: Agent, key: Key) -> State:
-    """The State at the start."""
+    """Returns the State at the start."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
 def policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """The distribution of actions [B]."""
+    """Returns the distribution of actions [B]."""
     dist, _, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {}
 
 
 def policy_and_value(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """The distribution of actions [B], and V(obs) for the rollout's extras."""
+    """Returns the distribution of actions [B], and V(obs) for the rollout's extras."""
     dist, value, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {"value": value}
 
 
 def outputs(cfg: Common, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Distribution and value of observations [B, *] at an episode's start."""
+    """Returns the distribution and value of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     dist, value, _ = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)
     return {"distribution": dist, "value": value}
@@ -190,7 +191,7 @@ def make_algo(
     record_value: bool = False,
     **options: Any,
 ) -> Algo:
-    """The on-policy Algo of a policy and value network and an `update`; keywords as of `agent.algo`.
+    """Returns the on-policy Algo of a policy and value network and an `update`; keywords as of `agent.algo`.
 
     Args:
       record_value: acting leaves extras["value"], which `values` then reads.
@@ -208,8 +209,8 @@ def make_algo(
 
 
 def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]:
-    """V(obs_0) .. V(obs_T) [T + 1, B] by the State's parameters, and the memory before each sequence of the rollout
-    [K, B, ...]; () without a core.
+    """Returns V(obs_0) .. V(obs_T) [T + 1, B] by the State's parameters, and the memory before each sequence of the
+    rollout [K, B, ...]; () without a core.
 
     Values that acting recorded are read, not computed again.
     """
@@ -244,7 +245,7 @@ def make_rows(
     choice: Array | None = None,
     axis_name: str | None,
 ) -> tuple[Rows, Metrics]:
-    """Rows [T, B] in which nothing of a masked row is left, and metrics of the value.
+    """Returns Rows [T, B] in which nothing of a masked row is left, and metrics of the value.
 
     Args:
       obs: the rollout's, as the network reads them.
@@ -264,7 +265,9 @@ def make_rows(
 
 
 def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
-    """Generalised advantage estimation: Rows [T, B], V(obs_t) [T, B], the memory before each sequence, and metrics."""
+    """Returns by generalised advantage estimation (Rows [T, B], V(obs_t) [T, B], the memory before each sequence,
+    metrics).
+    """
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
     reward = parts.scaled_reward(cfg, state.return_stats, rollout.reward)
     advantage, target = returns.gae(reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda)
@@ -290,7 +293,7 @@ def choice(agent: Agent, obs: PyTree) -> Array | None:
 
 
 def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:
-    """`returns.vtrace` with the config's numbers."""
+    """Returns `returns.vtrace` with the config's numbers."""
     return returns.vtrace(
         reward,
         terminated,
@@ -306,7 +309,8 @@ def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> return
 
 
 def policy_gradient(dist, log_prob, value, rows: Rows, *, vf_coef, ent_coef) -> tuple[Array, Metrics]:
-    """-log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy (arXiv:1602.01783, section 4; 1802.01561, 4.2).
+    """Returns -log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy (arXiv:1602.01783, section 4;
+    1802.01561, 4.2).
 
     Args:
       dist, log_prob, value: of the network that learns, at the rows; leading axes of `rows`.

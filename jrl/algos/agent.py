@@ -134,7 +134,7 @@ def make(
     axis_name: str | None,
     loss: custom_loss.Loss | None = None,
 ) -> Agent:
-    """An algorithm's Agent.
+    """Returns an algorithm's Agent.
 
     Args:
       cfg, spec, network, axis_name, loss: as of the algorithm's `make`.
@@ -169,7 +169,7 @@ def begin(
     by_part: bool = False,
     **own: Any,
 ) -> State:
-    """The State at the start.
+    """Returns the State at the start.
 
     Args:
       key: that of the parameters; what else is drawn is of another stream.
@@ -193,12 +193,12 @@ def begin(
 
 
 def explorer(cfg: Common, agent: Agent) -> Explorer:
-    """The exploration of a Config, whose floats may be traced."""
+    """Returns the exploration of a Config, whose floats may be traced."""
     return exploration.make(cfg.exploration, agent.spec.action, kinds=(agent.kind,))
 
 
 def acting_params(state: State) -> PyTree:
-    """The parameters of a State that act: the part `actor`, where there are parts."""
+    """Returns the parameters of a State that act: the part `actor`, where there are parts."""
     return state.params["actor"] if isinstance(state.params, dict) and "actor" in state.params else state.params
 
 
@@ -223,7 +223,7 @@ def act(
     key: Key,
     explore: bool = True,
 ) -> ActOut:
-    """Actions for observations [B, *], by the exploration or, without it, the greedy ones; see `algo` for `policy`."""
+    """Returns actions for observations [B, *], by the exploration or else the greedy ones; see `algo` for `policy`."""
     before, own = split_carry(carry)
     obs = agent.observer.see(actor.obs_stats, obs)
     mask = agent.observer.mask(obs)
@@ -245,7 +245,7 @@ def act(
 
 
 def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
-    """The action [B, *] that is best by a policy's output: a distribution's mode, the highest allowed Q, or itself."""
+    """Returns the best action [B, *] by a policy's output: a distribution's mode, the highest allowed Q, or itself."""
     match kind:
         case "distribution":
             return output.mode()
@@ -257,7 +257,7 @@ def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
 def choice(
     cfg: Common, agent: Agent, policy: Callable[..., Any], actor: Actor, obs: PyTree, carry: PyTree, explore: bool
 ) -> tuple[Any, PyTree]:
-    """The distribution [B] that `act` draws actions from, and the carry after it; see `choices.of`."""
+    """Returns the distribution [B] that `act` draws actions from, and the carry after it; see `choices.of`."""
     before, own = split_carry(carry)
     obs = agent.observer.see(actor.obs_stats, obs)
     output, memory, _ = policy(cfg, agent, actor, obs, before, explore)
@@ -266,7 +266,7 @@ def choice(
 
 
 def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
-    """(the network's memory, the exploration's state) of what acting hands on from step to step."""
+    """Returns (the network's memory, the exploration's state) of what acting hands on from step to step."""
     return (carry.memory, carry.exploration) if isinstance(carry, Carry) else ((), carry)
 
 
@@ -295,7 +295,8 @@ def epochs(
     grid: tuple[int, int],
     key: Key,
 ) -> tuple[PyTree, Any]:
-    """`cfg.num_epochs` passes over a rollout in `cfg.num_minibatches` minibatches each, dealt anew for every pass.
+    """Makes `cfg.num_epochs` passes over a rollout in `cfg.num_minibatches` minibatches each, dealt anew for every
+    pass.
 
     Args:
       step: (carry, minibatch) -> (carry, metrics).
@@ -315,7 +316,7 @@ def epochs(
 
 
 def taker(rows: PyTree) -> Callable[[Array], PyTree]:
-    """`take` of `epochs` for rows [N, *]: one gather for an epoch, 3% less than one for each minibatch."""
+    """Returns `take` of `epochs` for rows [N, *]: one gather for an epoch, 3% less than one for each minibatch."""
     take = minibatch.row_taker(rows)
 
     def minibatches(index: Array) -> PyTree:
@@ -326,12 +327,16 @@ def taker(rows: PyTree) -> Callable[[Array], PyTree]:
 
 
 def mean_gradient(agent: Agent, loss: Callable[..., Any], params: PyTree, batch: Any, chunk: int) -> tuple[PyTree, Any]:
-    """The mean gradient and metrics of `loss` over the rows of a batch and over devices, `chunk` rows at a time."""
+    """Returns the mean gradient and metrics of `loss` over the rows of a batch and over devices, `chunk` rows at a
+    time.
+    """
     return parts.pmean(minibatch.mean_gradient(loss, params, batch, chunk), agent.axis_name)
 
 
 def chunk(cfg: Any, agent: Agent, num_rows: int, length: int = 1) -> int:
-    """Rows, of `length` steps each, whose gradient is computed at once: by the Config, or as many as fit the cache."""
+    """Returns rows, of `length` steps each, whose gradient is computed at once: by the Config, or as many as fit the
+    cache.
+    """
     limit = getattr(cfg, "microbatch_size", None)
     return minibatch.chunk_rows(num_rows, agent.row_bytes, limit, length=length)
 
@@ -342,14 +347,16 @@ def grid(agent: Agent, num_steps: int, num_envs: int) -> tuple[int, int]:
 
 
 def cut(agent: Agent, rows: Any, memory: PyTree) -> Any:
-    """Rows [T, B, *] as minibatches are made of them [N, *]: with a core sequences, from the memory before each."""
+    """Returns Rows [T, B, *] as minibatches are made of them [N, *]: with a core sequences, from the memory before
+    each.
+    """
     if not agent.network.recurrent:
         return sequences.flat(rows)
     return sequences.cut(rows, memory, sequences.length_of(agent.network, rows.weight.shape[0]))
 
 
 def map_rows(agent: Agent, function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
-    """`function` of rows [N, ...] over a tree [T, B, ...], in chunks that fit the cache."""
+    """Returns `function` of rows [N, ...] over a tree [T, B, ...], in chunks that fit the cache."""
     num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
     chunk = minibatch.chunk_rows(num_steps * num_envs, agent.row_bytes)
     out = minibatch.map_rows(function, sequences.flat(tree), chunk)
@@ -357,17 +364,17 @@ def map_rows(agent: Agent, function: Callable[[PyTree], PyTree], tree: PyTree) -
 
 
 def begun(agent: Agent, state: State, rollout: Rollout) -> State:
-    """The State to read a rollout by: see `observer.begun`."""
+    """Returns the State to read a rollout by: see `observer.begun`."""
     return observers.begun(agent.observer, state, rollout)
 
 
 def rewarded(agent: Agent, state: State, rollout: Rollout) -> State:
-    """A State with the statistics of a rollout's discounted returns."""
+    """Returns a State with the statistics of a rollout's discounted returns."""
     return replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, agent.axis_name))
 
 
 def observed(agent: Agent, state: State, rollout: Rollout) -> State:
-    """A State with the statistics of a rollout's observations, and its steps counted."""
+    """Returns a State with the statistics of a rollout's observations, and its steps counted."""
     return replace(
         state,
         obs_stats=agent.observer.observe(state.obs_stats, rollout.obs, rollout.mask),
@@ -381,7 +388,7 @@ def ingest(cfg: Common, agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: State, rollout: Rollout) -> State:
-    """A State whose parameter noise, if it has any, has followed a rollout; see `parameter_noise.adapted`."""
+    """Returns a State whose parameter noise, if it has any, has followed a rollout; see `parameter_noise.adapted`."""
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
     return parameter_noise.adapted(
         cfg.exploration,
@@ -410,7 +417,7 @@ def algo(
     ingest: Callable[[Any, Agent, State, Rollout], State] | None = None,
     data: Fresh | Replay | Fixed | None = None,
 ) -> Algo:
-    """The Algo of an algorithm's functions, each of which takes (cfg, agent, ...).
+    """Makes the Algo of an algorithm's functions, each of which takes (cfg, agent, ...).
 
     Args:
       cfg, agent: what the functions are bound to.

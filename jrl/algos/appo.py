@@ -59,7 +59,7 @@ class Config(ppo.ClippedSteps):
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """PPO's State at the start, and the target network."""
+    """Returns PPO's State at the start, and the target network."""
     state = ppo.init(cfg, agent, key)
     return replace(state, target_params=jax.tree.map(jnp.copy, state.params))
 
@@ -92,7 +92,7 @@ def of_target(
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[ppo.Rows, PyTree, Metrics]:
-    """V-trace by the target network: Rows [T, B], the memory before each sequence, and metrics."""
+    """Returns Rows [T, B] with the target network's V-trace, the memory before each sequence, and metrics."""
     observer = agent.observer
     obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
     action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
@@ -126,7 +126,7 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """PPO's gradient steps on a rollout [T, B], then perhaps a move of the target network."""
+    """Takes PPO's gradient steps on a rollout [T, B], then perhaps a move of the target network."""
     rows, memory, value_metrics = targets(cfg, agent, state, rollout)
     state, metrics = ppo.improve(cfg, agent, state, rows, memory, key)
     due: Any = state.updates % cfg.target_update_every == 0
@@ -142,7 +142,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """APPO as pure functions; arguments and errors as of `ppo.make`.
+    """Makes APPO as pure functions; arguments and errors as of `ppo.make`.
 
     Returns:
       An on-policy Algo, whose rollouts may be of older policies. `ingest` takes the statistics from a new rollout.

@@ -111,7 +111,7 @@ class Rows:
 
 
 def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """The policy's part of `actor_critic.make`, with the same parameters."""
+    """Returns the policy's part of `actor_critic.make`, with the same parameters."""
     head = actor_critic.policy_head(observer.spec.action, network, observer.mask)
     net = nets.build(observer.spec, network, {"policy": Head(head.outputs, 0.01)})
 
@@ -130,12 +130,12 @@ def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> 
 
 
 def init(cfg: Cloning, agent: Agent, key: Key) -> State:
-    """The State at the start."""
+    """Returns the State at the start."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
 def policy(cfg: Cloning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """The distribution of actions [B]."""
+    """Returns the distribution of actions [B]."""
     dist, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {}
 
@@ -144,8 +144,8 @@ def policy(cfg: Cloning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree
 
 
 def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Observations as they are; of a Window the rows behind its first `steps`, over which the memory of an episode's
-    start has run, without gradient.
+    """Returns observations as they are; of a Window the rows behind its first `steps`, over which the memory of an
+    episode's start has run, without gradient.
 
     Args:
       net: has `carry` and `unroll`, such as `critics.Policy`.
@@ -160,7 +160,7 @@ def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
 
 
 def read(cfg: Cloning, agent: Agent, state: State, batch: Batch | SequenceBatch) -> Batch:
-    """A sample of a data set as networks and losses read it; see `critics.read`."""
+    """Returns a sample of a data set as networks and losses read it; see `critics.read`."""
     return critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
 
 
@@ -198,7 +198,9 @@ def _is_real(leaf: Leaf) -> bool:
 
 
 def loss(cfg: Any, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
-    """-log pi(a | s), or |mode(s) - a|^2 in the mean over its elements, - ent_coef entropy: the mean over Rows [N]."""
+    """Returns -log pi(a | s), or |mode(s) - a|^2 in the mean over its elements, - ent_coef entropy: the mean over
+    Rows [N].
+    """
     dist = agent.net.apply(params, rows.obs)
     mean = lambda x: jnp.mean(rows.weight * x)
     metrics = agreement(agent.spec.action, dist, rows.action, rows.weight)
@@ -235,7 +237,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def outputs(cfg: Cloning, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """The distribution of actions of observations [B, *] at an episode's start."""
+    """Returns the distribution of actions of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     return {"distribution": agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)[0]}
 
@@ -249,7 +251,9 @@ def make_agent(
     axis_name: str | None,
     loss: Loss | None,
 ) -> Agent:
-    """An Agent whose policy is a distribution and learns from a data set; arguments and errors as of `agent.make`."""
+    """Makes an Agent whose policy is a distribution and learns from a data set; arguments and errors as of
+    `agent.make`.
+    """
     records = Records(log_prob=True)
     # one optimizer for each array: of one gradient step at a time, gathering them into a vector is work of its own
     return agents.make(
@@ -265,7 +269,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """BC as pure functions.
+    """Makes BC as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

@@ -24,7 +24,8 @@ def of(
     cfg: exploration.Exploration, kind: str, output: Any, env_steps: Any, carry: PyTree, mask: Array | None,
     explore: bool,
 ) -> Any:  # fmt: skip
-    """The distribution [B] of the actions that an exploration takes, that of the steps behind `random_timesteps`.
+    """Returns the distribution [B] of the actions that an exploration takes, that of the steps behind
+    `random_timesteps`.
 
     Args:
       cfg: the exploration.

@@ -59,12 +59,12 @@ def faults(cfg: Any) -> list[str]:
 
 
 def initial_params(cfg: Any) -> dict[str, Array]:
-    """The logarithm of the weight, where that is learned."""
+    """Returns the logarithm of the weight, where that is learned."""
     return {} if cfg.cql_target_gap is None else {"log_cql_weight": jnp.log(jnp.float32(cfg.cql_weight))}
 
 
 def weight_of(cfg: Any, params: dict[str, PyTree]) -> Any:
-    """The present weight of the gap."""
+    """Returns the present weight of the gap."""
     return cfg.cql_weight if cfg.cql_target_gap is None else jnp.exp(params["log_cql_weight"])
 
 
@@ -84,7 +84,7 @@ def weight_step(cfg: Any, agent: Agent, state: State, metrics: Metrics) -> tuple
 
 
 def sampled(dist: Any, num_actions: int, key: Key, axis_name: str | None) -> Sampled:
-    """K actions of each distribution [N, *], or [N, L, *], and their log-probabilities."""
+    """Returns K actions of each distribution [N, *], or [N, L, *], and their log-probabilities."""
     shape, num_axes = dist.mean.shape, dist.mean.ndim - dist.event_ndim
     shape = (*shape[1:num_axes], num_actions, *shape[num_axes:])
     spread = jax.tree.map(lambda x: jnp.expand_dims(x, num_axes), distributions.batched(dist))
@@ -92,7 +92,7 @@ def sampled(dist: Any, num_actions: int, key: Key, axis_name: str | None) -> Sam
 
 
 def with_samples(cfg: Any, agent: Agent, batch: Batch, here: Any, there: Sampled, key: Key) -> Batch:
-    """The batch with what its gaps are estimated from in its extras.
+    """Returns the batch with what its gaps are estimated from in its extras.
 
     Args:
       batch: see `critics.read`.
@@ -120,7 +120,9 @@ def before(batch: Batch, dist: Any) -> Any:
 
 
 def best(agent: Agent, params: PyTree, obs: PyTree, drawn: Sampled, burn_in: int) -> tuple[Array, Array]:
-    """(value, log pi) [N], or [N, L], of the sampled action whose value, the least over critics, is the highest."""
+    """Returns (value, log pi) [N], or [N, L], of the sampled action whose value, the least over critics, is the
+    highest.
+    """
     critic = agent.net.critic
     q = jnp.min(critic.apply_each(params, critics.critics_read(critic, params, obs, burn_in), drawn.action), 0)
     at = jnp.argmax(q, -1, keepdims=True)
@@ -129,7 +131,8 @@ def best(agent: Agent, params: PyTree, obs: PyTree, drawn: Sampled, burn_in: int
 
 
 def soft_maximum(agent: Agent, params: PyTree, batch: Batch, temperature: Any) -> Array:
-    """temperature * log sum exp(Q / temperature) / density over samples: the mean over rows [], summed over critics.
+    """Returns temperature * log sum exp(Q / temperature) / density over samples: the mean over rows [], summed over
+    critics.
 
     On CPU a few rows at a time, their gradient with them: what it needs of them is still in the cache.
     """
@@ -153,7 +156,7 @@ def soft_maximum(agent: Agent, params: PyTree, batch: Batch, temperature: Any) -
 
 
 def penalty(weight: Any, soft: Array, values: Array, row_weight: Array) -> tuple[Array, Metrics]:
-    """(weight * gap, metrics), summed over critics.
+    """Returns (weight * gap, metrics), summed over critics.
 
     Args:
       weight: of the gap.
@@ -166,6 +169,8 @@ def penalty(weight: Any, soft: Array, values: Array, row_weight: Array) -> tuple
 
 
 def of_all(q: Array, mask: Array | None, temperature: Any = 1.0) -> Array:
-    """temperature * log sum exp(q / temperature) [...] over the actions [..., A] that the mask allows; None: all."""
+    """Returns temperature * log sum exp(q / temperature) [...] over the actions [..., A] that the mask allows; None:
+    all.
+    """
     where = None if mask is None else jnp.broadcast_to(allowed(mask), q.shape)
     return temperature * jax.nn.logsumexp(q / temperature, -1, where=where)

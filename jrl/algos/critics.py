@@ -50,7 +50,7 @@ class Policy(NamedTuple):
 
 
 def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: str = "policy") -> Policy:
-    """`network`, of one `head`, and what its outputs [..., size] for observations [..., *] stand for."""
+    """Returns `network`, of one `head`, and what its outputs [..., size] for observations [..., *] stand for."""
 
     def apply(params, obs):
         return output(network.apply(params, obs, head)[0], obs)
@@ -87,7 +87,7 @@ class Networks(NamedTuple):
 
 
 def state_value(observer: Observer, network: NetworkConfig) -> Policy:
-    """A network of observations alone, V(obs); it reads `network.value_inputs`, as critics do."""
+    """Returns a network of observations alone, V(obs); it reads `network.value_inputs`, as critics do."""
     net = nets.build(observer.spec, network, {"value": Head(1, privileged=True)})
     return policy_of(net, lambda outputs, obs: outputs[..., 0], "value")
 
@@ -104,8 +104,9 @@ def make_agent(
     axis_name: str | None,
     loss: Loss | None,
 ) -> Agent:
-    """An Agent with a policy and critics, and with a `value` network where one is given; arguments and errors as of
-    `agent.make`."""
+    """Makes an Agent with a policy and critics, and with a `value` network where one is given; arguments and errors
+    as of `agent.make`.
+    """
 
     def networks(cfg: Common, observer: Observer, network: NetworkConfig) -> Networks:
         of_actions = build_critics(observer.spec, network, num_critics)
@@ -120,7 +121,7 @@ def make_agent(
 
 
 def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
-    """The Algo with replay of an Agent with critics; keywords as of `agent.algo`."""
+    """Makes the Algo with replay of an Agent with critics; keywords as of `agent.algo`."""
     return agents.algo(cfg, agent, policy=step_policy, memory=agent.net.policy.carry, **functions)
 
 
@@ -134,7 +135,7 @@ def initial_params(agent: Agent, key: Key) -> dict[str, PyTree]:
 
 
 def step_policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """The policy's output for observations [B, *]."""
+    """Returns the policy's output for observations [B, *]."""
     params = actor.params if not explore or actor.noisy == () else actor.noisy
     output, memory = agent.net.policy.step(params, obs, memory)
     return output, memory, {}
@@ -150,8 +151,9 @@ def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradien
 def noise(
     key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None, draw: Callable[..., Array] = random.normal
 ) -> Array:
-    """Standard normal numbers [num_rows, *shape], or others of `jrl.ops.random`: this device's rows of what one device
-    would draw for all of them."""
+    """Returns standard normal numbers [num_rows, *shape], or others of `jrl.ops.random`: this device's rows of what
+    one device would draw for all of them.
+    """
     if axis_name is None:
         return draw(key, (num_rows, *shape))
     rows = draw(key, (jax.lax.axis_size(axis_name) * num_rows, *shape))
@@ -172,7 +174,7 @@ class Sequences(Batch):
 def read(
     cfg: parts.RewardClipping, batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree
 ) -> Batch:
-    """A sample from replay as networks and losses read it; nothing is left of masked rows.
+    """Returns a sample from replay as networks and losses read it; nothing is left of masked rows.
 
     Args:
       see: of observations [..., *], what networks read.
@@ -201,17 +203,19 @@ def read(
 
 
 def burn_in(batch: Batch) -> int:
-    """K, rows of the Windows that only warm the memory up; 0 without."""
+    """Returns K, rows of the Windows that only warm the memory up; 0 without."""
     return batch.obs.reset.shape[1] - batch.reward.shape[1] if isinstance(batch, Sequences) else 0
 
 
 def following(batch: Batch, x: Array) -> Array:
-    """`x`, one number for each of `batch.next_obs` [N], or [N, L + 1]: that of each transition, [N] or [N, L]."""
+    """Returns `x`, one number for each of `batch.next_obs` [N], or [N, L + 1]: that of each transition, [N] or [N,
+    L].
+    """
     return sequences.pick(x, batch.ahead) if isinstance(batch, Sequences) else x
 
 
 def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Observations as they are; of a Window the rows behind its first `steps`, with the memory after those."""
+    """Returns observations as they are; of a Window the rows behind its first `steps`, with the memory after those."""
     if not isinstance(obs, Window):
         return obs
     return sequences.warmed(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
@@ -234,7 +238,7 @@ def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTre
 
 
 def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
-    """The critics' values of the actions taken [C, N], or [C, N, L]."""
+    """Returns the critics' values of the actions taken [C, N], or [C, N, L]."""
     if isinstance(agent.spec.action, Discrete):
         return of_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
     return agent.net.critic.apply(critic_params, batch.obs, batch.action)
@@ -248,7 +252,9 @@ def of_taken(space: Discrete, q: Array, batch: Batch) -> Array:
 
 
 def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None = None) -> Array:
-    """`Critics.apply` of observations [B, *] and actions [B, *] (None: of Discrete ones all) at an episode's start."""
+    """Returns `Critics.apply` of observations [B, *] and actions [B, *] (None: of Discrete ones all) at an episode's
+    start.
+    """
     batch_size = jax.tree.leaves(obs)[0].shape[0]
     memory = critic.carry(params, batch_size)
     if memory == ():
@@ -259,7 +265,7 @@ def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None 
 
 
 def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | None) -> tuple[Array, Array]:
-    """Standard normal numbers, `shape` for each of `batch.next_obs`, and for each transition; see `noise`."""
+    """Returns standard normal numbers, `shape` for each of `batch.next_obs`, and for each transition; see `noise`."""
     num_rows = batch.reward.shape[0]
     if not isinstance(batch, Sequences):
         both = noise(key, num_rows, (2, *shape), axis_name)
@@ -279,7 +285,7 @@ def td_gradient(
     loss: Loss | None = None,
     net: Any = None,
 ) -> tuple[PyTree, Metrics, Array]:
-    """The gradient of half the squared TD error, summed over critics that have the same target.
+    """Returns the gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
       q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences. Or these and

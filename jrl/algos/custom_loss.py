@@ -31,7 +31,7 @@ def check(loss: Loss | None) -> None:
 
 
 def over_rows(loss: Loss | None, default: RowsLoss, net: Any, *, metrics: Sequence[str] = ()) -> RowsLoss:
-    """`default`, or the user's loss in its place.
+    """Returns `default`, or the user's loss in its place.
 
     Args:
       loss: the user's, or None.

@@ -198,7 +198,7 @@ def _num_actions(agent: Agent) -> int:
 
 
 def of_actions(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """[M, A, K] of what the heads say, whatever their leading axes were (arXiv:1511.06581, eq. 9)."""
+    """Returns [M, A, K] of what the heads say, whatever their leading axes were (arXiv:1511.06581, eq. 9)."""
     num_actions, size = _num_actions(agent), cfg.q_head().size
     if len(heads) == 1:
         return heads[0].reshape(-1, num_actions, size)
@@ -215,7 +215,7 @@ def network_outputs(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree, k
 
 
 def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array:
-    """[M, A]; of a Window [N, L, A]. Of a team [..., agents, A]."""
+    """Returns [M, A]; of a Window [N, L, A]. Of a team [..., agents, A]."""
     q = cfg.reading().q(agent, network_outputs(cfg, agent, params, obs))
     return q.reshape(*obs.reset.shape, *q.shape[1:]) if isinstance(obs, Window) else q
 
@@ -224,13 +224,15 @@ def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array
 
 
 def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network]) -> State:
-    """The State at the start, with a target network."""
+    """Returns the State at the start, with a target network."""
     params = networks(cfg, agent.observer, agent.network).init(key)  # anew: noisy_sigma may be traced
     return agents.begin(cfg, agent, key, params, target_params=params)
 
 
 def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool, key: Any = None):
-    """Q values for observations [B, *], of a team [B, agents, A]; `key` draws the noise of noisy layers, None: none."""
+    """Returns Q values for observations [B, *], of a team [B, agents, A]; `key` draws the noise of noisy layers,
+    None: none.
+    """
     params = actor.params if not explore or actor.noisy == () else actor.noisy
     heads, memory = agent.net.step(params, obs, memory, key=key)
     reading = cfg.reading()
@@ -240,13 +242,13 @@ def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTr
 def act(
     cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
 ) -> ActOut:
-    """Actions [B] by Q values, which with noisy layers are drawn, too; of a team [B, agents]."""
+    """Returns actions [B] by Q values, which with noisy layers are drawn, too; of a team [B, agents]."""
     noise_key, key = jax.random.split(key) if cfg.draws and explore else (None, key)
     return agents.act(cfg, agent, functools.partial(policy, key=noise_key), actor, obs, carry, key, explore)
 
 
 def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Q values of observations [B, *] at an episode's start."""
+    """Returns Q values of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     obs = agent.observer.see(state.obs_stats, obs)
     return {"q": policy(cfg, agent, Actor(state.params, state.obs_stats), obs, memory, False)[0]}
@@ -256,7 +258,7 @@ def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str
 
 
 def taken(cfg: QLearning, agent: Agent, outputs: Array, action: Array) -> Array:
-    """The outputs [M, A, K] for actions [M], [M, K]."""
+    """Returns the outputs [M, A, K] for actions [M], [M, K]."""
     # a comparison instead of an index: its gradient is a select, that of an index is a scatter
     chosen = jax.nn.one_hot(action, _num_actions(agent))[..., None]
     return jnp.sum(chosen * outputs, 1)
@@ -282,7 +284,7 @@ def backup(cfg: QLearning, agent: Agent, around: Around, action: Array, reward: 
 
 
 def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
-    """A batch as the networks read it, with targets."""
+    """Returns a batch as the networks read it, with targets."""
     observer, of = agent.observer, functools.partial(network_outputs, cfg, agent)
     obs, next_obs = (observer.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
     reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
@@ -296,7 +298,7 @@ def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, key
 
 
 def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
-    """The same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
+    """Returns the same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
     shape, observer, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
     reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
     window = replace(batch.window, obs=observer.see(state.obs_stats, batch.window.obs))
@@ -328,7 +330,7 @@ def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatc
 def loss(
     cfg: QLearning, agent: Agent, params: PyTree, batch: parts.TdBatch, *, key: Key | None = None
 ) -> tuple[Array, tuple[Metrics, Array]]:
-    """The distance of the outputs for the actions taken from their targets: (mean, (metrics, priority [N]))."""
+    """Returns the distance of the outputs for the actions taken from their targets: (mean, (metrics, priority [N]))."""
     head, weight = cfg.q_head(), batch.weight
     action = batch.action.reshape(weight.size, *batch.action.shape[weight.ndim :])
     target = batch.target.reshape(weight.size, -1)
@@ -374,7 +376,7 @@ def update(
 
 
 def ingest(cfg: QLearning, agent: Agent, state: State, rollout: Rollout) -> State:
-    """The State with a new rollout's statistics, and the parameter noise after it."""
+    """Returns the State with a new rollout's statistics, and the parameter noise after it."""
     state = agents.adapted(cfg, agent, functools.partial(q_values, cfg, agent), state, rollout)
     return agents.ingest(cfg, agent, state, rollout)
 
@@ -396,7 +398,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """DQN as pure functions.
+    """Makes DQN as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

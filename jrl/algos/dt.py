@@ -79,7 +79,7 @@ class Carry:
 
 
 def conditioned(cfg: Config, obs: dict[str, PyTree], to_go: Array, step: Array) -> dict[str, PyTree]:
-    """Observations that say what return shall follow and which step it is.
+    """Returns observations that say what return shall follow and which step it is.
 
     Args:
       obs: [..., *], by the names of a Dict.
@@ -90,7 +90,7 @@ def conditioned(cfg: Config, obs: dict[str, PyTree], to_go: Array, step: Array) 
 
 
 def conditioned_spec(spec: EnvSpec) -> EnvSpec:
-    """The spaces of what the network reads.
+    """Returns the spaces of what the network reads.
 
     Raises:
       InputError: observations do not tell of the reward before them.
@@ -106,14 +106,14 @@ def conditioned_spec(spec: EnvSpec) -> EnvSpec:
 
 
 def with_columns(cfg: Config, obs: PyTree, extras: Any) -> PyTree:
-    """`conditioned` of what a data set tells beside its rows. Raises InputError: it does not."""
+    """Returns `conditioned` of what a data set tells beside its rows. Raises InputError: it does not."""
     if missing := [name for name in Config.reads if name not in extras]:
         raise InputError(f"dt: the batch has no {' and '.join(missing)}: it learns from data sets, not from rollouts")
     return conditioned(cfg, obs, extras[RETURN_TO_GO], extras[TIMESTEP])
 
 
 def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
-    """A sample of a data set with conditioned observations.
+    """Returns a sample of a data set with conditioned observations.
 
     Raises:
       InputError: it has rows to warm the memory up, of which the data do not tell the returns.
@@ -138,7 +138,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
-    """The State with a data set's statistics of observations."""
+    """Returns the State with a data set's statistics of observations."""
     extras = jax.tree.map(lambda x: x[-1], {name: rollout.extras[name] for name in Config.reads})
     rollout = replace(
         rollout,
@@ -149,7 +149,7 @@ def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: Carry, key: Key, explore: bool = True) -> ActOut:
-    """Actions for observations [B, *]: those of who received what is still to come."""
+    """Returns actions for observations [B, *]: those of who received what is still to come."""
     to_go = jnp.where(carry.steps == 0, cfg.target_return, carry.to_go - obs[_PREV_REWARD])
     seen = conditioned(cfg, obs, to_go, carry.steps)
     out = agents.act(cfg, agent, bc.policy, actor, seen, carry.inner, key, explore)
@@ -157,7 +157,7 @@ def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: Carry, key:
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """The distribution of actions of observations [B, *] at an episode's start."""
+    """Returns the distribution of actions of observations [B, *] at an episode's start."""
     num = jax.tree.leaves(obs)[0].shape[0]
     to_go = jnp.full((num,), jnp.asarray(cfg.target_return, jnp.float32))
     return bc.outputs(cfg, agent, state, conditioned(cfg, obs, to_go, jnp.zeros((num,), jnp.int32)))
@@ -171,7 +171,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """DT as pure functions, an Algo that learns from a data set; arguments and errors as of `bc.make`."""
+    """Makes DT as pure functions, an Algo that learns from a data set; arguments and errors as of `bc.make`."""
     bc.check_loss(cfg.loss, spec)
     agent = bc.make_agent(cfg, conditioned_spec(spec), network, bc.policy_network, axis_name=axis_name, loss=loss)
     algo = agents.algo(

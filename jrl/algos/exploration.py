@@ -185,7 +185,7 @@ class Explorer(NamedTuple):
 
 
 def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explorer:
-    """Exploration as pure functions; floats of `cfg` may be traced.
+    """Makes exploration as pure functions; floats of `cfg` may be traced.
 
     Args:
       cfg: one of the classes above.
@@ -215,7 +215,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
     random_timesteps = 0 if isinstance(cfg, Random) else cfg.random_timesteps
 
     def at_random(key, action, mask):
-        """Random actions in the place of others: the same key will do, since only one of the two is taken."""
+        """Returns random actions in the place of others: the same key will do, since only one of the two is taken."""
         anything = uniform.sample(action_space, key, spaces.batch_shape(action_space, action), mask)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), anything, action)
 
@@ -255,7 +255,7 @@ def by_choice(mask: Array | None, q: Array) -> Array | None:
 
 
 def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Callable]:
-    """(carry, choose), as if `random_timesteps` were 0.
+    """Returns (carry, choose), as if `random_timesteps` were 0.
 
     choose: (output, key, env_steps, carry, mask) -> (action, log_prob or None for that of the policy, carry).
     """
@@ -319,7 +319,7 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
 
 
 def _rungs(shape: tuple[int, ...], batch_size: int, first: Any = 0, total: int | None = None) -> Array:
-    """[B] f32 of environments; [B, agents] of teams, whose agents are neighbours on the ladder."""
+    """Returns [B] f32 of environments; [B, agents] of teams, whose agents are neighbours on the ladder."""
     agents = math.prod(shape)
     total = None if total is None else total * agents
     return ops.ladder_rung(batch_size * agents, first=first * agents, total=total).reshape(batch_size, *shape)

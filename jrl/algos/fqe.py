@@ -62,7 +62,7 @@ class Fqe(NamedTuple):
 
 
 def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: float, scale: float) -> Fqe:
-    """Fitted Q evaluation as pure functions.
+    """Makes fitted Q evaluation as pure functions.
 
     Args:
       spec: spaces of the environment, as the policy has them.
@@ -125,12 +125,12 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
 
 
 def features(space: Space, action: PyTree) -> Array:
-    """Actions [N, *] of any space as vectors [N, D] f32: integers one-hot, numbers as they are."""
+    """Returns actions [N, *] of any space as vectors [N, D] f32: integers one-hot, numbers as they are."""
     return flattened(space, NetworkConfig(), action)
 
 
 def num_features(space: Space) -> int:
-    """D of `features`."""
+    """Returns D of `features`."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), element(space))
     return math.prod(jax.eval_shape(lambda x: features(space, x), one).shape)
 

@@ -27,7 +27,7 @@ _wrap: contextvars.ContextVar[_Wrap | None] = contextvars.ContextVar("gradients"
 
 
 def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
-    """Clipping and Adam without the step size, which a schedule may change: see `agent.descend`.
+    """Returns clipping and Adam without the step size, which a schedule may change: see `agent.descend`.
 
     Args:
       flat: all arrays as one vector: ten small arrays cost ten times the overhead of one. Not for large ones: gathering

@@ -76,7 +76,7 @@ class Columns:
 
 
 def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Columns:
-    """A rollout [T, B] as the loss reads it."""
+    """Returns a rollout [T, B] as the loss reads it."""
     observer = agent.observer
     action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
     return Columns(
@@ -94,7 +94,7 @@ def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Col
 
 
 def evaluate(agent: Agent, params: PyTree, columns: Columns) -> tuple[Any, Array, Callable[[], Array]]:
-    """(distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], a function that gives V(last_obs) [1, b])"""
+    """Returns (distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], a function that gives V(last_obs) [1, b])"""
     net = agent.net
     if not agent.network.recurrent:
         return *net.apply(params, columns.obs), lambda: net.value(params, columns.last_obs)
@@ -104,7 +104,7 @@ def evaluate(agent: Agent, params: PyTree, columns: Columns) -> tuple[Any, Array
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, columns: Columns, *, ent_coef: Any) -> tuple[Array, Metrics]:
-    """The actor-critic loss on V-trace's advantages and targets (section 4), the mean over Columns [T, b].
+    """Returns the actor-critic loss on V-trace's advantages and targets (section 4), the mean over Columns [T, b].
 
     One forward pass gives what learns and, without gradient, what it learns towards.
     """
@@ -158,8 +158,8 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """IMPALA as pure functions, an on-policy Algo whose rollouts may be of older policies; arguments as of `ppo.make`.
-    A user's loss gets Columns [T, b], whole sequences; with a core the network reads the `window` of them.
+    """Makes IMPALA as pure functions, an on-policy Algo whose rollouts may be of older policies; arguments as of
+    `ppo.make`. A user's loss gets Columns [T, b], whole sequences; with a core the network reads the `window` of them.
 
     Raises:
       InputError: a space or torso that IMPALA cannot handle; in `update`, columns that num_minibatches does not divide.
@@ -169,7 +169,7 @@ def make(
 
 
 def window(columns: Columns) -> Window:
-    """The sequences and the observation after each [b, T + 1], as a network with a core reads them."""
+    """Returns the sequences and the observation after each [b, T + 1], as a network with a core reads them."""
     join = lambda rows, last: jnp.swapaxes(jnp.concatenate([rows, last]), 0, 1)
     obs = jax.tree.map(join, columns.obs, columns.last_obs)
     reset = join(~columns.mask, jnp.zeros_like(columns.mask[:1]))

@@ -99,7 +99,7 @@ class ClippedGaussian(distributions.DiagGaussian):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """Clipped Gaussian or Categorical; the first one is nearly the same for all observations."""
+    """Returns a clipped Gaussian or a Categorical; the first one is nearly the same for all observations."""
     spec = observer.spec
     if isinstance(spec.action, Box):
         return _gaussian(spec, spec.action, network)
@@ -134,7 +134,7 @@ def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.Poli
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """The State at the start: a copy of the critics as targets."""
+    """Returns the State at the start: a copy of the critics as targets."""
     params = critics.initial_params(agent, key)
     return agents.begin(cfg, agent, key, params, target_params={"critic": params["critic"]}, by_part=True)
 
@@ -152,7 +152,7 @@ def target_q(agent: Agent, state: State, batch: Batch) -> Array:
 def value_gradient(
     cfg: Config, agent: Agent, params: PyTree, batch: Batch, q: Array
 ) -> tuple[tuple[Array, Array], PyTree]:
-    """The expectile loss of V and V(obs) [N], and the gradient (eq. 5); `params` are those of V, q is [N]."""
+    """Returns the expectile loss of V and V(obs) [N], and the gradient (eq. 5); `params` are those of V, q is [N]."""
     obs = critics.values_read(agent.net.value, params, batch.obs, critics.burn_in(batch))
 
     def loss(params):
@@ -166,7 +166,7 @@ def value_gradient(
 def policy_gradient(
     agent: Agent, params: PyTree, batch: Batch, advantage_weight: Array
 ) -> tuple[tuple[Array, Array], PyTree]:
-    """The weighted negative log-likelihood of the data's actions and the entropy, and the gradient (eq. 7).
+    """Returns the weighted negative log-likelihood of the data's actions and the entropy, and the gradient (eq. 7).
 
     Args:
       params: of the policy.
@@ -239,7 +239,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """IQL as pure functions.
+    """Makes IQL as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

@@ -59,7 +59,7 @@ class Config(dqn.QLearning):
 
 
 def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """One output `q` [A * 2K]: for each action the returns and their levels."""
+    """Returns networks with one output `q` [A * 2K]: for each action the returns and their levels."""
     assert isinstance(observer.spec.action, Discrete)
     num_actions, width = observer.spec.action.n, cfg.width
     base = nets.build(observer.spec, replace(network, shared=True), {"embedding": Head(width, math.sqrt(2))})
@@ -70,7 +70,7 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
         return {"base": base.init(key)} | {name: layer(k, *sizes[name]) for name, k in zip(sizes, keys, strict=True)}
 
     def quantiles(params: PyTree, embedding: Array, key: Key | None) -> tuple[Array]:
-        """[..., A * 2K] of embeddings [..., width], at levels [K] that all rows share."""
+        """Returns [..., A * 2K] of embeddings [..., width], at levels [K] that all rows share."""
         num, x = cfg.num_quantiles, jax.nn.relu(embedding.reshape(-1, 1, width))
         middles = (jnp.arange(num, dtype=jnp.float32) + 0.5) / num
         levels = middles if key is None else random.uniform(key, (num,))
@@ -102,7 +102,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """IQN as pure functions; arguments and errors as of `dqn.make`."""
+    """Makes IQN as pure functions; arguments and errors as of `dqn.make`."""
     network = parts.initialised(network, DEFAULT_NETWORK)
     return dqn.assembled(cfg, spec, network, networks, axis_name, loss)
 

@@ -74,13 +74,13 @@ class Rows(actor_critic.Rows):
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """The State at the start; `own` has c^2."""
+    """Returns the State at the start; `own` has c^2."""
     adv_norm = jnp.asarray(cfg.adv_norm_start, jnp.float32)
     return agents.begin(cfg, agent, key, agent.net.init(key), adv_norm=adv_norm)
 
 
 def values(agent: Agent, params: PyTree, batch: Batch) -> tuple[Array, Array]:
-    """V(obs) and V(next_obs), both [N]; of Sequences [N, L]."""
+    """Returns V(obs) and V(next_obs), both [N]; of Sequences [N, L]."""
     net, steps = agent.net, critics.burn_in(batch)
     after = net.value(params, bc.from_start(net, params, batch.next_obs, steps))
     # the Window of next_obs has that of obs in it
@@ -89,7 +89,7 @@ def values(agent: Agent, params: PyTree, batch: Batch) -> tuple[Array, Array]:
 
 
 def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Array, axis_name: str | None) -> Array:
-    """w(A) of each row, like `advantage`; any finite number where `weight` is 0.
+    """Returns w(A) of each row, like `advantage`; any finite number where `weight` is 0.
 
     Args:
       advantage, weight: [N] or [N, L] f32.
@@ -109,7 +109,7 @@ def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Arr
 
 
 def targets(cfg: Config, agent: Agent, state: State, batch: Batch) -> tuple[Rows, Array, Metrics]:
-    """Rows, c^2 after them, and metrics; nothing has a gradient."""
+    """Returns rows, c^2 after them, and metrics; nothing has a gradient."""
     value, after = values(agent, state.params, batch)
     target = batch.reward + batch.discount * after
     advantage, mean = target - value, lambda x: parts.pmean(jnp.mean(batch.weight * x), agent.axis_name)
@@ -123,7 +123,7 @@ def targets(cfg: Config, agent: Agent, state: State, batch: Batch) -> tuple[Rows
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
-    """-w(A) log pi(a | s) + vf_coef (V(s) - y)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
+    """Returns -w(A) log pi(a | s) + vf_coef (V(s) - y)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
     dist, value = agent.net.apply(params, rows.obs)
     weighted = replace(rows, advantage=rows.imitation)
     total, metrics = actor_critic.policy_gradient(
@@ -147,8 +147,8 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """MARWIL as pure functions, an Algo that learns from a data set; arguments as of `bc.make`. With `network.shared`
-    the value network shares the policy's torso. A user's loss gets Rows [N] (`jrl.algos`).
+    """Makes MARWIL as pure functions, an Algo that learns from a data set; arguments as of `bc.make`. With
+    `network.shared` the value network shares the policy's torso. A user's loss gets Rows [N] (`jrl.algos`).
 
     Raises:
       InputError: a space or network that MARWIL cannot handle.

@@ -178,7 +178,9 @@ def _put(facts: _Facts, obs: PyTree, found: PyTree) -> PyTree:
 
 
 def begun(observer: Observer, state: Any, rollout: Rollout) -> Any:
-    """A State with `obs_stats` to read a rollout by: before the first one there are none, and its own are taken."""
+    """Returns a State with `obs_stats` to read a rollout by: before the first one there are none, and its own are
+    taken.
+    """
     if not isinstance(state.obs_stats, normalize.RunningStats):
         return state
     own, known = observer.observe(state.obs_stats, rollout.obs, rollout.mask), state.obs_stats.count > 0
@@ -188,7 +190,9 @@ def begun(observer: Observer, state: Any, rollout: Rollout) -> Any:
 
 
 def values_seen(rollout: Rollout, recorded: Array, anew: Callable[[], Array]) -> Array:
-    """Values that acting has `recorded`, unless some are of observations that were not normalised: then all `anew`."""
+    """Returns values that acting has `recorded`, unless some are of observations that were not normalised: then all
+    `anew`.
+    """
     if SEEN not in rollout.extras:
         return recorded
     unseen = rollout.mask & ~rollout.extras[SEEN]["valid"]
@@ -208,14 +212,14 @@ def _with_mask(space: Space, read: Space, masks: bool) -> Space:
 
 
 def _join(space: Space, x: PyTree, mask: Array) -> PyTree:
-    """The inverse of `spaces.split_mask`."""
+    """Returns the inverse of `spaces.split_mask`."""
     assert isinstance(space, Dict)
     names = [name for name, _ in space.items if name != spaces.ACTION_MASK]
     return {**({names[0]: x} if len(names) == 1 else x), spaces.ACTION_MASK: mask}
 
 
 def _transform(spec: EnvSpec, network: NetworkConfig) -> tuple[Callable[[PyTree], PyTree] | None, Space]:
-    """The user's function of one observation, and the space of what it returns."""
+    """Returns the user's function of one observation, and the space of what it returns."""
     given = spaces.seen(spec.observation)
     if network.transform is None:
         return None, given

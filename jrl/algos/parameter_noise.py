@@ -41,7 +41,7 @@ def refuse_memory(cfg: Exploration, network: NetworkConfig) -> None:
 
 
 def begin(cfg: Exploration, key: Key) -> dict[str, Noise]:
-    """The noise at the start, by its name in `State.own`; {} with another exploration."""
+    """Returns the noise at the start, by its name in `State.own`; {} with another exploration."""
     if not isinstance(cfg, ParameterNoise):
         return {}
     # of another stream than the parameters, which are drawn from the same key
@@ -64,7 +64,7 @@ def adapted(
     *,
     axis_name: str | None,
 ) -> Any:
-    """A State whose noise is nearer to the distance that it is to have.
+    """Returns a State whose noise is nearer to the distance that it is to have.
 
     Args:
       cfg: exploration of the algorithm; floats may be traced. With another one the State stays as it is.
@@ -84,7 +84,7 @@ def adapted(
 
 
 def metrics(cfg: Exploration, own: dict[str, PyTree]) -> Metrics:
-    """The deviation of the noise; {} with another exploration."""
+    """Returns the deviation of the noise; {} with another exploration."""
     return {"policy/noise_std": own["noise"].std} if isinstance(cfg, ParameterNoise) else {}
 
 

@@ -26,12 +26,12 @@ class RewardClipping(Protocol):
 
 
 def initialised(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:
-    """`network`, whose initial weights are those of an algorithm's `default` unless it says which."""
+    """Returns `network`, whose initial weights are those of an algorithm's `default` unless it says which."""
     return replace(network, init=network.init or default.init)
 
 
 def pmean(x: PyTree, axis_name: str | None) -> PyTree:
-    """The mean over the mapped devices; `x` outside of a mapped program."""
+    """Returns the mean over the mapped devices; `x` outside of a mapped program."""
     if axis_name is None or jax.lax.axis_size(axis_name) == 1:
         return x
     # one vector: the devices meet once, not once per array (2.5 times as fast for a small network on two devices)
@@ -51,7 +51,7 @@ def count_steps(env_steps: Array, rollout: Rollout, axis_name: str | None) -> Ar
 
 
 def every(count: int, state: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` of a State, in every `count`-th update."""
+    """Returns `change` of a State, in every `count`-th update."""
     if count == 1:
         return change(state)
     return jax.lax.cond(state.updates % count == 0, change, lambda state: state, state)
@@ -60,14 +60,18 @@ def every(count: int, state: Any, change: Callable[[Any], Any]) -> Any:
 def after(
     count: int, state: Any, change: Callable[[Any], Any], before: Callable[[Any], Any] = lambda state: state
 ) -> Any:
-    """`change` of a State, and in the first `count` updates `before` of it; `state.updates` has the present one."""
+    """Returns `change` of a State, and in the first `count` updates `before` of it; `state.updates` has the present
+    one.
+    """
     if count == 0:
         return change(state)
     return jax.lax.cond(state.updates > count, change, before, state)
 
 
 def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
-    """Polyak averaging where it is `due`: (1 - tau) target + tau params, which with tau 1 is `params` bit for bit."""
+    """Averages by Polyak's way where it is `due`: (1 - tau) target + tau params, which with tau 1 is `params` bit
+    for bit.
+    """
     move = lambda old, new: (1.0 - tau) * old + tau * new
     if due is True:
         return jax.tree.map(move, target, params)
@@ -100,7 +104,7 @@ def without_masked(batch: Batch) -> Batch:
 
 
 def weights(mask: Array, axis_name: str | None) -> Array:
-    """[T, B] f32: 0 on masked rows, the same on all others, 1 on average over all rows and devices.
+    """Returns [T, B] f32: 0 on masked rows, the same on all others, 1 on average over all rows and devices.
 
     >>> weights(jnp.array([[True, False], [True, True]]), None).mean(), weights(jnp.array([[True, False]]), None)
     (Array(1., dtype=float32), Array([[2., 0.]], dtype=float32))
@@ -110,14 +114,16 @@ def weights(mask: Array, axis_name: str | None) -> Array:
 
 
 def standardized(x: Array, weight: Array, axis_name: str | None) -> Array:
-    """`x` with the weighted mean 0 and deviation 1, over all devices."""
+    """Returns `x` with the weighted mean 0 and deviation 1, over all devices."""
     mean = pmean(jnp.mean(weight * x), axis_name)
     variance = pmean(jnp.mean(weight * (x - mean) ** 2), axis_name)
     return (x - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
 def value_metrics(target: Array, value: Array, weight: Array, axis_name: str | None) -> Metrics:
-    """The share of the variance of `target` that `value` explained, both [T, B], before it learned; the mean target."""
+    """Returns the share of the variance of `target` that `value` explained, both [T, B], before it learned; the mean
+    target.
+    """
     explained = losses.explained_variance(target, value, weight, axis_name=axis_name)
     return {"value/explained_variance": explained, "value/target": pmean(jnp.mean(weight * target), axis_name)}
 
@@ -143,7 +149,7 @@ def scaled_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
 
 
 def name_of(cfg: Any) -> str:
-    """An algorithm's name, which is that of its module."""
+    """Returns an algorithm's name, which is that of its module."""
     return type(cfg).__module__.rpartition(".")[2]
 
 

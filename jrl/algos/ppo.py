@@ -94,13 +94,13 @@ class Rows(actor_critic.Rows):
 
 
 def init(cfg: ClippedSteps, agent: Agent, key: Key) -> State:
-    """The State at the start; `own` has the weight of the KL penalty, which may adapt."""
+    """Returns the State at the start; `own` has the weight of the KL penalty, which may adapt."""
     kl_coef = jnp.asarray(0.0 if cfg.kl_coef is None else cfg.kl_coef, jnp.float32)
     return agents.begin(cfg, agent, key, agent.net.init(key), kl_coef=kl_coef)
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree, Metrics]:
-    """GAE: Rows [T, B], the memory before each sequence, and metrics."""
+    """Returns Rows [T, B] with GAE, the memory before each sequence, and metrics."""
     rows, value, memory, metrics = actor_critic.gae_rows(cfg, agent, state, rollout)
     log_prob, old_value = parts.cleared(rollout.mask, (rollout.extras["log_prob"], value))
     old_value = old_value if cfg.value_clip_eps is not None else ()
@@ -118,7 +118,8 @@ def loss(
     kl_coef: Any,
     policy_coef: Any = None,
 ) -> tuple[Array, Metrics]:
-    """Clipped surrogate + vf_coef value loss - ent_coef entropy + kl_coef KL, the mean over Rows [N] (eq. 7 and 9).
+    """Returns the clipped surrogate + vf_coef value loss - ent_coef entropy + kl_coef KL, the mean over Rows [N] (eq. 7
+    and 9).
 
     Args:
       params: of the network that learns.
@@ -154,7 +155,7 @@ def loss(
 
 
 def measured(cfg: ClippedSteps, agent: Agent, params: PyTree, rows: Rows) -> Rows:
-    """Rows [N], of which those that say no policy to measure KL from say that of `params`.
+    """Returns Rows [N], of which those that say no policy to measure KL from say that of `params`.
 
     KL is measured from the policy before the update: the acting policy may be older (`rollout.mode` async), and how far
     the parameters have gone since is nothing that this update could do less of.
@@ -226,7 +227,7 @@ def improve(
 
 
 def begun_anew(cfg: ClippedSteps, agent: Agent, state: State) -> PyTree:
-    """The optimizer's state, fresh at the update from which the policy learns.
+    """Returns the optimizer's state, fresh at the update from which the policy learns.
 
     Adam divides by the root of a mean over a thousand gradients, by whose count it is corrected. Those of a policy that
     did not learn were 0: with the count of the value's, its first steps would be several times too long.
@@ -246,7 +247,7 @@ def check_policy_after(cfg: ClippedSteps, network: NetworkConfig) -> None:
 
 
 def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
-    """The weight of the KL penalty for the next update, after one that ended at `kl` (section 4)."""
+    """Returns the weight of the KL penalty for the next update, after one that ended at `kl` (section 4)."""
     assert cfg.kl_coef is not None and cfg.kl_target is not None
     kl_coef = jnp.where(kl > 2.0 * cfg.kl_target, 1.5 * kl_coef, kl_coef)
     kl_coef = jnp.where(kl < 0.5 * cfg.kl_target, 0.5 * kl_coef, kl_coef)
@@ -270,7 +271,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """PPO as pure functions.
+    """Makes PPO as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

@@ -77,7 +77,7 @@ class Config(teams.Mixing, Common):
 
     @property
     def action_kinds(self) -> Any:
-        """The kinds of action spaces in which it acts, with the options that it has."""
+        """Returns the kinds of action spaces in which it acts, with the options that it has."""
         return self.acts_in if self.mixer == "none" else MultiDiscrete
 
     def reading(self, agent: Agent) -> "Reading":
@@ -115,7 +115,7 @@ class Rows:
 
 
 def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """One network with the head `q` [A]; of a team see `teams.networks`."""
+    """Returns one network with the head `q` [A]; of a team see `teams.networks`."""
     if cfg.mixer != "none":
         return teams.networks(cfg, observer, network)
     assert isinstance(observer.spec.action, Discrete)
@@ -123,7 +123,7 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """The State at the start."""
+    """Returns the State at the start."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
@@ -133,7 +133,7 @@ def heads_of(agent: Agent, params: PyTree, obs: PyTree) -> Any:
 
 
 def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
-    """[..., A] of observations [..., *] as the network reads them; of a team [..., agents, A]."""
+    """Returns [..., A] of observations [..., *] as the network reads them; of a team [..., agents, A]."""
     return cfg.reading(agent).q(heads_of(agent, params, obs))
 
 
@@ -143,7 +143,7 @@ def best(q: Array, mask: Array | None) -> Array:
 
 
 def taken(heads: Any, action: Array) -> Array:
-    """Q [...] of actions [...] of one agent."""
+    """Returns Q [...] of actions [...] of one agent."""
     (q,) = heads
     # a comparison instead of an index: its gradient is a select, that of an index a scatter
     chosen = jax.lax.broadcasted_iota(jnp.int32, q.shape, q.ndim - 1) == action[..., None]
@@ -151,7 +151,7 @@ def taken(heads: Any, action: Array) -> Array:
 
 
 def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """Q values [B, A], of a team [B, agents, A], and max_a Q for the rollout's extras."""
+    """Returns Q values [B, A], of a team [B, agents, A], and max_a Q for the rollout's extras."""
     heads, memory = agent.net.step(actor.params, obs, memory, "q")
     reading = cfg.reading(agent)
     # values are those of the parameters that learn, whatever acts
@@ -162,7 +162,7 @@ def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree,
 
 
 def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple[PyTree, PyTree]:
-    """The memory before each sequence of the rollout and that after it; () without a core."""
+    """Returns the memory before each sequence of the rollout and that after it; () without a core."""
     if not agent.network.recurrent:
         return (), ()
     length = sequences.length_of(agent.network, rollout.reward.shape[0])
@@ -172,7 +172,7 @@ def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple
 
 
 def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> Array:
-    """max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
+    """Returns max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
     mask_of, best = agent.observer.mask, cfg.reading(agent).best
 
     def anew():
@@ -190,7 +190,7 @@ def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollou
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
-    """Q(lambda): Rows [T, B], and the memory before each sequence."""
+    """Returns Rows [T, B] with Q(lambda), and the memory before each sequence."""
     observer = agent.observer
     obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
     starts, memory = memories(agent, state, obs, rollout)
@@ -209,7 +209,7 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, Metrics]:
-    """The distance of Q(obs, action) from its target, the mean over Rows [N]."""
+    """Returns the distance of Q(obs, action) from its target, the mean over Rows [N]."""
     value = cfg.reading(agent).taken(heads_of(agent, params, rows.obs), rows.action)
     mean = lambda x: jnp.mean(rows.weight * x)
     distance = losses.huber if cfg.loss == "huber" else lambda x: 0.5 * jnp.square(x)
@@ -248,7 +248,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Q values of observations [B, *] at an episode's start; of a team the agents' [B, agents, A]."""
+    """Returns Q values of observations [B, *] at an episode's start; of a team the agents' [B, agents, A]."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     heads, _ = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory, "q")
     return {"q": cfg.reading(agent).q(heads)}
@@ -270,7 +270,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """PQN as pure functions.
+    """Makes PQN as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

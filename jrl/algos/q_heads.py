@@ -32,7 +32,7 @@ class QHead(NamedTuple):
 
 
 def expected(loss: Literal["huber", "mse"], *, rescaled: bool = False) -> QHead:
-    """The expected return itself; the loss of a TD error x is huber(x) or x^2 / 2.
+    """Returns the expected return itself; the loss of a TD error x is huber(x) or x^2 / 2.
 
     With `rescaled` the outputs are h(return), the signed hyperbolic scale of arXiv:1805.11593, and errors are those of
     h: the target is h(r + discount * h^-1(output)) (eq. 3).
@@ -49,7 +49,8 @@ def expected(loss: Literal["huber", "mse"], *, rescaled: bool = False) -> QHead:
 
 
 def quantiles(num_quantiles: int) -> QHead:
-    """QR-DQN: quantiles at the levels (i + 1/2) / K, by the quantile Huber loss (arXiv:1710.10044, algorithm 1).
+    """Returns QR-DQN: quantiles at the levels (i + 1/2) / K, by the quantile Huber loss (arXiv:1710.10044, algorithm
+    1).
 
     The backup averages quantile functions over the policy, as Munchausen-IQN does (arXiv:2007.14430, appendix).
     """
@@ -58,7 +59,8 @@ def quantiles(num_quantiles: int) -> QHead:
 
 
 def categorical(num_atoms: int, v_min: Any, v_max: Any) -> QHead:
-    """C51: logits of fixed atoms v_min .. v_max, by the KL from the projected target (arXiv:1707.06887, algorithm 1).
+    """Returns C51: logits of fixed atoms v_min .. v_max, by the KL from the projected target (arXiv:1707.06887,
+    algorithm 1).
 
     v_min and v_max may be traced. The loss is the KL divergence, as in Rainbow's priorities (arXiv:1710.02298): its
     gradient is that of the cross-entropy, and it is 0 where there is nothing left to learn.

@@ -107,7 +107,7 @@ class Config(Common):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """Squashed Gaussian or Categorical; the first one is nearly the same for all observations."""
+    """Returns a squashed Gaussian or a Categorical; the first one is nearly the same for all observations."""
     spec = observer.spec
     action = distributions.action_distribution(spec.action, squash=True)
     gaussian = isinstance(spec.action, Box)
@@ -123,7 +123,9 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """The State at the start: a copy of the critics as targets; `own` has metrics of the policy's latest step."""
+    """Returns the State at the start: a copy of the critics as targets; `own` has metrics of the policy's latest
+    step.
+    """
     params = critics.initial_params(agent, key)
     if cfg.learn_ent_coef:
         params["log_ent_coef"] = jnp.log(schedules.value(cfg.ent_coef, 0))
@@ -134,14 +136,16 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 
 
 def ent_coef_at(cfg: Config, state: State) -> Array:
-    """The present temperature."""
+    """Returns the present temperature."""
     if cfg.learn_ent_coef:
         return jnp.exp(state.params["log_ent_coef"])
     return schedules.value(cfg.ent_coef, state.env_steps)
 
 
 def chosen(agent: Agent, actor_params: PyTree, obs: PyTree, burn_in: int) -> Any:
-    """The policy's distributions [N, *] of observations; of a Window [N, L, *], behind its first `burn_in` rows."""
+    """Returns the policy's distributions [N, *] of observations; of a Window [N, L, *], behind its first `burn_in`
+    rows.
+    """
     policy = agent.net.policy
     return policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
 
@@ -149,7 +153,8 @@ def chosen(agent: Agent, actor_params: PyTree, obs: PyTree, burn_in: int) -> Any
 def under_policy(
     agent: Agent, dist: Any, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
 ) -> tuple[Any, Any]:
-    """Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of Windows.
+    """Returns Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of
+    Windows.
 
     Args:
       dist: of the policy at `obs`, see `chosen`.
@@ -170,7 +175,7 @@ def under_policy(
 
 
 def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTree, batch: Batch):
-    """`q_taken`, and CQL's term with its metrics: (values, penalty [], metrics)."""
+    """Returns `q_taken`, and CQL's term with its metrics: (values, penalty [], metrics)."""
     weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
     if isinstance(space, Discrete):
         q = agent.net.critic.apply(critic_params, batch.obs)
@@ -185,7 +190,7 @@ def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTr
 
 
 def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
-    """The entropy that the temperature brings the policy to, a scalar or one of each row."""
+    """Returns the entropy that the temperature brings the policy to, a scalar or one of each row."""
     if cfg.target_entropy is not None:
         return cfg.target_entropy
     space = agent.spec.action
@@ -301,7 +306,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """SAC as pure functions.
+    """Makes SAC as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

@@ -13,12 +13,12 @@ from jrl.types import Array, InputError, PyTree, SequenceBatch, Window
 
 
 def flat(tree: PyTree) -> PyTree:
-    """[T, B, *] -> [T * B, *]"""
+    """Returns [T, B, *] -> [T * B, *]"""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def length_of(network: NetworkConfig, num_steps: int) -> int:
-    """L, steps of a sequence of a rollout of `num_steps`; 1 without a core.
+    """Returns L, steps of a sequence of a rollout of `num_steps`; 1 without a core.
 
     Raises:
       InputError: `network.max_seq_len` does not divide the rollout.
@@ -34,7 +34,7 @@ def length_of(network: NetworkConfig, num_steps: int) -> int:
 
 
 def split(x: Array, length: int) -> Array:
-    """[T, B, *] -> [T / L * B, L, *]: row k B + b is the k-th sequence of column b.
+    """Returns [T, B, *] -> [T / L * B, L, *]: row k B + b is the k-th sequence of column b.
 
     >>> split(jnp.arange(8).reshape(4, 2), length=2)  # 4 steps of 2 environments
     Array([[0, 2],
@@ -48,7 +48,7 @@ def split(x: Array, length: int) -> Array:
 
 
 def cut(rows, memory: PyTree, length: int):
-    """Rows [T, B, *] with fields `obs` and `weight`, 0 on masked rows, as sequences [T / L * B, L, *].
+    """Returns Rows [T, B, *] with fields `obs` and `weight`, 0 on masked rows, as sequences [T / L * B, L, *].
 
     Args:
       rows: a dataclass.
@@ -97,13 +97,15 @@ def without_masked(batch: SequenceBatch) -> SequenceBatch:
 
 
 def burn_in(batch: SequenceBatch) -> int:
-    """K, the rows that warm the memory up."""
+    """Returns K, the rows that warm the memory up."""
     return batch.window.reset.shape[1] - batch.weight.shape[1] - 1
 
 
 def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
-    """The rest of a window behind its first `steps` rows, from which the memory is recovered without gradient (R2D2's
-    burn-in, Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, the memory after it)."""
+    """Returns the rest of a window behind its first `steps` rows, from which the memory is recovered without
+    gradient (R2D2's burn-in, Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, the memory after
+    it).
+    """
     if steps == 0:
         return window
     part = lambda rows: Window(jax.tree.map(lambda x: x[:, rows], window.obs), window.carry, window.reset[:, rows])
@@ -112,7 +114,7 @@ def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Wi
 
 
 def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
-    """eta max |error| + (1 - eta) mean |error| over a sequence's rows of weight above 0 (R2D2, section 2.3).
+    """Returns eta max |error| + (1 - eta) mean |error| over a sequence's rows of weight above 0 (R2D2, section 2.3).
 
     Args:
       error, weight: [N, L].
@@ -128,7 +130,7 @@ def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
 
 
 def pick(x: Array, index: Array) -> Array:
-    """Rows `index` [N, L] of x [N, M, *], [N, L, *]."""
+    """Returns rows `index` [N, L] of x [N, M, *], [N, L, *]."""
     return jnp.take_along_axis(x, jnp.expand_dims(index, tuple(range(2, x.ndim))), 1)
 
 

@@ -114,19 +114,19 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """The State at the start: copies of policy and critics as targets; `own` has the policy's latest loss."""
+    """Returns the State at the start: copies of policy and critics as targets; `own` has the policy's latest loss."""
     params = critics.initial_params(agent, key)
     return agents.begin(cfg, agent, key, params, target_params=params, by_part=True, policy_loss=jnp.zeros(()))
 
 
 def chosen(agent: Agent, params: PyTree, obs: PyTree, burn_in: int) -> Array:
-    """The policy's actions [N, *]; of Windows [N, L, *]."""
+    """Returns the policy's actions [N, *]; of Windows [N, L, *]."""
     policy = agent.net.policy
     return policy.apply(params, critics.policy_reads(policy, params, obs, burn_in))
 
 
 def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -> Array:
-    """reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) [N] (arXiv:1802.09477, alg. 1)."""
+    """Returns reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) [N] (arXiv:1802.09477, alg. 1)."""
     critic, params, burn_in = agent.net.critic, state.target_params["critic"], critics.burn_in(batch)
     action = chosen(agent, state.target_params["actor"], batch.next_obs, burn_in)
     drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], agent.axis_name)
@@ -139,8 +139,9 @@ def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -
 
 
 def next_distance(batch: Batch, action: Array) -> Array:
-    """|a' - b|^2 of actions a' for `batch.next_obs` [N, *] and the data's (arXiv:2305.09836, eq. 5), 0 where the data
-    have none: [N] f32; of Sequences, of [N, L + 1, *] those that follow, [N, L]."""
+    """Returns |a' - b|^2 of actions a' for `batch.next_obs` [N, *] and the data's (arXiv:2305.09836, eq. 5), 0 where
+    the data have none: [N] f32; of Sequences, of [N, L + 1, *] those that follow, [N, L].
+    """
     if NEXT_ACTION not in batch.extras:
         raise InputError(
             "critic_bc: the batch has no next action of the data: make the buffer with next_action=True, or set "
@@ -151,13 +152,13 @@ def next_distance(batch: Batch, action: Array) -> Array:
 
 
 def distance(batch: Batch, action: Array, other: Array) -> Array:
-    """Squared distances of actions [N, *], or [N, L, *], summed over the elements: [N], or [N, L]."""
+    """Returns squared distances of actions [N, *], or [N, L, *], summed over the elements: [N], or [N, L]."""
     axes = tuple(range(batch.reward.ndim, action.ndim))
     return jnp.sum(jnp.square(action - other), axes)
 
 
 def held_to_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Array) -> Array:
-    """The policy's loss of each transition where it is held to the data's actions [N], or [N, L].
+    """Returns the policy's loss of each transition where it is held to the data's actions [N], or [N, L].
 
     Args:
       action: pi(obs) [N, *].
@@ -193,7 +194,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
 
 
 def move_critic_targets(cfg: Config, state: State) -> State:
-    """A move of the critics' slow copies; the policy's stays."""
+    """Returns a move of the critics' slow copies; the policy's stays."""
     target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     return replace(state, target_params={**state.target_params, "critic": target})
 
@@ -218,13 +219,13 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
-    """The State with a new rollout's statistics, and the parameter noise after it."""
+    """Returns the State with a new rollout's statistics, and the parameter noise after it."""
     state = agents.adapted(cfg, agent, agent.net.policy.apply, state, rollout)
     return agents.ingest(cfg, agent, state, rollout)
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Array]:
-    """The value of the policy's action at an episode's start [B]."""
+    """Returns the value of the policy's action at an episode's start [B]."""
     policy, critic = agent.net.policy, agent.net.critic
     obs = agent.observer.see(state.obs_stats, obs)
     action, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
@@ -239,7 +240,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """TD3 as pure functions.
+    """Makes TD3 as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

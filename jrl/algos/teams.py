@@ -183,7 +183,9 @@ class _Mixer(NamedTuple):
 
 
 def _hypernetworks(cfg: Any, spec: EnvSpec, network: NetworkConfig, size: int) -> _Mixer:
-    """QMIX's: of the state, or where there is none of all that the agents see, the weights that `mixed` reads."""
+    """Returns QMIX's: of the state, or where there is none of all that the agents see, the weights that `mixed`
+    reads.
+    """
     assert isinstance(spec.observation, Dict)
     named = dict(spec.observation.items)
     name = STATE if STATE in named else AGENTS
@@ -216,7 +218,8 @@ def _hypernetworks(cfg: Any, spec: EnvSpec, network: NetworkConfig, size: int) -
 
 
 def mixed(cfg: Any, q: Array, weights: Array) -> Array:
-    """Q_tot of the agents' values, which rises with each of them (arXiv:1706.05296, eq. 2; 1803.11485, section 4.1).
+    """Returns Q_tot of the agents' values, which rises with each of them (arXiv:1706.05296, eq. 2; 1803.11485, section
+    4.1).
 
     Args:
       q:       [..., A] f32, of the actions taken.
@@ -242,20 +245,20 @@ def joined(heads: Any) -> Array:
 
 
 def by_agent(agent: Agent, outputs: Array) -> Array:
-    """The agents' Q values [..., A, n] of what `joined` gives."""
+    """Returns the agents' Q values [..., A, n] of what `joined` gives."""
     team = team_of(agent.observer.spec)
     return outputs[..., : team.size * team.num_actions].reshape(*outputs.shape[:-1], team.size, team.num_actions)
 
 
 def taken(cfg: Any, agent: Agent, outputs: Array, action: Array) -> Array:
-    """Q_tot [...] of actions [..., A]."""
+    """Returns Q_tot [...] of actions [..., A]."""
     q = by_agent(agent, outputs)
     chosen = jnp.sum(jax.nn.one_hot(action, q.shape[-1]) * q, -1)
     return mixed(cfg, chosen, outputs[..., math.prod(q.shape[-2:]) :])
 
 
 def best(agent: Agent, outputs: Array, mask: Array | None) -> Array:
-    """The actions [..., A] that are each agent's best, of those that the mask [..., A * n] allows."""
+    """Returns the actions [..., A] that are each agent's best, of those that the mask [..., A * n] allows."""
     q = by_agent(agent, outputs)
     return ops.masked_argmax(q, by_choice(mask, q))
 

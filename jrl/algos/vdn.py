@@ -63,7 +63,7 @@ def flat(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
 
 
 def taken(cfg: Config, agent: Agent, outputs: Array, action: Array) -> Array:
-    """Q_tot of actions [M, A], [M, 1]."""
+    """Returns Q_tot of actions [M, A], [M, 1]."""
     return teams.taken(cfg, agent, outputs, action)[:, None]
 
 
@@ -81,7 +81,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """VDN or QMIX as pure functions.
+    """Makes VDN or QMIX as pure functions.
 
     Args:
       cfg: hyper-parameters; floats may be traced.

@@ -225,7 +225,7 @@ class Algorithm(ByHand, Adds):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps so far, updates where data alone are learned from. Waits for those under way."""
+        """Returns environment steps so far, updates where data alone are learned from. Waits for those under way."""
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
@@ -287,8 +287,8 @@ class Algorithm(ByHand, Adds):
 
     @property
     def logdir(self) -> Path:
-        """The run directory, with what the command's has: `run.out`, or runs/<algorithm>_<env>_<time>; made when it is
-        asked for.
+        """Returns the run directory, with what the command's has: `run.out`, or runs/<algorithm>_<env>_<time>; made
+        when it is asked for.
         """
         assert self._records is not None
         return self._records.directory

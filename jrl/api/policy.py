@@ -260,7 +260,7 @@ class ActionPolicy(WorkerPolicy):
 
     @property
     def dist_class(self) -> type | None:
-        """The class of `distribution`; None for algorithms without one."""
+        """Returns the class of `distribution`; None for algorithms without one."""
         if self._outputs is None:
             return None
         zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))

@@ -110,12 +110,12 @@ class Records:
 
     @property
     def made(self) -> Path | None:
-        """The directory, if there is one yet."""
+        """Returns the directory, if there is one yet."""
         return self._directory
 
     @property
     def directory(self) -> Path:
-        """Directory of this run's files; made when it is asked for."""
+        """Returns the directory of this run's files; made when it is asked for."""
         if self._directory is None:
             cfg = self._session.config
             if cfg.run.out:

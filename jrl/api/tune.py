@@ -70,7 +70,9 @@ class _Trial:
 
     @property
     def algorithm(self) -> Algorithm:
-        """Algorithm of the trial, made when first needed: a trial that continues from a checkpoint makes one only."""
+        """Returns the algorithm of the trial, made when first needed: a trial that continues from a checkpoint makes
+        one only.
+        """
         if self._algorithm is None:
             self._algorithm = self.algorithm_class(self._settings)
         return self._algorithm

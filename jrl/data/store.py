@@ -56,17 +56,17 @@ class EpisodeStore:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes, E."""
+        """Returns the number of episodes, E."""
         return len(self.offsets) - 1
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, R, final observations included."""
+        """Returns the number of rows, R, final observations included."""
         return int(self.offsets[-1])
 
     @property
     def num_steps(self) -> int:
-        """Number of transitions."""
+        """Returns the number of transitions."""
         return self.num_rows - self.num_episodes
 
     def lengths(self) -> np.ndarray:

@@ -15,7 +15,7 @@ class _Board:
 
 
 def tic_tac_toe() -> MultiDefinition:
-    """TicTacToe-v0: two players put pieces on a 3 x 3 board by turns; three in a line win.
+    """Defines TicTacToe-v0: two players put pieces on a 3 x 3 board by turns; three in a line win.
 
     Actions: the squares 0 .. 8, row by row, and 9, to do nothing. The rest as `_game` says of both games.
     """
@@ -23,7 +23,8 @@ def tic_tac_toe() -> MultiDefinition:
 
 
 def connect_four() -> MultiDefinition:
-    """ConnectFour-v0: two players drop pieces into the 7 columns of a board with 6 rows by turns; four in a line win.
+    """Defines ConnectFour-v0: two players drop pieces into the 7 columns of a board with 6 rows by turns; four in a
+    line win.
 
     Actions: the columns 0 .. 6, and 7, to do nothing; a piece falls to the lowest free square. Row 5 is the lowest. The
     rest as `_game` says of both games.

@@ -20,7 +20,7 @@ def _columns(state):
 
 
 def cartpole() -> Definition:
-    """CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983). State x, x', theta, theta'."""
+    """Defines CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983). State x, x', theta, theta'."""
     gravity, total_mass, half_length, force, dt = 9.8, 1.1, 0.5, 10.0, 0.02
     pole_mass = 0.1
     pole_moment = pole_mass * half_length
@@ -51,7 +51,7 @@ def cartpole() -> Definition:
 
 
 def pendulum() -> Definition:
-    """Pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
+    """Defines pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
     max_speed, max_torque, dt, gravity = 8.0, 2.0, 0.05, 10.0
 
     def step(state, action, draws):
@@ -97,21 +97,21 @@ def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> 
 
 
 def mountain_car() -> Definition:
-    """MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
+    """Defines MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
     push = lambda action: (action - 1) * 0.001
     reward = lambda action, there: jnp.full(there.shape, -1.0)
     return _mountain_car(Discrete(3), push, reward, goal=0.5, max_episode_steps=200)
 
 
 def mountain_car_continuous() -> Definition:
-    """MountainCarContinuous-v0: the same with a force; 100 at the goal, less 0.1 force**2 per step."""
+    """Defines MountainCarContinuous-v0: the same with a force; 100 at the goal, less 0.1 force**2 per step."""
     push = lambda action: jnp.clip(action[:, 0], -1.0, 1.0) * 0.0015
     reward = lambda action, there: 100.0 * there - 0.1 * action[:, 0] ** 2
     return _mountain_car(Box((1,), "float32", -1.0, 1.0), push, reward, goal=0.45, max_episode_steps=999)
 
 
 def acrobot() -> Definition:
-    """Acrobot-v1: swing a two-link arm above the bar; -1 per step (Sutton and Barto, "book" dynamics, RK4).
+    """Defines acrobot-v1: swing a two-link arm above the bar; -1 per step (Sutton and Barto, "book" dynamics, RK4).
 
     State theta1, theta2, theta1', theta2'; masses and lengths 1, centres of mass at 0.5, moments of inertia 1.
     """

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The agents as texts."""
+        """Returns the agents as texts."""
         return tuple(map(str, self.agents))
 
 

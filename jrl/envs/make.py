@@ -416,7 +416,7 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
             return envpool_env.AsyncEnvPoolEnv(cfg, seed=first)
         from_host = envpool_env.EnvPoolEnv(cfg, seed=first)
         return from_host if host else from_host.to_jax() or from_host
-    from jrl.envs import gym_env
+    from jrl.envs import gym_env, multi_host
 
     context = EnvContext(
         cfg.options,
@@ -431,21 +431,9 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
     how: dict[str, Any] = {"seed": first, "on_failure": on_failure}
     if several.declared(cfg.id, cfg.options):
         cfg = dataclasses.replace(cfg, options={**cfg.options, "state": True}) if state else cfg
-        return _of_several(cfg, context, **how)
+        return multi_host.games(cfg, context, **how)
     kind = gym_env.GymnasiumEnv if cfg.batch_wait_ms is None else gym_env.AsyncGymnasiumEnv
     try:
         return kind(cfg, context=context, **how)
     except contexts.SeveralAgents as e:
-        return _of_several(cfg, context, first=e.env, **how)
-
-
-def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None) -> Any:
-    """Makes environments of several agents; `first` is the first of them where it was made already."""
-    from jrl.envs.multi_host import AsyncMultiHostEnv, MultiHostEnv
-
-    if errors := list(several.refused(cfg)):
-        raise InputError(*errors)
-    for name in several.OPTIONS:
-        context.pop(name, None)
-    made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
-    return made(cfg, seed=seed, context=context, on_failure=on_failure, first=first)
+        return multi_host.games(cfg, context, first=e.env, **how)

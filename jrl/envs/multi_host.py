@@ -22,7 +22,7 @@ from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.vector import Infos, Vector
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns
-from jrl.types import EnvSpec, PyTree, Several, StepResult, Tuple
+from jrl.types import EnvSpec, InputError, PyTree, Several, StepResult, Tuple
 
 
 class MultiHostEnv(OnHost):
@@ -165,3 +165,19 @@ class MultiHostEnv(OnHost):
 
 class AsyncMultiHostEnv(NotWaiting, MultiHostEnv):
     """Games in worker processes that do not wait for each other; a `jrl.types.AsyncEnv`."""
+
+
+def games(
+    cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None
+) -> MultiHostEnv | AsyncMultiHostEnv:
+    """Makes the environments of a section, in place of Gymnasium's; arguments as of `MultiHostEnv`.
+
+    Raises:
+      InputError: as `MultiHostEnv`, and a setting that does not go with several agents.
+    """
+    if errors := list(several.refused(cfg)):
+        raise InputError(*errors)
+    for name in several.OPTIONS:
+        context.pop(name, None)
+    made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
+    return made(cfg, seed=seed, context=context, on_failure=on_failure, first=first)

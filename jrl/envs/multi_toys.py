@@ -93,7 +93,8 @@ def _numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
-    """MultiAgentCartPole-v1: each agent has a CartPole-v1 of its own, and leaves when its pole falls (after RLlib's).
+    """Defines MultiAgentCartPole-v1: each agent has a CartPole-v1 of its own, and leaves when its pole falls (after
+    RLlib's).
 
     Observation [4], actions left and right, +1 per step as in CartPole-v1; the game goes on for the others, at most 500
     steps. With one agent it is CartPole-v1 to the bit.
@@ -106,7 +107,7 @@ def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
 
 
 def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
-    """MultiAgentPendulum-v1: each agent has a Pendulum-v1 of its own, for 200 steps (after RLlib's).
+    """Defines MultiAgentPendulum-v1: each agent has a Pendulum-v1 of its own, for 200 steps (after RLlib's).
 
     Observation [3], torque [1] and reward as in Pendulum-v1.
 
@@ -121,7 +122,7 @@ def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
 
 
 def two_step_game() -> MultiDefinition:
-    """TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485, section 5.2 and its table 1).
+    """Defines TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485, section 5.2 and its table 1).
 
     In the first step the action of agent_0 leads to state 2A (action 0) or 2B (1), and pays nothing. The second ends
     the game and pays the team 7 in 2A, whatever they do, and [[0, 1], [1, 8]] in 2B, by the actions of agent_0 and
@@ -164,7 +165,8 @@ class _Moves:
 
 
 def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefinition:
-    """RockPaperScissors-v0: +1 for the move that beats the other's, -1 for the other, 0 for two alike, `moves` times.
+    """Defines RockPaperScissors-v0: +1 for the move that beats the other's, -1 for the other, 0 for two alike, `moves`
+    times.
 
     Actions: rock 0, paper 1, scissors 2; each beats the one before it. Observation Discrete(4): the last move of the
     opponent, 3 before the first. Two agents, player_0 and player_1, whose best is 0 on average.
@@ -226,7 +228,8 @@ class _Prison:
 
 
 def switch_riddle(num_agents: int = 3) -> MultiDefinition:
-    """SwitchRiddle-v0: prisoners who see each other's doings in one light only (Foerster et al., arXiv:1605.06676).
+    """Defines SwitchRiddle-v0: prisoners who see each other's doings in one light only (Foerster et al.,
+    arXiv:1605.06676).
 
     On each of 4 n - 6 days one of n prisoners, drawn anew, is in the room. Actions there: none 0, tell 1 that all have
     been in the room by now, switch the light 2. To tell ends the game, +1 for the team if it is right and -1 if not;
@@ -287,7 +290,7 @@ def switch_riddle(num_agents: int = 3) -> MultiDefinition:
 
 
 def late_arrivals() -> MultiDefinition:
-    """LateArrivals-v0: agents that come late, leave, come back and wait, by a script of six steps, for tests.
+    """Defines LateArrivals-v0: agents that come late, leave, come back and wait, by a script of six steps, for tests.
 
                  step  0  1  2  3  4  5
         steady         x  x  x  x  x  E       x acts, E acts and ends, w waits, . is not there

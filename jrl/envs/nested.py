@@ -21,7 +21,7 @@ class _State:
 
 
 def nested(action: str = "discrete", mask: bool = False, length: int = 8) -> Definition:
-    """Nested-v0: say again what the observation shows; the reward is how many numbers of the action are right.
+    """Defines nested-v0: say again what the observation shows; the reward is how many numbers of the action are right.
 
     Observation: image [8, 8, 1] u8, white in its left half (side 0) or its right one (side 1); place, Discrete(3);
     bits, MultiBinary [2]; pair, a Tuple of a force [1] f32 in [-1, 1] and digits, MultiDiscrete (2, 3). All are drawn

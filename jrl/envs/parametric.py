@@ -18,7 +18,7 @@ class _State:
 
 
 def parametric_cartpole(num_actions: int = 8, fixed: bool = False) -> Definition:
-    """ParametricCartPole-v0: CartPole-v1 with `num_actions` slots for its two actions (after RLlib's example).
+    """Defines ParametricCartPole-v0: CartPole-v1 with `num_actions` slots for its two actions (after RLlib's example).
 
     Before each step one slot is drawn that pushes left, and another that pushes right; all others are invalid: choosing
     one ends the episode, with reward 0. What a slot does must be read from the observation anew at each step: with the

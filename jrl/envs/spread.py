@@ -20,7 +20,7 @@ class _Plane:
 
 
 def simple_spread(num_agents: int = 3) -> MultiDefinition:
-    """SimpleSpread-v0: n agents are to stand on n landmarks (simple_spread of MPE, arXiv:1706.02275).
+    """Defines SimpleSpread-v0: n agents are to stand on n landmarks (simple_spread of MPE, arXiv:1706.02275).
 
     Agents are discs of radius 0.15 and mass 1 in a plane, landmarks points; all begin uniformly in [-1, 1] x [-1, 1].
     Actions: none, a force of 5 to the left, to the right, down, up. A step is 0.1 s: positions move by the velocities,

@@ -12,7 +12,8 @@ from jrl.types import Array, Box, Discrete, InputError
 
 
 def catch() -> Definition:
-    """Catch-v0: move a paddle under a falling ball; +1 or -1 when it lands (bsuite; the game of EnvPool's Catch-v0).
+    """Defines catch-v0: move a paddle under a falling ball; +1 or -1 when it lands (bsuite; the game of EnvPool's
+    Catch-v0).
 
     Observation [10, 5], ones at ball and paddle. Actions: left, stay, right. State: ball row, ball column, paddle.
     """
@@ -39,7 +40,9 @@ def catch() -> Definition:
 
 
 def stateless_cartpole() -> Definition:
-    """StatelessCartPole-v1: CartPole-v1 that shows positions only, [x, theta]: velocities must be remembered."""
+    """Defines StatelessCartPole-v1: CartPole-v1 that shows positions only, [x, theta]: velocities must be
+    remembered.
+    """
     task = classic.cartpole()
     assert isinstance(task.observation, Box)
     low, high = (tuple(bound[[0, 2]].tolist()) for bound in task.observation.bounds())
@@ -54,7 +57,7 @@ class _Tokens:
 
 
 def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
-    """RepeatAfterMe-v0: say the token, 0 or 1, shown `delay` steps ago (after RLlib's RepeatAfterMeEnv).
+    """Defines RepeatAfterMe-v0: say the token, 0 or 1, shown `delay` steps ago (after RLlib's RepeatAfterMeEnv).
 
     +1 if right, -1 if not; before the first token, 0 is to be said. An episode has `episode_length` steps, and ends.
 
@@ -86,7 +89,7 @@ def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
 
 
 def corridor(length: float = 5.0) -> Definition:
-    """Corridor-v0: walk to the far end (after RLlib's SimpleCorridor); its length is a task, for curricula.
+    """Defines corridor-v0: walk to the far end (after RLlib's SimpleCorridor); its length is a task, for curricula.
 
     Observation [2], position and length; actions left, right, which at the near end stays. 1 at the far end, where the
     episode ends, else -0.01 per step; at most 200 steps. A new length counts at once: an agent beyond it is there

@@ -59,12 +59,12 @@ class Signals:
 
     @property
     def name(self) -> str | None:
-        """SIGINT, SIGTERM, SIGHUP or None."""
+        """Returns SIGINT, SIGTERM, SIGHUP or None."""
         return None if self.number is None else signal.Signals(self.number).name
 
     @property
     def exit_status(self) -> int | None:
-        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None if none came."""
+        """Returns 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None if none came."""
         return None if self.number is None else 128 + self.number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -42,7 +42,7 @@ class Tracked(NamedTuple):
 
 
 def window_of(parts: int, smoothing: int = WINDOW) -> int:
-    """The latest episodes that each of so many pools reports on, so that all report on `smoothing` at least."""
+    """Returns the latest episodes that each of so many pools reports on, so that all report on `smoothing` at least."""
     return -(-smoothing // parts)
 
 
@@ -221,7 +221,7 @@ def _of_each(columns: Columns, rows: Tracked, done, mask, games: Columns, report
 
 
 def summary(reports: list[Episodes]) -> dict[str, Any]:
-    """One row's episode metrics from the reports of one or more iterations, oldest first, on the host.
+    """Returns one row's episode metrics from the reports of one or more iterations, oldest first, on the host.
 
     Leaves may have leading axes (devices, iterations of one call); the windows are those of the last report. NaN until
     an episode has ended.
@@ -286,7 +286,7 @@ def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[
 
 
 def merge(reports: list[Episodes]) -> Episodes:
-    """Several reports, oldest first, as one, on the host; `steps` and windows are those of the last."""
+    """Returns several reports, oldest first, as one, on the host; `steps` and windows are those of the last."""
     agents = [r.agents for r in reports if isinstance(r.agents, Episodes)]
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     over = lambda fn, name: fn(np.stack([getattr(r, name) for r in reports]), 0)
@@ -332,7 +332,7 @@ def add_up_stacked(reports: Episodes, among=None) -> Episodes:
 
 
 def nothing(columns: Columns) -> Episodes:
-    """The report of a time in which no step was taken, in numpy; leaves of `columns` may have leading axes."""
+    """Returns the report of a time in which no step was taken, in numpy; leaves of `columns` may have leading axes."""
     if isinstance(columns.games, Columns):
         agents = nothing(dataclasses.replace(columns, games=()))
         return dataclasses.replace(nothing(columns.games), agents=agents)
@@ -351,18 +351,18 @@ def nothing(columns: Columns) -> Episodes:
 
 
 def to_lists(report: Episodes) -> dict[str, Any]:
-    """The arrays of a report as lists, for JSON."""
+    """Returns the arrays of a report as lists, for JSON."""
     found = {name: np.asarray(x).tolist() for name, x in vars(report).items() if name != "agents"}
     return found | ({"agents": to_lists(report.agents)} if isinstance(report.agents, Episodes) else {})
 
 
 def from_lists(found: Mapping[str, Any]) -> Episodes:
-    """A report from what `to_lists` made of its arrays; numbers that are not finite may be strings."""
+    """Returns a report from what `to_lists` made of its arrays; numbers that are not finite may be strings."""
     whole = ("count", "length_sum", "steps")
     arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items() if n != "agents"}
     return Episodes(**arrays, agents=from_lists(found["agents"]) if found.get("agents") else ())
 
 
 def steps(reports: PyTree) -> int:
-    """Environment steps of one report (all devices and iterations in it)."""
+    """Returns environment steps of one report (all devices and iterations in it)."""
     return int(np.asarray(reports.steps).astype(np.int64).sum())

@@ -111,7 +111,7 @@ def _opener(name: str) -> Callable[[Path, int | None], Logger]:
 
 
 def _own(name: str, make: Callable[..., Any]) -> Callable[[Path, int | None], Logger]:
-    """The user's function or class as an opener. Raises InputError: its parameters are others."""
+    """Returns the user's function or class as an opener. Raises InputError: its parameters are others."""
     try:
         signature: inspect.Signature | None = inspect.signature(make)
     except (TypeError, ValueError):  # a builtin has none
@@ -241,7 +241,7 @@ def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
 
 
 def _new_event_file(directory: Path) -> io.FileIO:
-    """A file of a name that TensorBoard looks for, and that sorts behind those of earlier processes."""
+    """Returns a file of a name that TensorBoard looks for, and that sorts behind those of earlier processes."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
     for count in range(10_000):
@@ -260,7 +260,8 @@ def _record(data: bytes) -> bytes:
 
 
 def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
-    """Rows to Weights & Biases (https://wandb.ai), with the config of the run; its own files are in `directory`/wandb.
+    """Writes rows to Weights & Biases (https://wandb.ai), with the config of the run; its own files are in
+    `directory`/wandb.
 
     The project is the folder that the run directory lies in, the name that of the run directory; WANDB_PROJECT and
     WANDB_NAME say otherwise. With WANDB_MODE=offline nothing is sent: `wandb sync` does that later. A continued run is
@@ -294,7 +295,7 @@ def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a jsonl file, without what is no row, such as a half last line; none if there is no file."""
+    """Returns the rows of a jsonl file, without what is no row, such as a half last line; none if there is no file."""
     return _read_jsonl(Path(path))[0]
 
 
@@ -307,7 +308,7 @@ def read_damaged(path: str | Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows, and the lines that are none; without a half last line."""
+    """Returns rows, and the lines that are none; without a half last line."""
     if not path.exists():
         return [], []
     rows, damaged = [], []
@@ -339,7 +340,7 @@ def _set_aside(path: Path, damaged: list[str]) -> None:
 
 
 def _number(value: Any) -> Any:
-    """Numpy and jax scalars as Python's."""
+    """Returns numpy and jax scalars as Python's."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -383,7 +384,7 @@ def _is_torn(path: Path) -> bool:
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
-    """Columns, rows, and the lines that are none; without a half last line."""
+    """Returns columns, rows, and the lines that are none; without a half last line."""
     text = path.read_text(encoding="utf-8", errors="replace")
     header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
     columns = _csv_fields(header) or []

@@ -65,7 +65,7 @@ def elo(scores: np.ndarray, *, anchor: int = 0, prior: float = 0.0) -> tuple[np.
 
 
 def _reached(arcs: np.ndarray, start: int) -> np.ndarray:
-    """Whom one gets to from `start` along arcs [P, P] bool, itself included, [P] bool."""
+    """Returns whom one gets to from `start` along arcs [P, P] bool, itself included, [P] bool."""
     found = np.arange(len(arcs)) == start
     while (more := found | arcs[found].any(0)).sum() > found.sum():
         found = more

@@ -28,7 +28,7 @@ def open_progress(
     interval: float = 2.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """A display of result rows: the nearest end of the run, steps, return, evaluation, steps/s and time left.
+    """Returns a display of result rows: the nearest end of the run, steps, return, evaluation, steps/s and time left.
 
     The row that meets a criterion is the last that is shown.
 
@@ -77,7 +77,7 @@ class Course:
         return True
 
     def _reached(self, name: str, row: Mapping[str, Any]) -> float:
-        """The share of the way to a criterion, 1 where it is met."""
+        """Returns the share of the way to a criterion, 1 where it is met."""
         value, target = row.get(name), self._stop[name]
         if not _known(value) or not criteria.counts(name, row, self._window):
             return 0.0
@@ -88,7 +88,9 @@ class Course:
         return min(max(0.0, (value - start) / (target - start)), 0.999) if math.isfinite(target) else 0.0
 
     def speed(self) -> float | None:
-        """Environment steps per second of the latest rows. The first row, which holds the compilation, only begins."""
+        """Returns environment steps per second of the latest rows. The first row, which holds the compilation, only
+        begins.
+        """
         (then, before), (now, steps) = (self._marks[0], self._marks[-1]) if self._marks else ((0, 0), (0, 0))
         return (steps - before) / (now - then) if now > then and steps > before else None
 
@@ -129,7 +131,7 @@ def _known(value: Any) -> TypeGuard[float]:
 
 
 def _name(metric: str) -> str:
-    """A metric as people call it: `return`, `evaluation return`, `seconds`."""
+    """Returns a metric as people call it: `return`, `evaluation return`, `seconds`."""
     return {"time_s": "seconds"}.get(metric, metric.removeprefix("episode/").replace("/", " "))
 
 

@@ -47,7 +47,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
 
 
 def git_state(file: str | Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the repository that tracks `file`; None if none does."""
+    """Returns {"commit", "dirty"} of the repository that tracks `file`; None if none does."""
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(Path(file).parent), *args]
@@ -100,20 +100,22 @@ _LABELS = {"env_steps": "environment steps", "time_s": "seconds", "episode/retur
 
 
 def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> Curve:
-    """Columns `x` and `y` of a result.jsonl, f64 [N] each, without the rows where one of them is missing or null; of
-    an evaluation's metric the row that first has it.
+    """Returns columns `x` and `y` of a result.jsonl, f64 [N] each, without the rows where one of them is missing or
+    null; of an evaluation's metric the row that first has it.
     """
     return curve(read_rows(path), x=x, y=y)
 
 
 def curve(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Curve:
-    """Columns `x` and `y` of rows, as `read_curve`."""
+    """Returns columns `x` and `y` of rows, as `read_curve`."""
     found, values = _columns(evaluations(rows) if y.startswith("evaluation/") else rows, x, y)
     return found, values
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows that are the first to tell of an evaluation; those after it repeat its numbers until the next."""
+    """Returns the rows that are the first to tell of an evaluation; those after it repeat its numbers until the
+    next.
+    """
     found: list[Mapping[str, Any]] = []
     before: dict[str, Any] = {}
     for row in rows:

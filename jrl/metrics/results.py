@@ -86,7 +86,7 @@ def result(
     trained_before: int = 0,
     collects: bool = True,
 ) -> dict[str, Any]:
-    """The dict that `Algorithm.train` returns.
+    """Returns the dict that `Algorithm.train` returns.
 
     Args:
       row: of the loggers.
@@ -146,25 +146,25 @@ def result(
 
 
 def _of_agents(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The steps of agents, of whom several act in a step of their environment."""
+    """Returns the steps of agents, of whom several act in a step of their environment."""
     total = row["agent_steps"]
     now = {"num_agent_steps_sampled": total - (before.get("agent_steps", 0) if before else 0)}
     return {**now, "num_agent_steps_sampled_lifetime": total, "agent_timesteps_total": total}
 
 
 def _with_former(found: dict[str, Any]) -> dict[str, Any]:
-    """Numbers under their former names, too."""
+    """Returns numbers under their former names, too."""
     return found | {former: found[name] for former, name in _FORMER.items() if name in found}
 
 
 def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation under those names, at the top and under `env_runners`."""
+    """Returns the metrics of an evaluation under those names, at the top and under `env_runners`."""
     named = _with_former({_EVALUATION.get(name, name): value for name, value in found.items()})
     return {**named, "env_runners": dict(named)}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with names joined by /.
+    """Returns nested mappings as one, with names joined by /.
 
     >>> flat({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
     {'info/learner/loss': 0.5, 'iteration': 3}
@@ -179,7 +179,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers and texts of `after` that `before` has not, or has otherwise."""
+    """Returns the numbers and texts of `after` that `before` has not, or has otherwise."""
     nan = lambda x: isinstance(x, float) and math.isnan(x)
     other = lambda k, v: k not in before or not (before[k] is v or before[k] == v or (nan(before[k]) and nan(v)))
     return {k: v for k, v in after.items() if isinstance(v, int | float | str) and other(k, v)}

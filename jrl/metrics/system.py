@@ -55,7 +55,7 @@ def _gpu_load() -> list[float]:
 
 @functools.cache
 def _gpus() -> tuple[Any, list[Any]]:
-    """The module and its handles of the GPUs that this process may use; none where it cannot be asked."""
+    """Returns the module and its handles of the GPUs that this process may use; none where it cannot be asked."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

@@ -23,7 +23,7 @@ class Timers:
         self.latest: tuple[str, float] | None = None  # the stage that was begun last, and when, by time.monotonic
 
     def __call__(self, name: str) -> "_Stage":
-        """A context manager that adds the time of its body, also when the body raises."""
+        """Returns a context manager that adds the time of its body, also when the body raises."""
         return _Stage(self, name)
 
     def add(self, name: str, seconds: float) -> None:
@@ -32,7 +32,7 @@ class Timers:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def drain(self) -> dict[str, float]:
-        """`time/<stage>` -> seconds since the last drain. A stage that was seen once stays, with 0."""
+        """Returns `time/<stage>` -> seconds since the last drain. A stage that was seen once stays, with 0."""
         with self._lock:
             drained, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return {f"time/{name}": seconds for name, seconds in drained.items()}

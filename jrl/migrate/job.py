@@ -59,7 +59,7 @@ class Job:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Newest name -> value of the keys that are known and set."""
+        """Returns the newest name -> value of the keys that are known and set."""
         return self.implied | {name: self.raw[theirs] for name, theirs in self.spelled.items()}
 
     @cached_property
@@ -78,7 +78,7 @@ class Job:
 
     @cached_property
     def spelled(self) -> dict[str, str]:
-        """Newest name -> the name in `raw`, of the keys that are known and set."""
+        """Returns the newest name -> the name in `raw`, of the keys that are known and set."""
         found: dict[str, str] = {}
         for theirs, value in self.raw.items():
             name = KEYS[theirs].name if theirs in KEYS else None
@@ -107,18 +107,18 @@ class Job:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Hyper-parameters of the algorithm and their defaults."""
+        """Returns hyper-parameters of the algorithm and their defaults."""
         return {f.name: f.default for f in dataclasses.fields(self.config_class)}
 
     @cached_property
     def asked_core(self) -> str | None:
-        """The memory that was asked for in RLlib's words, by our name; None: none."""
+        """Returns the memory that was asked for in RLlib's words, by our name; None: none."""
         asked = (core for key, core in _CORES.items() if self.raw.get(self.spelled.get(key, "")) is True)
         return next(asked, WITH_MEMORY.get(self.source))
 
     @cached_property
     def core(self) -> str | None:
-        """The memory of the run, by our name; None: none."""
+        """Returns the memory of the run, by our name; None: none."""
         name = self.settled("network.core.name")
         return self.asked_core or (name if isinstance(name, str) else None)
 
@@ -159,7 +159,9 @@ class Job:
         )
 
     def _no_use(self, section: str, name: str) -> str | None:
-        """Why a key of ours means nothing where clients play, or data alone are learned from; None where it does."""
+        """Says why a key of ours means nothing where clients play, or data alone are learned from; None where it
+        does.
+        """
         if self.with_clients:
             return server_input.REASONS.get(f"{section}.{name}")
         if self.from_data and (section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs")):

@@ -11,7 +11,7 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The newest name, by which the rules know the key."""
+        """Returns the newest name, by which the rules know the key."""
         return self.names[0]
 
 

@@ -32,7 +32,8 @@ def is_named(value: Any, name: str = NAME) -> bool:
 
 
 def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """(host, port) that a function gives to the PolicyServerInput of its first worker, or the options of a path name.
+    """Returns (host, port) that a function gives to the PolicyServerInput of its first worker, or the options of a path
+    name.
 
     A function is called with an IOContext of that worker, and what stands for RLlib's class notes its arguments. What
     is not known is None.
@@ -60,7 +61,7 @@ def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def space(given: Any, *, acts: bool) -> dict[str, Any] | None:
-    """A space as `external.observation` and `external.action` write it; None where it cannot be read.
+    """Returns a space as `external.observation` and `external.action` write it; None where it cannot be read.
 
     Args:
       given: a space of Gymnasium, its text, or what is written so already.
@@ -151,7 +152,7 @@ def _value(node: ast.AST) -> Any:
 
 
 def _space(kind: str, args: list[Any], own: dict[str | None, Any]) -> Any:
-    """A space by its name and what is said of it."""
+    """Returns a space by its name and what is said of it."""
     made: dict[str, Any] = {"kind": kind}
     if kind == "Box" and any(isinstance(x, list) for x in args[2:3]):
         made |= {"low": args[0], "high": args[1], "shape": args[2], "dtype": args[3] if len(args) > 3 else "float32"}

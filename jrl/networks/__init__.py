@@ -80,8 +80,9 @@ def unprivileged(space: Space, cfg: NetworkConfig) -> tuple[Space, NetworkConfig
 
 
 def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
-    """Observations, as `read` left them, as vectors [N, F], by what stands in front of the dense layers: encoders, or
-    the user's own torso. Within the compact call of `module`, whose child is `name`."""
+    """Returns observations, as `read` left them, as vectors [N, F], by what stands in front of the dense layers:
+    encoders, or the user's own torso. Within the compact call of `module`, whose child is `name`.
+    """
     if custom.is_custom(cfg):
         return custom.features(module, cfg, space, x, name)
     leaf = single(space, cfg)
@@ -92,7 +93,7 @@ def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name
 
 
 def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
-    """`encoded`, and the dense layers behind it; one image's CNN and the user's own torso have none."""
+    """Returns `encoded`, and the dense layers behind it; one image's CNN and the user's own torso have none."""
     leaf = single(space, cfg)
     whole = custom.is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
     x = encoded(module, cfg, space, x, name)
@@ -100,7 +101,8 @@ def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, nam
 
 
 def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry: PyTree, reset: Any):
-    """(y [rows, core size], carry): `x` [rows, F] through the core whose parameters are `module`'s child `name`.
+    """Returns (y [rows, core size], carry): `x` [rows, F] through the core whose parameters are `module`'s child
+    `name`.
 
     Args:
       carry: the core's memory: of each row, or with `reset` before the first step of each window.
@@ -116,7 +118,7 @@ def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry:
 
 
 def _truncated(core: cores.Core, limit: int | None, params, x, carry, reset):
-    """`core.unroll` whose gradient goes back through `limit` steps at most: it stops at multiples of that."""
+    """Returns `core.unroll` whose gradient goes back through `limit` steps at most: it stops at multiples of that."""
     length, parts = reset.shape[1], []
     if limit is None or length <= limit:
         return core.unroll(params, x, carry, reset)
@@ -134,7 +136,7 @@ class _Towers(nn.Module):
 
     @nn.compact
     def __call__(self, obs, names, key=None, carry=None, reset=None):
-        """(outputs, carry): without `reset` each row is a step, and every tower's memory goes on."""
+        """Returns (outputs, carry): without `reset` each row is a step, and every tower's memory goes on."""
         views, made = dict[bool, Any](), dict[str, Any]()
         outputs, after = {}, dict(carry or {})
         keys: Any = None if key is None else jax.random.split(key, (len(self.heads), len(self.cfg.head_hidden) + 1))
@@ -174,7 +176,7 @@ class _Towers(nn.Module):
         return cfg, space, read(cfg, space, spaces.removed(self.space, self.cfg.value_inputs, obs))
 
     def _dense(self, head, features, scale, name, dtype):
-        """A layer of a head: (x, key or None) -> y of `dtype`."""
+        """Returns a layer of a head: (x, key or None) -> y of `dtype`."""
         if head.noise is not None:
             return NoisyDense(features, head.noise, dtype, name=name)
         dense = Dense(features, dtype=dtype, weights=self.cfg.init, scale=scale, name=name)

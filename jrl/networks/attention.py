@@ -18,7 +18,7 @@ _LEAST_CHUNK = 32  # queries that are multiplied with their keys at once, where 
 
 
 def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """A Core whose memory is {"inputs": f32 [B, layers, memory, size], "valid": i32 [B]}.
+    """Makes a Core whose memory is {"inputs": f32 [B, layers, memory, size], "valid": i32 [B]}.
 
     The newest inputs are the last ones; `valid` of them belong to the present episode, the others are zero. As in
     Transformer-XL no gradient goes into the memory before a window.
@@ -98,7 +98,7 @@ def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: st
 
 
 def _block(cfg, dtype, params, x, memory, mask):
-    """One layer over x [N, memory + L, S], of which the first `memory` rows are only attended to: [N, L, S]."""
+    """Returns one layer over x [N, memory + L, S], of which the first `memory` rows are only attended to: [N, L, S]."""
     y, normed = x[:, memory:], layer_norm(params, "attention_norm", x)
     attended = jax.nn.relu(_attention(cfg, dtype, params, normed, memory, mask))
     y = _gate(params, "attention_gate", y, attended, dtype)
@@ -107,7 +107,9 @@ def _block(cfg, dtype, params, x, memory, mask):
 
 
 def _gate(params, name, x, y, dtype):
-    """(1 - z) x + z h with z = sigmoid(W y + U x - bias), r = sigmoid(W' y + U' x), h = tanh(W'' y + U'' (r x))."""
+    """Returns (1 - z) x + z h with z = sigmoid(W y + U x - bias), r = sigmoid(W' y + U' x), h = tanh(W'' y + U'' (r
+    x)).
+    """
     r, z, h = jnp.split(dense(params, f"{name}_y", y, dtype), 3, -1)
     r_x, z_x = jnp.split(dense(params, f"{name}_x", x, dtype), 2, -1)
     z = jax.nn.sigmoid(z + z_x)
@@ -116,7 +118,7 @@ def _gate(params, name, x, y, dtype):
 
 
 def _attention(cfg, dtype, params, x, memory, mask):
-    """x [N, memory + L, S] -> [N, L, S]. mask [N, chunks, queries, keys]: what each query attends to.
+    """Returns x [N, memory + L, S] -> [N, L, S]. mask [N, chunks, queries, keys]: what each query attends to.
 
     Scores are (q + u) k + (q + v) R(distance), u and v the content and position bias (arXiv:1901.02860, section 3.3).
     """
@@ -139,13 +141,13 @@ def _attention(cfg, dtype, params, x, memory, mask):
 
 
 def _chunks(x: Array, size: int) -> Array:
-    """[N, L, ...] in chunks of `size` rows, filled up with zeros: [N, chunks, size, ...]."""
+    """Returns [N, L, ...] in chunks of `size` rows, filled up with zeros: [N, chunks, size, ...]."""
     x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % size), *[(0, 0)] * (x.ndim - 2)])
     return x.reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
 def _keys(x: Array, memory: int, queries: int) -> Array:
-    """[N, memory + L, ...] as what each chunk of queries may attend to: [N, chunks, memory + queries, ...]."""
+    """Returns [N, memory + L, ...] as what each chunk of queries may attend to: [N, chunks, memory + queries, ...]."""
     if x.shape[1] == memory + queries:
         return x[:, None]
     present = _chunks(x[:, memory:], queries)
@@ -154,7 +156,7 @@ def _keys(x: Array, memory: int, queries: int) -> Array:
 
 
 def _skew(x: Array) -> Array:
-    """[..., Q, P], farthest position first -> [..., Q, P - 1 + Q] by key: row i begins at column i, else 0."""
+    """Returns [..., Q, P], farthest position first -> [..., Q, P - 1 + Q] by key: row i begins at column i, else 0."""
     queries, positions = x.shape[-2:]
     width = positions + queries
     x = jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, queries)]).reshape(*x.shape[:-2], queries * width)

@@ -57,7 +57,7 @@ _canonical.defvjp(_canonical_fwd, _canonical_bwd)
 
 
 def conv2d(x, kernel, *, stride: int = 1, padding: str = "VALID"):
-    """Convolution [N, H, W, C] * [h, w, C, F] -> [N, H', W', F].
+    """Returns the convolution [N, H, W, C] * [h, w, C, F] -> [N, H', W', F].
 
     Args:
       x: [N, H, W, C] floating point.

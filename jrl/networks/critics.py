@@ -39,7 +39,9 @@ class _Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs, action, carry=None, reset=None, each=False):
-        """(value [rows, 1], memory); without an action the memory alone; of `each` of K actions [rows * K, 1]."""
+        """Returns (value [rows, 1], memory); without an action the memory alone; of `each` of K actions [rows * K,
+        1].
+        """
         x = encoded(self, self.cfg, self.space, read(self.cfg, self.space, obs), "torso")
         if carry is not None:
             x, carry = with_core(self.cfg, self, x, "core", carry, reset)

@@ -66,8 +66,9 @@ def check(cfg: NetworkConfig, space: Space | None = None) -> None:
 
 
 def features(module: nn.Module, cfg: NetworkConfig, space: Space, obs: PyTree, name: str) -> Array:
-    """Observations [..., *] as [N, F] f32. Within the compact call of `module`, whose parameter `name` holds all that
-    the torso learns. Raises InputError as `check` does."""
+    """Returns observations [..., *] as [N, F] f32. Within the compact call of `module`, whose parameter `name` holds
+    all that the torso learns. Raises InputError as `check` does.
+    """
     torso = _made(registry.load(cfg.torso, _KEY), cfg.torso, Options(cfg.torso_options), space)
     obs = spaces.map_leaves(lambda leaf, x: x.reshape(-1, *leaf.shape), space, obs)
     params: Any = module.param(name, torso.init) if torso.learns else {}
@@ -103,7 +104,8 @@ def _is_linen(found: Any) -> bool:
 
 
 def _nnx_module() -> type:
-    """flax.nnx.Module where somebody has imported it, whose own modules could be meant; else a class that none is.
+    """Returns flax.nnx.Module where somebody has imported it, whose own modules could be meant; else a class that none
+    is.
 
     Importing it takes a fifth of a second, and a class of it cannot be there without.
     """
@@ -139,7 +141,7 @@ def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[A
 
 @functools.lru_cache(maxsize=64)
 def _made(found: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
-    """The torso for observations of `space`, traced once for its shapes. Raises InputError."""
+    """Returns the torso for observations of `space`, traced once for its shapes. Raises InputError."""
     rows = 3
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), element(space))
     make = _linen if _is_linen(found) else _nnx if _is_nnx(found) else _pair

@@ -45,7 +45,9 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x, beside=None):
-        """[N, features]; with `beside` [N, K, G] of each [x, beside] [N * K, features], with one product of x for K."""
+        """Returns [N, features]; with `beside` [N, K, G] of each [x, beside] [N * K, features], with one product of
+        x for K.
+        """
         shape = x.shape[-1] + (0 if beside is None else beside.shape[-1]), self.features
         kernel: Any = initial.parameter(self, "kernel", initial.kernel(self.weights, self.scale, shape), shape)
         bias: Any = initial.parameter(self, "bias", initial.bias(self.weights, shape), shape[-1:])

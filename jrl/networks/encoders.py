@@ -19,13 +19,13 @@ DENSE = ("auto", "mlp")  # torsos that are the dense layers behind the encoders
 
 
 def single(space: Space, cfg: NetworkConfig) -> Leaf | None:
-    """The one array that an observation is, if it needs no encoder beside the torso."""
+    """Returns the one array that an observation is, if it needs no encoder beside the torso."""
     found = spaces.leaves(space)
     return found[0][1] if len(found) == 1 and not cfg.encoders else None
 
 
 def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
-    """Path of each array of an observation -> its encoder.
+    """Returns the path of each array of an observation -> its encoder.
 
     Raises:
       InputError: `network.encoders` names an unknown array or encoder, or one that does not fit.
@@ -52,7 +52,7 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
 
 
 def default(leaf: Leaf, cfg: NetworkConfig) -> str:
-    """The encoder of an array by its shape and dtype: a CNN for images, else as it is."""
+    """Returns the encoder of an array by its shape and dtype: a CNN for images, else as it is."""
     if cfg.flatten or not is_image(leaf) or cfg.torso == "mlp":
         return "flat"
     if cfg.torso in CNNS:
@@ -75,7 +75,7 @@ def _misfit(leaf: Leaf, name: str) -> str | None:
 
 
 def flat(leaf: Leaf, cfg: NetworkConfig, x: Array) -> Array:
-    """[..., *leaf.shape] -> [N, F] f32; integers one-hot."""
+    """Returns [..., *leaf.shape] -> [N, F] f32; integers one-hot."""
     x = to_float(leaf, x, cfg.image_max)
     return x.reshape(x.shape[0], -1)
 

@@ -29,7 +29,9 @@ def _qr(a):
 
 
 def orthogonal(scale: float) -> Init:
-    """Initializer with orthonormal columns (or rows) times `scale` (arXiv:1312.6120); the last axis is the output."""
+    """Makes an initializer with orthonormal columns (or rows) times `scale` (arXiv:1312.6120); the last axis is the
+    output.
+    """
 
     def init(key, shape, dtype=jnp.float32):
         rows, cols = math.prod(shape[:-1]), shape[-1]
@@ -42,7 +44,7 @@ def orthogonal(scale: float) -> Init:
 
 
 def uniform(fan_in: int) -> Init:
-    """Initializer with numbers uniform in +-1 / sqrt(fan_in)."""
+    """Makes an initializer with numbers uniform in +-1 / sqrt(fan_in)."""
 
     def init(key, shape, dtype=jnp.float32):
         return ((2.0 * random.uniform(key, shape) - 1.0) / math.sqrt(fan_in)).astype(dtype)
@@ -72,7 +74,7 @@ def bias(name: str | None, shape: tuple[int, ...]) -> Init:
 
 
 def parameter(module: nn.Module, name: str, init: Init, shape: tuple[int, ...]) -> Array:
-    """The parameter of a module, f32; `init(key, shape, dtype)` makes it where there is none yet.
+    """Returns the parameter of a module, f32; `init(key, shape, dtype)` makes it where there is none yet.
 
     `module.param` traces `init` at every application, to compare shapes: a quarter of the time from the start of a run
     to its first update.

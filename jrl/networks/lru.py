@@ -18,7 +18,7 @@ from jrl.ops import random
 
 
 def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """A Core whose memory is {"real", "imaginary": f32 [B, layers, state]}.
+    """Makes a Core whose memory is {"real", "imaginary": f32 [B, layers, state]}.
 
     A layer is x + (W g + b) sigmoid(W' g + b') with g = gelu(LRU(layer_norm(x))).
     """
@@ -75,7 +75,9 @@ def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | 
 
 
 def _eigenvalues(cfg, ring, phase):
-    """log nu, theta and gamma, f32 [P]: eigenvalues uniform in a ring (lemma 3.2), normalised inputs (section 3.4)."""
+    """Returns log nu, theta and gamma, f32 [P]: eigenvalues uniform in a ring (lemma 3.2), normalised inputs
+    (section 3.4).
+    """
     area = random.uniform(ring, (cfg.state,)) * (cfg.r_max**2 - cfg.r_min**2) + cfg.r_min**2
     area = jnp.clip(area, 1e-8, 1.0 - 1e-6)  # squared moduli; 0 and 1 have no logarithm below
     angle = 2.0 * math.pi * jnp.maximum(random.uniform(phase, (cfg.state,)), 1e-8)
@@ -83,18 +85,18 @@ def _eigenvalues(cfg, ring, phase):
 
 
 def _multiplier(params):
-    """Real and imaginary parts f32 [P] of the eigenvalues."""
+    """Returns real and imaginary parts f32 [P] of the eigenvalues."""
     modulus, angle = jnp.exp(-jnp.exp(params["nu_log"])), jnp.exp(params["theta_log"])
     return modulus * jnp.cos(angle), modulus * jnp.sin(angle)
 
 
 def _times(a, b):
-    """The product of two complex numbers (real, imaginary)."""
+    """Returns the product of two complex numbers (real, imaginary)."""
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
 def _scan(multiplier, episode, inputs, reverse=False):
-    """h_t = multiplier h_{t-1} + inputs_t, without the first term where the episode is another.
+    """Returns h_t = multiplier h_{t-1} + inputs_t, without the first term where the episode is another.
 
     multiplier (real, imaginary) [P], episode i32 [L, N], inputs (real, imaginary) [L, N, P]. With `reverse` the sum
     goes the other way, with h_{t+1} in place of h_{t-1}.
@@ -102,7 +104,7 @@ def _scan(multiplier, episode, inputs, reverse=False):
     length = len(episode)
 
     def shifted(x, rows, fill):
-        """x with row t - rows (reverse: t + rows) at t, `fill` beyond the ends."""
+        """Returns x with row t - rows (reverse: t + rows) at t, `fill` beyond the ends."""
         pads = (0, length, 0) if reverse else (length, 0, 0)
         x = jax.lax.pad(x, jnp.asarray(fill, x.dtype), (pads, *[(0, 0, 0)] * (x.ndim - 1)))
         return jax.lax.dynamic_slice_in_dim(x, rows if reverse else length - rows, length)
@@ -120,7 +122,7 @@ def _scan(multiplier, episode, inputs, reverse=False):
 
 @jax.custom_vjp
 def _recurrence(multiplier, episode, inputs, start):
-    """The states (real, imaginary), f32 [L, N, P], of all rows.
+    """Returns the states (real, imaginary), f32 [L, N, P], of all rows.
 
     Args:
       multiplier: (real, imaginary) f32 [P].

@@ -32,13 +32,13 @@ class Core(NamedTuple):
 
 
 def kernels(key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, init: str | None = None) -> Array:
-    """Initial kernels side by side, f32 [rows, count * columns]: of `initial.kernel`."""
+    """Returns initial kernels side by side, f32 [rows, count * columns]: of `initial.kernel`."""
     one = initial.kernel(init, scale, (rows, columns))
     return jnp.concatenate([one(key, (rows, columns), jnp.float32) for key in jax.random.split(key, count)], -1)
 
 
 def dense(params: Params, name: str, x: Array, dtype: str) -> Array:
-    """x [..., in] @ `<name>_kernel` in `dtype`, plus `<name>_bias` if there is one: f32 [..., out]."""
+    """Returns x [..., in] @ `<name>_kernel` in `dtype`, plus `<name>_bias` if there is one: f32 [..., out]."""
     kernel = jnp.asarray(params[f"{name}_kernel"], dtype)
     y = linear(jnp.asarray(x, dtype).reshape(-1, kernel.shape[0]), kernel)
     y = y.reshape(*x.shape[:-1], kernel.shape[1]).astype(jnp.float32)
@@ -47,7 +47,9 @@ def dense(params: Params, name: str, x: Array, dtype: str) -> Array:
 
 
 def layer_norm(params: Params, name: str, x: Array) -> Array:
-    """x [..., F] with mean 0 and variance 1 over F, times `<name>_scale` plus `<name>_bias` (arXiv:1607.06450)."""
+    """Returns x [..., F] with mean 0 and variance 1 over F, times `<name>_scale` plus `<name>_bias`
+    (arXiv:1607.06450).
+    """
     x = x - jnp.mean(x, -1, keepdims=True)
     x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
     wide = lambda a: jnp.expand_dims(params[f"{name}_{a}"], tuple(range(x.ndim - 1)))
@@ -92,13 +94,13 @@ _GRU = _Cell(("h",), 3, _join_gru, _advance_gru)
 
 
 def lstm(cfg: hyper.Lstm, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """Long short-term memory with a forget gate (Gers et al., 2000), whose bias begins at 1."""
+    """Makes a long short-term memory with a forget gate (Gers et al., 2000), whose bias begins at 1."""
     bias = lambda: {"recurrent_bias": jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0]), cfg.size)}
     return _core(_LSTM, cfg.size, in_size, bias, dtype, weights)
 
 
 def gru(cfg: hyper.Gru, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """Gated recurrent unit (arXiv:1406.1078). The reset gate is behind the product, as in cuDNN."""
+    """Makes a gated recurrent unit (arXiv:1406.1078). The reset gate is behind the product, as in cuDNN."""
     bias = lambda: {"input_bias": jnp.zeros(3 * cfg.size), "recurrent_bias": jnp.zeros(3 * cfg.size)}
     return _core(_GRU, cfg.size, in_size, bias, dtype, weights)
 
@@ -130,13 +132,15 @@ def _core(cell, size, in_size, bias, dtype, weights):
 
 
 def _fresh(reset, state):
-    """`state` [..., H], zero where `reset` [...]."""
+    """Returns `state` [..., H], zero where `reset` [...]."""
     return jax.tree.map(lambda a: jnp.where(reset[..., None], 0.0, a), state)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scan(cell, dtype, kernel, bias, inputs, state, reset):
-    """(h f32 [L, N, H], state after the last row) of `cell` over inputs [L, N, K], kernel [H, K], reset [L, N]."""
+    """Returns (h f32 [L, N, H], state after the last row) of `cell` over inputs [L, N, K], kernel [H, K], reset [L,
+    N].
+    """
     return _scan_forward(cell, dtype, kernel, bias, inputs, state, reset)[0]
 
 

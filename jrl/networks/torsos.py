@@ -43,7 +43,7 @@ def is_image(space: Space) -> bool:
 
 
 def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
-    """Observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
+    """Returns observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
 
     Integers become one-hot vectors. Images are recognised by their three axes; the channels are the smaller of the
     first and the last axis. uint8 is divided by 255, in images by `image_max`.

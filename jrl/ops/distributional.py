@@ -7,7 +7,8 @@ __all__ = ["project", "quantile_huber"]
 
 
 def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
-    """The distribution on `num_atoms` equally spaced atoms low .. high nearest to another (arXiv:1707.06887, eq. 7).
+    """Returns the distribution on `num_atoms` equally spaced atoms low .. high nearest to another (arXiv:1707.06887,
+    eq. 7).
 
     The mass of an atom between two of them is shared in proportion to how near they are; beyond the bounds it goes to
     the bound. Total mass is kept, and so is the mean of what lies within the bounds.
@@ -35,7 +36,8 @@ def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
 
 
 def quantile_huber(quantiles, target, levels=None, *, kappa=1.0) -> jax.Array:
-    """Quantile regression by the Huber loss, summed over quantiles, mean over targets (arXiv:1710.10044, eq. 10).
+    """Computes the loss of quantile regression by the Huber loss, summed over quantiles, mean over targets
+    (arXiv:1710.10044, eq. 10).
 
     Args:
       quantiles: [N, K] f32.
@@ -68,7 +70,9 @@ def _quantile_huber(quantiles, target, levels, kappa):
 
 
 def _loss_and_slope(quantiles, target, levels, kappa):
-    """The loss [N] and its derivative by the quantiles [N, K]: JAX's own derivative of it takes six times as long."""
+    """Returns the loss [N] and its derivative by the quantiles [N, K]: JAX's own derivative of it takes six times as
+    long.
+    """
     num_targets = target.shape[1]
     error = target[:, :, None] - quantiles[:, None, :]
     clipped = jnp.clip(error, -kappa, kappa)

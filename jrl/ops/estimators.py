@@ -42,7 +42,7 @@ _MOST = 60.0
 
 
 def returns(reward, mask, gamma, weight=None) -> jax.Array:
-    """The mean discounted return of the episodes themselves, [] f32.
+    """Returns the mean discounted return of the episodes themselves, [] f32.
 
     Args:
       reward: [E, T] f32.
@@ -54,7 +54,7 @@ def returns(reward, mask, gamma, weight=None) -> jax.Array:
 
 
 def importance_sampling(reward, mask, log_ratio, gamma, weight=None) -> jax.Array:
-    """IS: the mean of w_T G, G an episode's discounted return (Precup et al., ICML 2000).
+    """Returns IS: the mean of w_T G, G an episode's discounted return (Precup et al., ICML 2000).
 
     Args:
       reward:    [E, T] f32.
@@ -77,7 +77,7 @@ def importance_sampling(reward, mask, log_ratio, gamma, weight=None) -> jax.Arra
 
 
 def weighted_importance_sampling(reward, mask, log_ratio, gamma, weight=None) -> jax.Array:
-    """WIS: sum w_T G / sum w_T; arguments as of `importance_sampling`. 0 where all weights are."""
+    """Returns WIS: sum w_T G / sum w_T; arguments as of `importance_sampling`. 0 where all weights are."""
     _check_shapes(reward, mask=mask, log_ratio=log_ratio)
     ratio = _shifted(_log_weights(mask, log_ratio)[:, -1])
     found = jnp.sum(_discounted(reward, mask, gamma), 1)
@@ -85,7 +85,8 @@ def weighted_importance_sampling(reward, mask, log_ratio, gamma, weight=None) ->
 
 
 def per_decision(reward, mask, log_ratio, gamma, weight=None) -> jax.Array:
-    """PDIS: the mean of sum_t gamma^t w_t r_t, in which no reward is weighted by what came after it (Precup et al.).
+    """Returns PDIS: the mean of sum_t gamma^t w_t r_t, in which no reward is weighted by what came after it (Precup et
+    al.).
 
     Arguments as of `importance_sampling`.
     """
@@ -95,7 +96,7 @@ def per_decision(reward, mask, log_ratio, gamma, weight=None) -> jax.Array:
 
 
 def weighted_per_decision(reward, mask, log_ratio, gamma, weight=None) -> jax.Array:
-    """WPDIS: sum_t gamma^t (sum w_t r_t / sum w_t), the sums over all episodes, those that are over among them.
+    """Returns WPDIS: sum_t gamma^t (sum w_t r_t / sum w_t), the sums over all episodes, those that are over among them.
 
     To divide by the weights of the episodes alone that reach step t, as RLlib does, would be to ask what is earned by
     those that the behaviour policy keeps alive. Arguments as of `importance_sampling`.
@@ -106,7 +107,7 @@ def weighted_per_decision(reward, mask, log_ratio, gamma, weight=None) -> jax.Ar
 
 
 def direct(value, weight=None) -> jax.Array:
-    """DM: the mean of V(first observation).
+    """Returns DM: the mean of V(first observation).
 
     Args:
       value:  [E] f32, of pi, such as fitted Q evaluation gives it.
@@ -118,7 +119,8 @@ def direct(value, weight=None) -> jax.Array:
 
 
 def doubly_robust(reward, mask, log_ratio, q, value, gamma, weight=None) -> jax.Array:
-    """DR (arXiv:1511.03722, eq. 10): V_t = v_t + rho_t (r_t + gamma V_{t+1} - q_t), backwards, and the mean of V_0.
+    """Returns DR (arXiv:1511.03722, eq. 10): V_t = v_t + rho_t (r_t + gamma V_{t+1} - q_t), backwards, and the mean of
+    V_0.
 
     It is computed as v_0 + sum_t gamma^t w_t (r_t + gamma v_{t+1} - q_t), which is the same sum in another order and
     has no product of ratios in float32.
@@ -141,7 +143,7 @@ def doubly_robust(reward, mask, log_ratio, q, value, gamma, weight=None) -> jax.
 
 
 def weighted_doubly_robust(reward, mask, log_ratio, q, value, gamma, weight=None) -> jax.Array:
-    """WDR: DR with weights that are divided by their sums over the episodes (arXiv:1604.00923, section 4).
+    """Returns WDR: DR with weights that are divided by their sums over the episodes (arXiv:1604.00923, section 4).
 
     Arguments as of `doubly_robust`.
     """
@@ -155,7 +157,8 @@ def weighted_doubly_robust(reward, mask, log_ratio, q, value, gamma, weight=None
 
 
 def effective_sample_size(mask, log_ratio) -> jax.Array:
-    """(sum w_T)^2 / sum w_T^2, [] f32: so many episodes of pi's own would tell as much; 0 where all weights are.
+    """Returns (sum w_T)^2 / sum w_T^2, [] f32: so many episodes of pi's own would tell as much; 0 where all weights
+    are.
 
     >>> mask = jnp.ones((3, 1), bool)
     >>> [float(effective_sample_size(mask, jnp.array([x]).T)) for x in ([9.0, 9.0, 9.0], [1.0, 500.0, 1.0])]
@@ -166,7 +169,9 @@ def effective_sample_size(mask, log_ratio) -> jax.Array:
 
 
 def mean_ratio(mask, log_ratio) -> jax.Array:
-    """The mean of pi / mu over all steps, [] f32. It is about 1 where mu is what it is said to be, whatever pi is."""
+    """Returns the mean of pi / mu over all steps, [] f32. It is about 1 where mu is what it is said to be, whatever
+    pi is.
+    """
     ratio = jnp.where(mask, jnp.exp(jnp.minimum(log_ratio, _MOST)), 0.0)
     return ratio.sum() / jnp.maximum(mask.sum(), 1)
 
@@ -215,33 +220,33 @@ def bootstrap(
 
 
 def _log_weights(mask, log_ratio):
-    """log w_t [E, T]; that of an episode that is over stays."""
+    """Returns log w_t [E, T]; that of an episode that is over stays."""
     return jnp.cumsum(jnp.where(mask, log_ratio, 0.0), 1)
 
 
 def _shifted(log_weight):
-    """Weights [E, ...] over the largest of all episodes: their ratios are right however long episodes are."""
+    """Returns weights [E, ...] over the largest of all episodes: their ratios are right however long episodes are."""
     most = jnp.max(log_weight, 0, keepdims=True)
     return jnp.exp(log_weight - jnp.where(jnp.isfinite(most), most, 0.0))
 
 
 def _discounted(x, mask, gamma):
-    """gamma^t x_t [E, T], 0 behind an episode's end whatever stands there."""
+    """Returns gamma^t x_t [E, T], 0 behind an episode's end whatever stands there."""
     return jnp.where(mask, x, 0.0) * jnp.power(jnp.asarray(gamma, jnp.float32), jnp.arange(x.shape[1]))[None]
 
 
 def _mean(x, weight):
-    """The mean over episodes of [E, ...]; `weight` [E] says how often each counts."""
+    """Returns the mean over episodes of [E, ...]; `weight` [E] says how often each counts."""
     if weight is None:
         return jnp.mean(x, 0)
     return jnp.tensordot(weight, x, 1) / weight.sum()
 
 
 def _over(x, y):
-    """x / y, and 0 where y is 0."""
+    """Returns x / y, and 0 where y is 0."""
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1.0), 0.0)
 
 
 def _check_shapes(reward, **others):
-    """`value` is [E, T + 1], everything else [E, T] like `reward`."""
+    """Checks that `value` is [E, T + 1], everything else [E, T] like `reward`."""
     shapes.check("[E, T]", reward, others, value=lambda episodes, steps: (episodes, steps + 1))

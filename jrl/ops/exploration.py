@@ -32,12 +32,12 @@ __all__ = [
 
 
 def allowed(mask) -> jax.Array:
-    """The mask [..., A] bool itself, but all True on rows where it allows nothing."""
+    """Returns the mask [..., A] bool itself, but all True on rows where it allows nothing."""
     return mask | ~jnp.any(mask, -1, keepdims=True)
 
 
 def masked_q(q, mask) -> jax.Array:
-    """Q values [..., A] f32 with the least float32 where the mask [..., A] allows no action; None: Q as it is.
+    """Returns Q values [..., A] f32 with the least float32 where the mask [..., A] allows no action; None: Q as it is.
 
     However low the others are, the highest is one of an action that is allowed.
     """
@@ -48,7 +48,7 @@ def masked_q(q, mask) -> jax.Array:
 
 
 def masked_argmax(q, mask=None) -> jax.Array:
-    """The action of the highest Q of [..., A] f32 among those that the mask [..., A] allows: [...] i32.
+    """Returns the action of the highest Q of [..., A] f32 among those that the mask [..., A] allows: [...] i32.
 
     The last row allows nothing, and counts as one that allows everything:
 
@@ -71,7 +71,8 @@ def masked_logits(logits, mask) -> jax.Array:
 
 
 def epsilon_greedy(q, key, epsilon, mask=None) -> jax.Array:
-    """A uniformly random action with probability epsilon, else the action of the highest Q (arXiv:1312.5602, alg. 1).
+    """Draws a uniformly random action with probability epsilon, else the action of the highest Q (arXiv:1312.5602, alg.
+    1).
 
     Args:
       q:       [B, A] f32.
@@ -92,7 +93,7 @@ def epsilon_greedy(q, key, epsilon, mask=None) -> jax.Array:
 
 
 def ladder_rung(num_envs: int, *, first=0, total: int | None = None) -> jax.Array:
-    """i / (N - 1) of `num_envs` neighbouring environments i of N, [num_envs] f32.
+    """Returns i / (N - 1) of `num_envs` neighbouring environments i of N, [num_envs] f32.
 
     Args:
       num_envs: how many.
@@ -103,7 +104,7 @@ def ladder_rung(num_envs: int, *, first=0, total: int | None = None) -> jax.Arra
 
 
 def epsilon_ladder(base, alpha, rung) -> jax.Array:
-    """base ** (1 + alpha i / (N - 1)), one epsilon per environment i of N (arXiv:1803.00933, section 4.1).
+    """Returns base ** (1 + alpha i / (N - 1)), one epsilon per environment i of N (arXiv:1803.00933, section 4.1).
 
     Args:
       base:  scalar in [0, 1], epsilon of environment 0.
@@ -119,7 +120,8 @@ def epsilon_ladder(base, alpha, rung) -> jax.Array:
 
 
 def soft_q(q, key, temperature, mask=None) -> jax.Array:
-    """Boltzmann exploration: action a with probability proportional to exp(q_a / temperature); at 0 the highest Q.
+    """Draws by Boltzmann exploration: action a with probability proportional to exp(q_a / temperature); at 0 the
+    highest Q.
 
     Args:
       q:           [B, A] f32.
@@ -133,7 +135,7 @@ def soft_q(q, key, temperature, mask=None) -> jax.Array:
 
 
 def gaussian(action, key, std) -> jax.Array:
-    """The action plus normal noise, clipped to [-1, 1].
+    """Returns the action plus normal noise, clipped to [-1, 1].
 
     Args:
       action: [B, *] f32 in [-1, 1].
@@ -146,7 +148,8 @@ def gaussian(action, key, std) -> jax.Array:
 
 
 def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
-    """One step of noise that is correlated in time, x - theta x dt + sigma sqrt(dt) N (arXiv:1509.02971, section 7).
+    """Returns one step of noise that is correlated in time, x - theta x dt + sigma sqrt(dt) N (arXiv:1509.02971,
+    section 7).
 
     Its stationary variance is sigma^2 / (theta (2 - theta dt)), its autocorrelation falls by 1 - theta dt a step.
 
@@ -163,7 +166,7 @@ def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
 
 
 def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] | None, mask=None) -> jax.Array:
-    """Uniformly random actions, of those that the mask allows.
+    """Draws uniformly random actions, of those that the mask allows.
 
     Args:
       key:     PRNG key.
@@ -202,7 +205,8 @@ def perturbed(params, key, std):
 
 
 def softmax_kl(q, other, mask=None) -> jax.Array:
-    """KL(softmax(q) || softmax(other)), the distance between two Q functions as policies (arXiv:1706.01905, app. C.1).
+    """Returns KL(softmax(q) || softmax(other)), the distance between two Q functions as policies (arXiv:1706.01905,
+    app. C.1).
 
     Args:
       q, other: [B, A] f32.
@@ -215,7 +219,8 @@ def softmax_kl(q, other, mask=None) -> jax.Array:
 
 
 def epsilon_kl(epsilon, num_actions) -> jax.Array:
-    """KL of the greedy from the epsilon-greedy policy, -log(1 - epsilon + epsilon / A) (arXiv:1706.01905, app. C.1).
+    """Returns KL of the greedy from the epsilon-greedy policy, -log(1 - epsilon + epsilon / A) (arXiv:1706.01905, app.
+    C.1).
 
     Args:
       epsilon:     scalar in [0, 1].
@@ -227,7 +232,7 @@ def epsilon_kl(epsilon, num_actions) -> jax.Array:
 
 
 def adapted_std(std, distance, target, factor) -> jax.Array:
-    """`std * factor` where the distance is below its target, `std / factor` above (arXiv:1706.01905, eq. 8).
+    """Returns `std * factor` where the distance is below its target, `std / factor` above (arXiv:1706.01905, eq. 8).
 
     Args:
       std:      scalar f32.
@@ -244,7 +249,7 @@ def adapted_std(std, distance, target, factor) -> jax.Array:
 
 
 def _any_of(mask, u) -> jax.Array:
-    """The action [...] i32 that a uniform number `u` [...] in [0, 1) picks of those in the mask [..., A]."""
+    """Returns the action [...] i32 that a uniform number `u` [...] in [0, 1) picks of those in the mask [..., A]."""
     count = jnp.sum(mask, -1, dtype=jnp.int32)
     nth = jnp.minimum((u * count).astype(jnp.int32), count - 1)
     return jnp.argmax(jnp.cumsum(mask, -1, dtype=jnp.int32) > nth[..., None], -1).astype(jnp.int32)

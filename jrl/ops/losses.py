@@ -22,7 +22,7 @@ _MAX_LOG_RATIO = 20.0
 
 
 def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
-    """sum(x * weight) / sum(weight), and 0 where no row has weight.
+    """Returns sum(x * weight) / sum(weight), and 0 where no row has weight.
 
     Args:
       x:      [N] or any shape, f32.
@@ -44,7 +44,7 @@ def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
 
 
 def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[jax.Array, jax.Array]:
-    """PPO's policy loss, -min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A) (arXiv:1707.06347, eq. 7).
+    """Returns PPO's policy loss, -min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A) (arXiv:1707.06347, eq. 7).
 
     The ratio is bounded by exp(20), with no gradient beyond.
 
@@ -72,7 +72,8 @@ def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[j
 
 
 def clipped_value_loss(value, old_value, target, *, clip_eps=None) -> jax.Array:
-    """Half the squared error, the larger of those of `value` and of `value` kept near `old_value` (arXiv:2005.12729).
+    """Returns half the squared error, the larger of those of `value` and of `value` kept near `old_value`
+    (arXiv:2005.12729).
 
     The paper's section 3, optimization 1; the maximum is that of PPO's reference code.
 
@@ -101,7 +102,8 @@ def clipped_value_loss(value, old_value, target, *, clip_eps=None) -> jax.Array:
 
 
 def approx_kl(log_prob, old_log_prob) -> jax.Array:
-    """KL(old || new) of each row, estimated by ratio - 1 - log ratio: never negative, unbiased under the old policy.
+    """Returns KL(old || new) of each row, estimated by ratio - 1 - log ratio: never negative, unbiased under the old
+    policy.
 
     J. Schulman, "Approximating KL Divergence" (2020), estimator k3.
 
@@ -118,7 +120,7 @@ def approx_kl(log_prob, old_log_prob) -> jax.Array:
 
 
 def huber(x, delta=1.0) -> jax.Array:
-    """x^2 / 2 near 0 and delta (|x| - delta / 2) beyond +-delta (P. J. Huber, Ann. Math. Statist. 35, 1964).
+    """Returns x^2 / 2 near 0 and delta (|x| - delta / 2) beyond +-delta (P. J. Huber, Ann. Math. Statist. 35, 1964).
 
     Args:
       x:     any shape, f32.
@@ -134,7 +136,8 @@ def huber(x, delta=1.0) -> jax.Array:
 
 
 def explained_variance(target, value, weight, *, axis_name: str | None = None) -> jax.Array:
-    """1 - Var(target - value) / Var(target): 1 is perfect, 0 no better than a constant; 0 where targets do not vary.
+    """Returns 1 - Var(target - value) / Var(target): 1 is perfect, 0 no better than a constant; 0 where targets do not
+    vary.
 
     Args:
       target, value: [N] or any one shape, f32.

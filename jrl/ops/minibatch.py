@@ -13,7 +13,7 @@ IMAGE_BYTES = 4096  # rows of so many bytes or more are taken for images, which 
 
 
 def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_name: str | None = None):
-    """Row indices of the minibatches of one epoch; every row of the rollout is in exactly one of them.
+    """Returns row indices of the minibatches of one epoch; every row of the rollout is in exactly one of them.
 
     A full permutation costs a sort of all rows, which on CPU is a quarter of a PPO update. This one sorts the T steps
     only: they are permuted, and each environment starts at a random place of that order, so that two rows of different
@@ -95,7 +95,7 @@ def row_taker(tree) -> Callable:
 
 
 def chunk_rows(num_rows: int, row_bytes: int, limit: int | None = None, *, length: int = 1) -> int:
-    """Rows whose gradient is computed at once: the largest divisor of `num_rows` up to `limit`.
+    """Returns rows whose gradient is computed at once: the largest divisor of `num_rows` up to `limit`.
 
     Where a row is a sequence of `length` steps, `row_bytes` are of one step, and `limit` counts steps.
 
@@ -114,7 +114,7 @@ def chunk_rows(num_rows: int, row_bytes: int, limit: int | None = None, *, lengt
 
 
 def map_rows(fn, rows, chunk: int):
-    """`fn(rows)` for leaves [N, ...], `chunk` rows (a divisor of N) at a time."""
+    """Returns `fn(rows)` for leaves [N, ...], `chunk` rows (a divisor of N) at a time."""
     num_chunks = jax.tree.leaves(rows)[0].shape[0] // chunk
     if num_chunks == 1:
         return fn(rows)
@@ -123,7 +123,7 @@ def map_rows(fn, rows, chunk: int):
 
 
 def mean_gradient(loss, params, batch, chunk: int):
-    """Gradient and metrics of a loss that is a mean over rows, computed chunk by chunk.
+    """Returns the gradient and metrics of a loss that is a mean over rows, computed chunk by chunk.
 
     Args:
       loss: (params, rows) -> (scalar mean over the rows, dict of such means).
@@ -149,7 +149,8 @@ def mean_gradient(loss, params, batch, chunk: int):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def mean(loss, params, batch, chunk: int):
-    """A loss that is a mean over rows, computed chunk by chunk; so is its gradient, at the same time as its value.
+    """Returns a loss that is a mean over rows, computed chunk by chunk; so is its gradient, at the same time as its
+    value.
 
     Args:
       loss: (params, rows) -> scalar mean over the rows; static, so whatever may be traced is in the arguments.

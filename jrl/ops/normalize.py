@@ -52,7 +52,7 @@ def init(shape) -> RunningStats:
 
 
 def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningStats:
-    """The statistics with a batch added.
+    """Returns the statistics with a batch added.
 
     Args:
       stats:     of samples shaped [*].
@@ -93,7 +93,7 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
 
 
 def std(stats: RunningStats, eps=1e-8) -> jax.Array:
-    """The standard deviation (population formula), sqrt(variance + eps); 1 before any data.
+    """Returns the standard deviation (population formula), sqrt(variance + eps); 1 before any data.
 
     Args:
       stats: of samples shaped [*].
@@ -106,7 +106,7 @@ def std(stats: RunningStats, eps=1e-8) -> jax.Array:
 
 
 def normalize(stats: RunningStats, x, *, clip=10.0, eps=1e-8) -> jax.Array:
-    """(x - mean) / std, within +-clip; before any data `x` itself.
+    """Returns (x - mean) / std, within +-clip; before any data `x` itself.
 
     Args:
       stats: of samples shaped [*].
@@ -146,13 +146,13 @@ def _combine(stats, count, shift, m2):
 
 
 def _add(total, rest, x):
-    """`sums.add` leaf by leaf: a pair of trees."""
+    """Applies `sums.add` leaf by leaf: a pair of trees."""
     pairs = jax.tree.map(sums.add, total, rest, x)
     return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 
 
 def _batch_shape(stats, x):
-    """The leading axes of `x`, the same for all leaves."""
+    """Returns the leading axes of `x`, the same for all leaves."""
     if jax.tree.structure(x) != jax.tree.structure(stats.mean):  # type: ignore[operator]  # jax types it as unknown
         raise ValueError(f"x is {jax.tree.structure(x)}, the statistics are of {jax.tree.structure(stats.mean)}")
     batches = set()

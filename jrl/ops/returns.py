@@ -25,7 +25,7 @@ __all__ = [
 
 
 def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation, cut at episode ends (arXiv:1506.02438, eq. 16).
+    """Computes generalised advantage estimation, cut at episode ends (arXiv:1506.02438, eq. 16).
 
     Args:
       reward:     [T, B] f32.
@@ -56,7 +56,8 @@ def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Arra
 
 
 def lambda_returns(reward, terminated, done, value, *, gamma, lambda_) -> jax.Array:
-    """The lambda-return, G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}) (arXiv:1506.02438, eq. 16 plus V_t).
+    """Computes the lambda-return, G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}) (arXiv:1506.02438, eq. 16
+    plus V_t).
 
     Args:
       reward:     [T, B] f32.
@@ -80,7 +81,7 @@ class VTrace(NamedTuple):
 def vtrace(
     reward, terminated, done, value, log_rho, *, gamma, vtrace_lambda=1.0, clip_rho=1.0, clip_c=1.0, clip_pg_rho=1.0
 ) -> VTrace:
-    """V-trace, lambda-returns corrected for data of an older policy (arXiv:1802.01561, eq. 1 and section 4.2).
+    """Computes V-trace, lambda-returns corrected for data of an older policy (arXiv:1802.01561, eq. 1 and section 4.2).
 
     With rho_t = min(clip_rho, pi / mu), c_t = lambda min(clip_c, pi / mu) and the TD error d_t of V:
     v_t - V_t = rho_t d_t + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
@@ -122,7 +123,9 @@ def _td_error(reward, terminated, value, gamma):
 
 
 def _accumulate(error, decay, done):
-    """[T, B]: x_t = error_t + decay_t x_{t+1}. A done row selects 0 for x_{t+1}, so that not even NaN passes."""
+    """Returns [T, B]: x_t = error_t + decay_t x_{t+1}. A done row selects 0 for x_{t+1}, so that not even NaN
+    passes.
+    """
 
     def row(after, inputs):
         error, decay, done = inputs
@@ -137,7 +140,8 @@ def _constants(*xs):
 
 
 def signed_hyperbolic(x, eps=1e-3) -> jax.Array:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x: values of any scale on one of small numbers (arXiv:1805.11593, 3.2).
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x: values of any scale on one of small numbers
+    (arXiv:1805.11593, 3.2).
 
     Args:
       x:   f32 of any shape.
@@ -152,7 +156,7 @@ def signed_hyperbolic(x, eps=1e-3) -> jax.Array:
 
 
 def signed_parabolic(x, eps=1e-3) -> jax.Array:
-    """The inverse of `signed_hyperbolic` (arXiv:1805.11593, proposition A.2).
+    """Returns the inverse of `signed_hyperbolic` (arXiv:1805.11593, proposition A.2).
 
     Args:
       x:   f32 of any shape.
@@ -167,5 +171,5 @@ def signed_parabolic(x, eps=1e-3) -> jax.Array:
 
 
 def _check_shapes(reward, **others):
-    """`value` is [T + 1, B], everything else [T, B] like `reward`."""
+    """Checks that `value` is [T + 1, B], everything else [T, B] like `reward`."""
     shapes.check("[T, B]", reward, others, value=lambda steps, columns: (steps + 1, columns))

@@ -7,7 +7,8 @@ __all__ = ["value"]
 
 
 def value(schedule, step) -> jax.Array:
-    """A hyper-parameter at `step`: a number, or piecewise linear between (step, value) pairs, constant outside them.
+    """Returns a hyper-parameter at `step`: a number, or piecewise linear between (step, value) pairs, constant outside
+    them.
 
     Two pairs of the same step make a jump there. Steps and values may be traced, so schedules can be vmapped.
 

@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def slots(self) -> int:
-        """C."""
+        """Returns C."""
         return self.capacity // self.columns
 
     @property
@@ -72,12 +72,12 @@ class Layout:
 
     @property
     def clock(self) -> tuple[int, ...]:
-        """The shape of a number of each head."""
+        """Returns the shape of a number of each head."""
         return () if self.in_step else (1, self.columns)
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The fewest and the most steps of a transition."""
+        """Returns the fewest and the most steps of a transition."""
         return self.n_step if isinstance(self.n_step, tuple) else (self.n_step, self.n_step)
 
     def slot_of(self, number):

@@ -18,7 +18,7 @@ def nbytes(buffer: Buffer) -> int:
 
 
 def available(device: jax.Device | None = None) -> int | None:
-    """Free bytes of an accelerator, or of the host for a CPU device; None if that is not known."""
+    """Returns free bytes of an accelerator, or of the host for a CPU device; None if that is not known."""
     device = device or jax.local_devices()[0]
     if device.platform == "cpu":
         return room.host_available()
@@ -53,7 +53,7 @@ def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 
 
 
 def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1, beside: int = 0) -> str:
-    """The size of a replay buffer in words, if there is room for it.
+    """Returns the size of a replay buffer in words, if there is room for it.
 
     Args:
       make: from a capacity over all devices to one device's buffer. Nothing is allocated.
@@ -82,7 +82,7 @@ def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1
 
 
 def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:
-    """The largest capacity, of two digits, that needs no more than `room`; 0 if none does."""
+    """Returns the largest capacity, of two digits, that needs no more than `room`; 0 if none does."""
     while capacity > 0:
         capacity = min(int(capacity * room / size(capacity)), capacity - 1)
         capacity -= capacity % 10 ** max(len(str(capacity)) - 2, 0)

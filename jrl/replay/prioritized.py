@@ -64,7 +64,7 @@ def make(
     to_end: bool = False,
     next_action: bool = False,
 ) -> Buffer:
-    """A ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
+    """Makes a ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
 
     Args:
       obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, next_action, to_end:

@@ -51,7 +51,7 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
 
 
 def renewed(found: PyTree, like: PyTree, devices: int) -> PyTree:
-    """A replay as another version or another way to collect stored it, as this run does.
+    """Returns a replay as another version or another way to collect stored it, as this run does.
 
     Args:
       found: in dicts.
@@ -102,7 +102,7 @@ def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turned(x: Any, head: np.ndarray) -> np.ndarray:
-    """The rings [D * C, B, *] of D devices, from the slot of each column's head [D, B] on."""
+    """Returns the rings [D * C, B, *] of D devices, from the slot of each column's head [D, B] on."""
     devices, columns = head.shape
     rings = np.asarray(x).reshape(devices, -1, *x.shape[1:])
     slot = (np.arange(rings.shape[1])[None, :, None] + head[:, None]) % rings.shape[1]
@@ -110,7 +110,7 @@ def _turned(x: Any, head: np.ndarray) -> np.ndarray:
 
 
 def _turned_tree(trees: np.ndarray, ring: dict[str, Any]) -> np.ndarray:
-    """The priorities of rows that `_in_step` has moved."""
+    """Returns the priorities of rows that `_in_step` has moved."""
     parts, size = np.reshape(trees, (len(ring["head"]), -1)), np.size(ring["flags"]) // len(ring["head"])
     leaves = parts[:, parts.shape[1] // 2 :][:, :size].reshape(ring["flags"].shape)
     moved = _turned(leaves, ring["head"]).reshape(len(parts), -1)

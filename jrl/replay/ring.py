@@ -31,7 +31,7 @@ def make(
     redraw: bool = True,
     to_end: bool = False,
 ) -> Buffer:
-    """A ring of the latest rows, sampled uniformly.
+    """Makes a ring of the latest rows, sampled uniformly.
 
     Args:
       obs, action: of one environment, pytrees of ShapeDtypeStructs.

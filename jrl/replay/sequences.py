@@ -35,7 +35,7 @@ def make(
     in_step: bool = True,
     next_action: bool = False,
 ) -> Buffer:
-    """A ring of the latest rows, sampled as sequences that may begin at any row and overlap.
+    """Makes a ring of the latest rows, sampled as sequences that may begin at any row and overlap.
 
     Args:
       obs, action, capacity, num_envs, gamma, frame_stack, in_step, next_action: see `ring.make`.

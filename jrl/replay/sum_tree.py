@@ -14,17 +14,17 @@ from jrl.types import Key
 
 
 def init(size: int):
-    """A tree of `size` leaves, all 0: f32 [2 * P], P the power of two from `size` up."""
+    """Makes a tree of `size` leaves, all 0: f32 [2 * P], P the power of two from `size` up."""
     return jnp.zeros((2 << max(size - 1, 0).bit_length(),), jnp.float32)
 
 
 def total(tree):
-    """The sum of all leaves, [] f32."""
+    """Returns the sum of all leaves, [] f32."""
     return tree[1]
 
 
 def get(tree, index):
-    """The leaves `index`."""
+    """Returns the leaves `index`."""
     return tree.at[index + tree.size // 2].get(mode="promise_in_bounds")
 
 
@@ -55,7 +55,7 @@ def update(tree, index, value):
 
 
 def find(tree, mass, key: Key | None = None):
-    """The leaves under which points of [0, total) fall, if leaves lie side by side, each as wide as its weight.
+    """Returns the leaves under which points of [0, total) fall, if leaves lie side by side, each as wide as its weight.
 
     Args:
       mass: [N] f32.

@@ -16,7 +16,7 @@ PORT = 8500
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; nothing heavy is imported for it."""
+    """Returns the command line; nothing heavy is imported for it."""
     p = command.parser(
         "report",
         "Compare runs: tables with intervals, learning curves, and what is doubtful about them. Runs whose configs "
@@ -76,7 +76,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, bounds: "content.Bounds | None") -> "tuple[runs.Found, content.Options]":
-    """The runs, and what is asked of them. Raises InputError."""
+    """Returns the runs, and what is asked of them. Raises InputError."""
     from jrl.report import content, runs
 
     paths, against = list(args.runs), args.against
@@ -97,7 +97,7 @@ def _page(found: "runs.Found", options: "content.Options", link: "page_data.Link
 
 
 def _directories(paths: Sequence[str]) -> list[Path]:
-    """The run directories that there are by now, of those that were named."""
+    """Returns the run directories that there are by now, of those that were named."""
     from jrl.report import runs
 
     return [found for path in map(Path, paths) if path.is_dir() for found in runs.run_directories(path)]

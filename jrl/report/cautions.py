@@ -16,7 +16,7 @@ Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
 
 
 def cautions(groups: Groups, axis: str) -> list[str]:
-    """Everything that is doubtful about the runs beside what could not be read; [] for nothing."""
+    """Returns everything that is doubtful about the runs beside what could not be read; [] for nothing."""
     checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
         _few_seeds, _one_task, _other_tasks, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
     )  # fmt: skip
@@ -78,7 +78,9 @@ def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
 
 
 def _fingerprint(run: Run) -> Any:
-    """The numbers of a run that do not depend on the machine; None where they are too few to be told from chance."""
+    """Returns the numbers of a run that do not depend on the machine; None where they are too few to be told from
+    chance.
+    """
     kept = [{k: v for k, v in row.items() if not k.startswith(_OF_THE_MACHINE)} for row in run.rows]
     values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
     return repr(kept) if len(kept) > 1 and len(values) > 2 else None

@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
 
 
 def normalization(path: Path) -> dict[str, tuple[float, float]]:
-    """The scores of each task that become 0 and 1, of a JSON file {"task": [low, high]}. Raises InputError."""
+    """Returns the scores of each task that become 0 and 1, of a JSON file {"task": [low, high]}. Raises InputError."""
     found, errors = {}, []
     for task, pair in schema.read_mapping(path).items():
         numbers = pair if isinstance(pair, list) and len(pair) == 2 else []
@@ -129,7 +129,7 @@ def normalization(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
-    """The objective that all methods have, and what there is to say of it. Raises InputError: no row has it.
+    """Returns the objective that all methods have, and what there is to say of it. Raises InputError: no row has it.
 
     A run that was not evaluated yet has no score; a method of which no run ever was makes all be compared by the
     episodes of training.
@@ -156,7 +156,7 @@ def _of(given: Sequence[Run], task: str, method: str) -> list[Run]:
 
 
 def _told(run: Run, options: Options) -> dict[str, Any]:
-    """A run as the table of runs has it."""
+    """Returns a run as the table of runs has it."""
     return {
         "name": run.name,
         "method": run.method,
@@ -171,7 +171,7 @@ def _told(run: Run, options: Options) -> dict[str, Any]:
 
 
 def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, options: Options) -> dict[str, Any]:
-    """A row of the table of a task."""
+    """Returns a row of the table of a task."""
     measures = lambda s: np.stack([statistics.interquartile_mean(s), statistics.median_run(s), statistics.mean(s)])
     found = statistics.estimate(measures, [scores], seed=options.seed)
     named = {name: _estimate(found, i) for i, name in enumerate(("iqm", "median", "mean"))}
@@ -194,7 +194,7 @@ def _normalized(
     tasks: Sequence[str],
     bounds: Bounds | None,
 ) -> dict[tuple[str, str], np.ndarray]:
-    """(score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
+    """Returns (score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
@@ -209,14 +209,14 @@ def _normalized(
 
 
 def _whole(scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], name: str) -> list[np.ndarray]:
-    """The scores of a method on all tasks; [] where it has none on one."""
+    """Returns the scores of a method on all tasks; [] where it has none on one."""
     return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
 
 
 def _aggregate(
     normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
 ) -> dict[str, Any]:
-    """The table over tasks, of the methods that have runs on all."""
+    """Returns the table over tasks, of the methods that have runs on all."""
     if not normal:
         return {"none": "scores of different tasks have different scales: --normalize FILE says which become 0 and 1"}
     rows, left_out = [], {}
@@ -251,7 +251,7 @@ def _profiles(
 def _improvement(
     scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
 ) -> list[dict[str, Any]]:
-    """The probability that a run of one method is better than one of another, on the tasks that both have."""
+    """Returns the probability that a run of one method is better than one of another, on the tasks that both have."""
     if options.against is None and len(names) > _MOST_PAIRED:
         return []
     others = [options.against] if options.against else names
@@ -270,7 +270,7 @@ def _improvement(
 
 
 def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict[str, Any]:
-    """The runs of a method on a task, and their interquartile mean as far as all of them go."""
+    """Returns the runs of a method on a task, and their interquartile mean as far as all of them go."""
     found = [run.curve(options.axis, options.objective) for run in own]
     lines = [dict(zip(("name", "x", "y"), (run.name, *curves.thin(*c)))) for run, c in zip(own, found)]
     return {"task": task, "method": method, "runs": lines, "band": band([found], options)}
@@ -292,7 +292,7 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
 
 
 def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
-    """None of a single run, and where runs have no part of the axis in common."""
+    """Returns none of a single run, and where runs have no part of the axis in common."""
     found = curves.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
     return {"x": found.grid, **found.estimate._asdict()} if found else None
 
@@ -354,7 +354,7 @@ def _hyper_parameters(
 
 
 def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
-    """The rank of each score on its task, in (0, 1)."""
+    """Returns the rank of each score on its task, in (0, 1)."""
     ranked = np.zeros(len(scores))
     for task in dict.fromkeys(tasks):
         own = np.array([name == task for name in tasks])
@@ -363,7 +363,9 @@ def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
 
 
 def _parts(given: Sequence[float]) -> list[str]:
-    """Each number, or of more than `_MOST_LEVELS` the part of their range in which it lies, with as many in each."""
+    """Returns each number, or of more than `_MOST_LEVELS` the part of their range in which it lies, with as many in
+    each.
+    """
     if len({*given}) <= _MOST_LEVELS:
         return [schema.flow(value) for value in given]
     values = np.array(given, float)
@@ -392,7 +394,7 @@ def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
 
 
 def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Each key that differs between runs: method -> its values, as YAML has them."""
+    """Returns each key that differs between runs: method -> its values, as YAML has them."""
     configs = {run.name: methods.learning(run.config, ("env.id",)) for run in given if run.path}
     found: dict[str, dict[str, list[str]]] = {}
     for key in methods.differing(configs.values()):
@@ -405,7 +407,7 @@ def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[s
 
 
 def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
-    """The runs that do not count as others do, and why."""
+    """Returns the runs that do not count as others do, and why."""
     found = []
     for run in given:
         scored = math.isfinite(told[run.name]["last"])

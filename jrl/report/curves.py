@@ -28,7 +28,7 @@ def efficiency(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Efficiency | None:
-    """A statistic of runs over a common axis, with its interval at each point.
+    """Returns a statistic of runs over a common axis, with its interval at each point.
 
     Runs were reported at different points. Between two of them a curve is linear (`jrl.metrics.report.on_one_grid` says
     why), and nothing is continued beyond a run's last point: the axis ends where the shortest run does. All points of a

@@ -82,7 +82,7 @@ def panels(named: Mapping[str, Sequence[str | Path]], png: str | Path, *, y: str
 
 
 def _around(band: Mapping[str, Any] | None) -> report.Band | None:
-    """Grid, middle, low and high; what is None becomes NaN, which is not drawn."""
+    """Returns grid, middle, low and high; what is None becomes NaN, which is not drawn."""
     if band is None:
         return None
     x, value, low, high = (np.array(band[name], np.float64) for name in ("x", "value", "low", "high"))

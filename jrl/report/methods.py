@@ -15,7 +15,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def learning(config: Flat, apart: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys of a config that say what is learned and how, without those `apart`."""
+    """Returns the keys of a config that say what is learned and how, without those `apart`."""
     return {key: value for key, value in config.items() if not key.startswith((*APART, *apart))}
 
 
@@ -43,14 +43,14 @@ def names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Sequence[s
 
 
 def differing(configs: Iterable[Flat]) -> list[str]:
-    """The keys whose values differ, or that some have not."""
+    """Returns the keys whose values differ, or that some have not."""
     configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
 
 
 def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
-    """The name of each group of equal configs."""
+    """Returns the name of each group of equal configs."""
     algos = dict.fromkeys(str(config.get("algo.name")) for config in groups.values())
     labels = {}
     for algo in algos:
@@ -63,7 +63,7 @@ def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
 
 
 def _telling(configs: Sequence[Flat]) -> list[str]:
-    """The keys that differ, or of many some that tell the configs apart, in the order of the configs."""
+    """Returns the keys that differ, or of many some that tell the configs apart, in the order of the configs."""
     keys = differing(configs)
     if len(keys) <= _MOST_KEYS:
         return keys

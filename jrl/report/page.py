@@ -18,7 +18,9 @@ _ASSETS = ("page.css", "base.js", "charts.js", "parts.js", "runs.js", "beside.js
 
 
 def library() -> str | None:
-    """The code of Apache ECharts that is installed; None: there is none. Imports nothing of the package it lies in."""
+    """Returns the code of Apache ECharts that is installed; None: there is none. Imports nothing of the package it
+    lies in.
+    """
     found = importlib.util.find_spec("panel")
     places = found.submodule_search_locations if found else None
     files = sorted(path for place in places or () for path in Path(place).glob(_LIBRARY))
@@ -26,7 +28,7 @@ def library() -> str | None:
 
 
 def required() -> str:
-    """The same, for what cannot do without. Raises InputError."""
+    """Returns the same, for what cannot do without. Raises InputError."""
     code = library()
     if code is None:
         raise InputError(f"--serve: the page needs a drawing library, which is not installed: {INSTALL}")
@@ -34,7 +36,7 @@ def required() -> str:
 
 
 def html(data: Mapping[str, Any], code: str, *, live: bool = False) -> str:
-    """The page of `page_data.data`, thinned until it fits into LIMIT.
+    """Returns the page of `page_data.data`, thinned until it fits into LIMIT.
 
     Args:
       data: of `page_data.data`, or {"waiting": why} while there is none.
@@ -56,8 +58,8 @@ def html(data: Mapping[str, Any], code: str, *, live: bool = False) -> str:
 
 
 def fitted(data: Mapping[str, Any], room: float) -> str:
-    """The data as JSON with as many points of its curves as fit into so many bytes; with the fewest and the best of the
-    runs alone, where all of them do not fit.
+    """Returns the data as JSON with as many points of its curves as fit into so many bytes; with the fewest and the
+    best of the runs alone, where all of them do not fit.
     """
     text = page_data.text(data) if "curves" not in data else ""
     for points in page_data.POINTS if not text else ():
@@ -72,11 +74,13 @@ def fitted(data: Mapping[str, Any], room: float) -> str:
 
 
 def in_html(text: str) -> str:
-    """JSON that may stand in a script element, whatever names are in it: `</script>` and `<!--` are no tags there."""
+    """Returns JSON that may stand in a script element, whatever names are in it: `</script>` and `<!--` are no tags
+    there.
+    """
     found = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return found.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def in_script(code: str) -> str:
-    """Code that may stand in a script element: what would end it is written otherwise in its strings."""
+    """Returns code that may stand in a script element: what would end it is written otherwise in its strings."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", code, flags=re.IGNORECASE)

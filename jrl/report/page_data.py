@@ -69,7 +69,9 @@ def data(found: Found, said: Mapping[str, Any], options: Options, link: Link) ->
 
 
 def thinned(page: Mapping[str, Any], points: int) -> dict[str, Any]:
-    """The same with at most so many points of each curve, and numbers of five digits; 0 leaves the runs' curves out."""
+    """Returns the same with at most so many points of each curve, and numbers of five digits; 0 leaves the runs'
+    curves out.
+    """
     lines = lambda runs: [{**run, **_columns(run, ("y", *AXES), points)} for run in runs] if points else []
     band = lambda found: found and {**found, **_columns(found, ("x", "value", "low", "high"), max(points // 2, 25))}
     curves = [
@@ -83,7 +85,8 @@ def thinned(page: Mapping[str, Any], points: int) -> dict[str, Any]:
 
 
 def best_runs(page: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """The same with the best of the runs alone, at most so many, and the methods that they are of; a note says so.
+    """Returns the same with the best of the runs alone, at most so many, and the methods that they are of; a note says
+    so.
 
     What was computed of all runs stays as it is.
     """
@@ -132,7 +135,7 @@ def best_runs(page: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def text(page: Mapping[str, Any]) -> str:
-    """JSON without spaces."""
+    """Returns JSON without spaces."""
     return json.dumps(page, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
@@ -150,7 +153,7 @@ def relative(directory: Path) -> Link:
 
 
 def videos(run: Run) -> list[Path]:
-    """The latest videos that a run has left, in the order of their steps."""
+    """Returns the latest videos that a run has left, in the order of their steps."""
     if run.path is None:
         return []
     found = [path for pattern in VIDEOS for path in (run.path / "videos").glob(pattern)]
@@ -164,7 +167,7 @@ def videos(run: Run) -> list[Path]:
 def _curves(
     task: str, method: str, runs: Sequence[Run], axes: Sequence[str], said: Mapping[str, Any], options: Options
 ) -> dict[str, Any]:
-    """A method on a task, over every axis."""
+    """Returns a method on a task, over every axis."""
     bands = {}
     for axis in axes:
         (made,) = (c for c in said["curves"] if (c["task"], c["method"]) == (task, method))
@@ -175,7 +178,7 @@ def _curves(
 
 
 def _points(run: Run, objective: str, axes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Each axis and y, f64 [N] each, of the rows that have the objective; NaN where a row lacks an axis."""
+    """Returns each axis and y, f64 [N] each, of the rows that have the objective; NaN where a row lacks an axis."""
     name = objective if run.path else "value"
     rows = report.evaluations(run.rows) if name.startswith("evaluation/") else run.rows
     own = run._replace(rows=rows)
@@ -204,7 +207,9 @@ def _inside(task: str, run: Run) -> dict[str, Any]:
 
 
 def _columns(found: Mapping[str, Any], names: Iterable[str], most: int) -> dict[str, Any]:
-    """Columns of equal length at so many of their points, the first and the last among them; others as they are."""
+    """Returns columns of equal length at so many of their points, the first and the last among them; others as they
+    are.
+    """
     columns = {name: found[name] for name in names if name in found}
     length = len(next(iter(columns.values()), ()))
     kept = np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(int))
@@ -245,7 +250,9 @@ def _seconds(run: Run) -> dict[str, float]:
 
 
 def _histograms(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Columns that hold lists, such as `hist/x` of callbacks: of all rows, since each has what came since the last."""
+    """Returns columns that hold lists, such as `hist/x` of callbacks: of all rows, since each has what came since
+    the last.
+    """
     pooled: dict[tuple[str, str], dict[str, list[float]]] = {}
     for run in runs:
         for row in run.rows:

@@ -16,7 +16,7 @@ class Decided(NamedTuple):
 
 
 def read(directory: Path) -> tuple[Decided, list[str]]:
-    """The decisions of a population, none where it keeps none, and what is wrong with its file, in one line."""
+    """Returns the decisions of a population, none where it keeps none, and what is wrong with its file, in one line."""
     path = directory / _LIST
     stopped: dict[str, int] = {}
     sources: dict[str, str] = {}

@@ -48,29 +48,31 @@ class Run(NamedTuple):
         return x[order], y[order]
 
     def last(self, axis: str, objective: str) -> float:
-        """The last value of the objective; NaN where there is none."""
+        """Returns the last value of the objective; NaN where there is none."""
         values = self.curve(axis, objective)[1]
         return float(values[-1]) if len(values) else math.nan
 
     def until(self, steps: float, objective: str) -> float:
-        """The last value of the objective up to so many env_steps; NaN where there is none."""
+        """Returns the last value of the objective up to so many env_steps; NaN where there is none."""
         x, y = self.curve("env_steps", objective)
         return float(y[x <= steps][-1]) if (x <= steps).any() else math.nan
 
     def best(self, axis: str, objective: str) -> float:
-        """The greatest value of the objective; means over the first few episodes count only if there are no others."""
+        """Returns the greatest value of the objective; means over the first few episodes count only if there are no
+        others.
+        """
         window = _window(self.config)
         full = [row for row in self.rows if criteria.counts(objective, _numbers(row, objective), window)]
         values = self._replace(rows=full).curve(axis, objective)[1]
         return float(max(values)) if len(values) else float(max(self.curve(axis, objective)[1], default=math.nan))
 
     def column(self, name: str) -> np.ndarray:
-        """A column of the rows as f64 [rows], NaN where a row has no such number."""
+        """Returns a column of the rows as f64 [rows], NaN where a row has no such number."""
         values = [row.get(name) for row in self.rows]
         return np.array([value if isinstance(value, int | float) else math.nan for value in values], np.float64)
 
     def reached(self, axis: str) -> float:
-        """The last number of a counter in the rows; NaN where there is none."""
+        """Returns the last number of a counter in the rows; NaN where there is none."""
         found = self.column(axis)
         found = found[np.isfinite(found)]
         return float(found[-1]) if len(found) else math.nan
@@ -131,7 +133,9 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The run directories that a path stands for, in the order of their names. Raises InputError: there are none."""
+    """Returns the run directories that a path stands for, in the order of their names. Raises InputError: there are
+    none.
+    """
     if not path.is_dir():
         what = "is no run directory" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: give the --out of a run, a directory of runs or a .csv file")
@@ -142,12 +146,12 @@ def run_directories(path: Path) -> list[Path]:
 
 
 def _own(path: Path) -> list[Path]:
-    """The members of a directory, or itself if it is a run."""
+    """Returns the members of a directory, or itself if it is a run."""
     return sorted(filter(_is_run, (path / MEMBERS).glob("*"))) or [path][: _is_run(path)]
 
 
 def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:
-    """The same runs with the names of their methods, which tell what differs between them."""
+    """Returns the same runs with the names of their methods, which tell what differs between them."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
     labels = methods.names(own, apart=("env.id",), by=by)
     taken = {label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
@@ -161,13 +165,13 @@ def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:
 
 
 def numbers(runs: Iterable[Run]) -> list[str]:
-    """The names of all numbers that rows of the runs have."""
+    """Returns the names of all numbers that rows of the runs have."""
     found = {name for run in runs if run.path for row in run.rows for name, x in row.items() if _is_number(x)}
     return sorted(found)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a line, the first of many."""
+    """Returns names in a line, the first of many."""
     rest = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -187,7 +191,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]:
-    """A run, None where nobody can tell which it is; and what is wrong with it, in one line."""
+    """Returns a run, None where nobody can tell which it is; and what is wrong with it, in one line."""
     try:
         tree = schema.read_yaml(directory / "config.yaml")
     except InputError as e:
@@ -255,7 +259,7 @@ def _task(tree: Mapping[str, Any]) -> str:
 
 
 def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """env.json, of a member that of those it was made with; and what is wrong with it."""
+    """Returns env.json, of a member that of those it was made with; and what is wrong with it."""
     places = [directory / "env.json"]
     if directory.parent.name == MEMBERS:
         places.append(directory.parent.parent / "env.json")
@@ -270,7 +274,7 @@ def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _window(config: Mapping[str, Any]) -> int:
-    """The number of episodes that means of a row are over."""
+    """Returns the number of episodes that means of a row are over."""
     window = config.get("run.smoothing_episodes")
     return window if isinstance(window, int) else 1
 
@@ -288,7 +292,8 @@ def _is_number(value: Any) -> bool:
 
 
 def read_csv(path: Path) -> list[Run]:
-    """The runs of a CSV file with the columns method, task, seed, step and value, and perhaps `updates` and `time_s`.
+    """Returns the runs of a CSV file with the columns method, task, seed, step and value, and perhaps `updates` and
+    `time_s`.
 
     A row is one measurement of the objective; rows of one method, task and seed are one run, in the order of its steps.
 
@@ -332,7 +337,7 @@ def read_csv(path: Path) -> list[Run]:
 
 
 def only_method(path: Path) -> str:
-    """The method that a CSV file has rows of. Raises InputError: it has several."""
+    """Returns the method that a CSV file has rows of. Raises InputError: it has several."""
     found = list(dict.fromkeys(run.method for run in read_csv(path)))
     if len(found) > 1:
         raise InputError(
@@ -343,7 +348,7 @@ def only_method(path: Path) -> str:
 
 
 def _measured(line: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line under the names of rows. Raises ValueError: one is missing or not finite."""
+    """Returns the numbers of a line under the names of rows. Raises ValueError: one is missing or not finite."""
     for name, column in (("env_steps", "step"), (_VALUE, _VALUE), ("updates", "updates"), ("time_s", "time_s")):
         if column in CSV_COLUMNS or line.get(column):
             number = float(line[column])

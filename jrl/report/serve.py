@@ -42,7 +42,7 @@ class Following:
         self._videos: dict[str, Path] = {}
 
     def now(self) -> tuple[dict[str, Any], bytes, str]:
-        """The data, the same as JSON, and its tag, which changes with it."""
+        """Returns the data, the same as JSON, and its tag, which changes with it."""
         with self._lock:
             if time.monotonic() - self._looked >= _REST:
                 try:
@@ -56,7 +56,7 @@ class Following:
             return self._data, self._text, self._tag
 
     def video(self, name: str) -> Path | None:
-        """The file of a link that the data has; nothing else on the disk has one."""
+        """Returns the file of a link that the data has; nothing else on the disk has one."""
         return self._videos.get(name)
 
     def _again(self) -> None:
@@ -79,7 +79,7 @@ class Following:
 
 
 def server(following: Following, code: str, port: int) -> http.server.ThreadingHTTPServer:
-    """A server of the page at `/`, its numbers at `/data.json` and its videos, for this machine alone.
+    """Makes a server of the page at `/`, its numbers at `/data.json` and its videos, for this machine alone.
 
     Args:
       following: whose numbers are served.
@@ -138,7 +138,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _video(self, path: Path) -> None:
-        """A file, or the part of it that a player asks for when somebody moves in it."""
+        """Returns a file, or the part of it that a player asks for when somebody moves in it."""
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size

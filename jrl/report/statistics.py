@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
 
 def by_task(scores: Scores) -> list[np.ndarray]:
-    """K arrays f64 [..., n_k] of `Scores` of either form.
+    """Returns K arrays f64 [..., n_k] of `Scores` of either form.
 
     Raises:
       ValueError: there is no task, or a task without runs.
@@ -45,7 +45,7 @@ def by_task(scores: Scores) -> list[np.ndarray]:
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:
-    """The mean of the middle half of all scores, of all tasks together [...].
+    """Returns the mean of the middle half of all scores, of all tasks together [...].
 
     With as many runs of each task it is `scipy.stats.trim_mean(scores, 0.25, axis=None)`, as rliable's `aggregate_iqm`:
     int(0.25 N K) scores go at either end. Else scores weigh 1 / n_k, and a quarter of the weight goes at either end.
@@ -64,17 +64,17 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
 
 
 def mean(scores: Scores) -> np.ndarray:
-    """The mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
+    """Returns the mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
     return _of_tasks(scores).mean(-1)
 
 
 def median(scores: Scores) -> np.ndarray:
-    """The median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
+    """Returns the median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
     return np.median(_of_tasks(scores), axis=-1)
 
 
 def median_run(scores: Scores) -> np.ndarray:
-    """The mean over tasks of the median over runs [...]: of one task the median of its runs."""
+    """Returns the mean over tasks of the median over runs [...]: of one task the median of its runs."""
     return np.stack([np.median(task, axis=-1) for task in by_task(scores)], axis=-1).mean(-1)
 
 
@@ -93,7 +93,7 @@ def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
-    """The share of runs, averaged over tasks, whose score is above each threshold [T, ...].
+    """Returns the share of runs, averaged over tasks, whose score is above each threshold [T, ...].
 
     As rliable's `run_score_deviation` (arXiv:2108.13264, eq. 1).
 
@@ -106,7 +106,8 @@ def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
-    """The probability that a run of ours is better than one of theirs, averaged over tasks; a tie is a half [...].
+    """Returns the probability that a run of ours is better than one of theirs, averaged over tasks; a tie is a half
+    [...].
 
     Of a task that is the U statistic of Mann and Whitney over n * m, as rliable's `probability_of_improvement`.
 
@@ -118,7 +119,7 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
 
 
 def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The share of pairs in which x [..., n] is above y [..., m], ties a half."""
+    """Returns the share of pairs in which x [..., n] is above y [..., m], ties a half."""
     first, second = x[..., :, None], y[..., None, :]
     return ((first > second).mean((-2, -1)) + (first >= second).mean((-2, -1))) / 2
 
@@ -127,7 +128,8 @@ def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> np.ndarray:
-    """A statistic of scores that are drawn anew with replacement, among the runs of each task: [..., replicates].
+    """Returns a statistic of scores that are drawn anew with replacement, among the runs of each task: [...,
+    replicates].
 
     That is the stratified bootstrap of arXiv:2108.13264, section 4.1. The draws depend on `seed` and shapes alone.
 
@@ -149,7 +151,7 @@ def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICAT
 
 
 def _drawn(rng: np.random.Generator, task: np.ndarray, count: int) -> np.ndarray:
-    """[..., n] -> [..., count, n], the same runs for all that stands before them."""
+    """Returns [..., n] -> [..., count, n], the same runs for all that stands before them."""
     runs = task.shape[-1]
     index = rng.integers(runs, size=(count, runs), dtype=np.uint32)
     return np.take(task, index, axis=-1)
@@ -162,7 +164,7 @@ def estimate(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """A statistic of the scores, with the percentile interval of its bootstrap.
+    """Returns a statistic of the scores, with the percentile interval of its bootstrap.
 
     Where a task has a single run, nothing is known of how runs vary, and the interval is NaN. Of few runs it is too
     narrow: on normal data of one task, what says 95 % holds the true mean in 75 % of cases with 3 runs, in 84 % with 5
@@ -185,14 +187,14 @@ def estimate(
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """The ranks 1 .. N of values [N]; those that are equal share the mean of theirs."""
+    """Returns the ranks 1 .. N of values [N]; those that are equal share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rank correlation of x and y [N], in [-1, 1]; NaN where one of them is constant.
+    """Returns Spearman's rank correlation of x and y [N], in [-1, 1]; NaN where one of them is constant.
 
     It is the same for a hyper-parameter and its logarithm.
     """
@@ -202,7 +204,8 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def rank_share(groups: Sequence[object], y: np.ndarray) -> float:
-    """The share of the variance of the ranks of y [N] that lies between groups, in [0, 1]; NaN where y is constant.
+    """Returns the share of the variance of the ranks of y [N] that lies between groups, in [0, 1]; NaN where y is
+    constant.
 
     It is the statistic H of Kruskal and Wallis over N - 1. For choices without an order, such as names.
     """

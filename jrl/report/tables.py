@@ -10,7 +10,7 @@ _MOST_COLUMNS = 6  # of a table; of more methods each is a row
 
 
 def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
-    """The whole report.
+    """Returns the whole report.
 
     Args:
       said: of `content.content`.
@@ -24,18 +24,18 @@ def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
 
 
 def to_json(said: Mapping[str, Any]) -> str:
-    """The same as JSON; numbers that are not finite are null."""
+    """Returns the same as JSON; numbers that are not finite are null."""
     return json.dumps(said, indent=1, allow_nan=False) + "\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; bars in its cells do not end them."""
+    """Returns a Markdown table; bars in its cells do not end them."""
     line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
     return "\n".join([line(header), line(["---"] * len(header)), *map(line, rows)])
 
 
 def number(value: float | None) -> str:
-    """A number to four digits; a dash for one that is not there.
+    """Returns a number to four digits; a dash for one that is not there.
 
     >>> [number(x) for x in (475.0, 0.123456, 1234567.0, -0.00012, None)]
     ['475', '0.1235', '1,234,567', '-0.00012', '-']
@@ -46,7 +46,7 @@ def number(value: float | None) -> str:
 
 
 def interval(found: Mapping[str, Any]) -> str:
-    """A value with its interval.
+    """Returns a value with its interval.
 
     >>> interval({"value": 0.5, "low": 0.25, "high": 0.75})
     '0.5 [0.25, 0.75]'

@@ -97,7 +97,7 @@ class FromHost(Source):
         self._env.close()
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list:
-        """`fn` of each environment, in their order.
+        """Returns `fn` of each environment, in their order.
 
         Raises:
           InputError: the environments are no Python objects of this program.
@@ -133,7 +133,7 @@ class HostCollector(FromHost):
         return buffer, out.action, reset_where(reset, self._initial_carry, out.carry)
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """The next T steps of every environment."""
+        """Returns the next T steps of every environment."""
         shape = (self._length, len(self._done))
         reward, mask = np.empty(shape, np.float32), np.empty(shape, bool)
         terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)

@@ -80,7 +80,7 @@ class AsyncCollector(FromHost):
         return jax.tree.map(lambda x: jnp.zeros((x.shape[0] // size * self._games, *x.shape[1:]), x.dtype), row)
 
     def _begin_buffer(self, row):
-        """The buffer [T, B, ...] with its row 0, and room for the last observations."""
+        """Returns the buffer [T, B, ...] with its row 0, and room for the last observations."""
         buffer = jax.tree.map(lambda x: jnp.zeros((self._length, *x.shape), x.dtype).at[0].set(x), row)
         return buffer, jax.tree.map(jnp.zeros_like, row[0])
 
@@ -116,7 +116,7 @@ class AsyncCollector(FromHost):
     # ------------------------------------------------------------ from the host
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """The next rows of every environment."""
+        """Returns the next rows of every environment."""
         length, games, agents = self._length, self._games, self._agents
         shape = (length + 1, games * agents)  # row -1: what belongs to no row, of resets
         reward = np.zeros(shape, np.float32)
@@ -219,25 +219,27 @@ class AsyncCollector(FromHost):
         self._metrics = metrics
 
     def _places(self, ids) -> np.ndarray:
-        """Where environments stand among the N that act together: each in its own place, if there is room for all, as
-        some policies tell games apart by it; else the first ones.
+        """Returns where environments stand among the N that act together: each in its own place, if there is room for
+        all, as some policies tell games apart by it; else the first ones.
         """
         return ids if self._in_place else np.arange(len(ids))
 
     def _index(self, place, *rows) -> np.ndarray:
-        """[k, N] i32 of k lists of numbers; G, which is out of range and dropped, where there is none."""
+        """Returns [k, N] i32 of k lists of numbers; G, which is out of range and dropped, where there is none."""
         index = np.full((len(rows), self._env.batch_size), self._games, np.int32)
         for i, row in enumerate(rows):
             index[i, place] = row
         return index
 
     def _rows(self, x, place) -> np.ndarray:
-        """The rows [n * c, *] of N * c at the places [n]."""
+        """Returns the rows [n * c, *] of N * c at the places [n]."""
         x = np.asarray(x)
         return x[behind.index(place, len(x) // self._env.batch_size)]
 
     def _fixed_size(self, x, ids) -> np.ndarray:
-        """A copy of n * c rows as N * c, the others 0: environments may reuse their array while the upload goes on."""
+        """Returns a copy of n * c rows as N * c, the others 0: environments may reuse their array while the upload
+        goes on.
+        """
         x = np.asarray(x)
         count = len(x) // len(ids)
         out = np.zeros((count * self._env.batch_size, *x.shape[1:]), x.dtype)
@@ -254,12 +256,12 @@ class AsyncCollector(FromHost):
 
 
 def _cut(x, games: int, axis: int):
-    """[..., G, c, ...] of an array with G * c columns along `axis`; as it is where that is one for each."""
+    """Returns [..., G, c, ...] of an array with G * c columns along `axis`; as it is where that is one for each."""
     return x if x.shape[axis] == games else x.reshape(*x.shape[:axis], games, -1, *x.shape[axis + 1 :])
 
 
 def _gather(rows: PyTree, game, games: int) -> PyTree:
-    """[N * c, ...] of leaves [G * c, ...]; some where the environment is out of range."""
+    """Returns [N * c, ...] of leaves [G * c, ...]; some where the environment is out of range."""
     take = lambda x: _cut(x, games, 0).at[game].get(mode="clip").reshape(-1, *x.shape[1:])
     return jax.tree.map(take, rows)
 

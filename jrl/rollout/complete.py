@@ -28,7 +28,7 @@ PADDING = "rollout/padding"  # metric: the share of masked steps, those of reset
 
 
 def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
-    """Steps that an episode has at most.
+    """Returns steps that an episode has at most.
 
     Args:
       horizon: of the config, `env.horizon`.
@@ -123,7 +123,7 @@ def nothing(rollout: Rollout, limit: int) -> Waiting:
 def pack(
     waiting: Waiting, rollout: Rollout, initial: PyTree, columns: Sequence[np.ndarray | None] | None = None
 ) -> tuple[Waiting, Rollout, Array]:
-    """The episodes that have ended by the end of `rollout`, and the rows that wait from now on. Pure.
+    """Returns the episodes that have ended by the end of `rollout`, and the rows that wait from now on. Pure.
 
     Args:
       waiting: what the last call returned, or `nothing`; H rows of each column have room.
@@ -224,12 +224,12 @@ class _Own(NamedTuple):
 
 
 def _wide(flag: Array, x: Array) -> Array:
-    """`flag` [T, B] as [T, B, 1, ...], for leaves [T, B, *]."""
+    """Returns `flag` [T, B] as [T, B, 1, ...], for leaves [T, B, *]."""
     return jnp.expand_dims(flag, tuple(range(2, x.ndim)))
 
 
 def _longer(x: Array, more: int) -> Array:
-    """[H, ...] -> [H + more, ...]"""
+    """Returns [H, ...] -> [H + more, ...]"""
     return jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
 
 
@@ -269,7 +269,7 @@ class Complete(Wrapper):
         return self._source.metrics | ({} if self._padding is None else {PADDING: self._padding})
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """The episodes that have ended; `key` is that of the first rollout that is collected for them."""
+        """Returns the episodes that have ended; `key` is that of the first rollout that is collected for them."""
         reports, again = [], 0
         while True:
             rollout, report = self._source.next(actor, jax.random.fold_in(key, again) if again else key)
@@ -286,7 +286,7 @@ class Complete(Wrapper):
         return packed, reports[0] if len(reports) == 1 else episodes.add_up(reports)
 
     def _begin(self, rollout: Rollout) -> None:
-        """Columns may lie on several devices: theirs stay where they are."""
+        """Returns columns may lie on several devices: theirs stay where they are."""
         lies = jax.tree.map(lambda x: x.sharding, jax.tree.map(jnp.asarray, rollout))
         initial, agents = self._carry(rollout.reward.shape[1]), self._agents
         see = (lambda rollout: rollout) if agents is None else functools.partial(led, agents=agents)

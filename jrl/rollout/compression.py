@@ -47,7 +47,7 @@ class Packed(NamedTuple):
 
 
 def codec() -> str:
-    """The quickest there is here."""
+    """Returns the quickest there is here."""
     return "lz4" if importlib.util.find_spec("lz4") else "zlib"
 
 
@@ -59,7 +59,7 @@ def _codecs(name: str) -> tuple[Callable[[Any], bytes], Callable[[Any], bytes]]:
 
 
 def pack(rollout: Rollout, codec: str = "zlib") -> Rollout:
-    """`rollout`, of numpy arrays, with a `Packed` in the place of its observations.
+    """Returns `rollout`, of numpy arrays, with a `Packed` in the place of its observations.
 
     Args:
       codec: "zlib" or "lz4"; what reads it has to have that too.
@@ -113,7 +113,9 @@ def _expand(x: Squeezed) -> np.ndarray:
 
 
 def _stack_axis(x: np.ndarray) -> int | None:
-    """The axis of an observation along which most rows [T, B, *] are the row before, moved by one frame; or None."""
+    """Returns the axis of an observation along which most rows [T, B, *] are the row before, moved by one frame; or
+    None.
+    """
     if x.ndim < 4 or len(x) < 2:
         return None
     for axis in (0, -1):

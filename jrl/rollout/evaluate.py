@@ -154,7 +154,7 @@ class Player(_Evaluating):
                 self._columns, self._left = episodes.init(self.num_envs), []
 
     def block(self, actor: PyTree, key: Key, *, whole: bool = False) -> Block:
-        """The next rows, with `whole` also for a watch."""
+        """Returns the next rows, with `whole` also for a watch."""
         with self._lock:
             source = self._made()
             self._at_start = False
@@ -205,7 +205,7 @@ class Player(_Evaluating):
         raise self._too_long(max_steps)
 
     def call(self, fn: Callable[[Source], Any]) -> Any:
-        """`fn` of the environments' source, between two blocks."""
+        """Returns `fn` of the environments' source, between two blocks."""
         with self._lock:
             source = self._made()
             self._at_start = False  # what it did may matter from the next reset on
@@ -263,7 +263,7 @@ class Host:
         pass
 
     def block(self, actor: PyTree, data: np.ndarray, impl: str, number: int, reset: bool, whole: bool) -> Block:
-        """Block `number` of an evaluation; the first begins it."""
+        """Returns block `number` of an evaluation; the first begins it."""
         key = received(data, impl)
         if number == 0:
             self._player.begin(key, reset=reset)

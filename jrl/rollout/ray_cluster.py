@@ -172,7 +172,9 @@ class Cluster:
             )
 
     def _reserved(self, need: Mapping[str, float]) -> Any:
-        """The placement group of this process, if what it starts belongs there, as in a trial of Ray Tune; or None."""
+        """Returns the placement group of this process, if what it starts belongs there, as in a trial of Ray Tune;
+        or None.
+        """
         ray, options = self._ray, self._options
         group = ray.util.get_current_placement_group()
         if group is None or not ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
@@ -214,7 +216,9 @@ class Cluster:
         return self._ray.put(value)
 
     def wait(self, refs: Sequence[Any], seconds: float) -> int | None:
-        """Position of the first that is there, in the order given; None if none is in time. Raises RunnersLost."""
+        """Waits for the first that is there, and returns its position that is there, in the order given; None if
+        none is in time. Raises RunnersLost.
+        """
         end = time.monotonic() + seconds
         while refs:
             self.check()
@@ -280,7 +284,7 @@ def _answers(address: str) -> None:
 
 
 def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
-    """Environment variables of the runners; `here`: on this machine only."""
+    """Returns environment variables of the runners; `here`: on this machine only."""
     found = runtime.for_runners()
     if not options.num_gpus:
         found["JAX_PLATFORMS"] = "cpu"
@@ -319,7 +323,7 @@ def on_loopback(ray: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environ(settings: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what is started meanwhile, unless they are set."""
+    """Returns environment variables for what is started meanwhile, unless they are set."""
     new = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(new)
     try:

@@ -69,7 +69,9 @@ class Lifeline:
 
 
 def _process(path: str) -> int | None:
-    """A file descriptor that is readable once the process with a Unix socket has ended; None where there is no such."""
+    """Returns a file descriptor that is readable once the process with a Unix socket has ended; None where there is
+    no such.
+    """
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and any(word.endswith(path) for word in process.info["cmdline"] or ()):
             return os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None

@@ -124,7 +124,8 @@ class Slots:
 
 
 def newest_allowed(versions: Sequence[int], *, call: int, left: int, per_call: int, lag: int) -> int:
-    """The newest version that may be taken next, if every part is to be taken at most `lag` calls after its own.
+    """Returns the newest version that may be taken next, if every part is to be taken at most `lag` calls after its
+    own.
 
     What is of version v or older has to be taken by call v + lag, and there are `left` places in this call and
     `per_call` in each later one. As long as these are more than the parts, anything may be taken first.
@@ -145,7 +146,7 @@ def newest_allowed(versions: Sequence[int], *, call: int, left: int, per_call: i
 
 
 def _with_windows(report: Episodes, latest: Episodes) -> Episodes:
-    """`report` with the windows of another, of several agents those of each, too."""
+    """Returns `report` with the windows of another, of several agents those of each, too."""
     own = report.agents
     if isinstance(own, Episodes):
         own = _with_windows(own, latest.agents)
@@ -233,7 +234,7 @@ class EnvRunners(RunnerGroup, Parts):
     # ------------------------------------------------------------ rollouts
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """The next T steps of every column; episodes of each block of columns, [K, ...]."""
+        """Returns the next T steps of every column; episodes of each block of columns, [K, ...]."""
         jax.block_until_ready((actor, key))  # the time of the update that made it, none of the stages
         with self._timers("send"):
             weights = self._cluster.put(jax.device_get(actor))
@@ -277,7 +278,7 @@ class EnvRunners(RunnerGroup, Parts):
         return parts
 
     def _take_ready(self, order: tuple) -> list[Part]:
-        """K parts, in the order in which they come."""
+        """Returns K parts, in the order in which they come."""
         parts: list[Part] = []
         places, sent = self._options.num, 0
 
@@ -312,7 +313,7 @@ class EnvRunners(RunnerGroup, Parts):
             runner.order(runner.actor.next.remote(*order, number), self._calls)
 
     def _part(self, wanted: Sequence[Runner], spare: Sequence[Runner] = ()) -> Part | None:
-        """The rollout that comes first; None and arguments as `_event`."""
+        """Returns the rollout that comes first; None and arguments as `_event`."""
         if (found := self._event(wanted, spare)) is None:
             return None
         runner, request, (rollout, report, self._columns[runner.index], metrics) = found
@@ -363,7 +364,7 @@ class EnvRunners(RunnerGroup, Parts):
 
     @property
     def columns(self) -> episodes.Columns:
-        """Episode statistics [K, ...] after the latest rollouts; numpy."""
+        """Returns episode statistics [K, ...] after the latest rollouts; numpy."""
         return jax.tree.map(lambda *x: np.stack(x), *self._columns)
 
     @columns.setter

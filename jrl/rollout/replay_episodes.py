@@ -161,7 +161,7 @@ class Replay:
             self._moments.start(episode)
 
     def _entered(self, block, mask, t: int, b: int, reset_infos) -> tuple[Episode, Any]:
-        """A new episode of column b, which begins with row t, and what its reset told."""
+        """Makes a new episode of column b, which begins with row t, and what its reset told."""
         info = self._told[b]
         if t > 0 and block.infos is not None and not mask[t - 1, b]:
             info = self._latest_reset(block, mask, t, b) or info
@@ -178,7 +178,7 @@ class Replay:
         episode._reset, episode._info = True, info
 
     def _new(self, b: int) -> Episode:
-        """An episode of column b."""
+        """Makes an episode of column b."""
         place = (self._env_index + b, self._worker_index, self._in_evaluation)
         return Episode(next(self._ids), *place, self._moments.history)
 
@@ -197,7 +197,7 @@ class Replay:
 
     @staticmethod
     def _latest_reset(block: Block, mask, t: int, b: int) -> Any:
-        """The info of the latest row before t, back to the latest step, that has one."""
+        """Returns the info of the latest row before t, back to the latest step, that has one."""
         assert block.infos is not None
         while t > 0 and not mask[t - 1, b]:
             t -= 1
@@ -206,7 +206,9 @@ class Replay:
         return None
 
     def _derived(self, reward, done, mask, contiguous) -> Mapping[str, np.ndarray]:
-        """A record of rows whose environments wait for each other: a masked row that follows upon no end broke off."""
+        """Returns a record of rows whose environments wait for each other: a masked row that follows upon no end
+        broke off.
+        """
         opened, count, total = (np.where(contiguous, x, 0) for x in (self._open, self._length, self._total))
         found = {"length": np.zeros(mask.shape, np.int32), "episode_return": np.zeros(mask.shape, np.float32)}
         failed = np.zeros(mask.shape, bool)
@@ -311,7 +313,7 @@ class Watch(Wrapper):
         self._numbers.clear()
 
     def get_sub_environments(self) -> list[Any]:
-        """The environments themselves, where they are Python objects of this process."""
+        """Returns the environments themselves, where they are Python objects of this process."""
         return self._source.foreach_env(lambda env: env)
 
 
@@ -326,7 +328,7 @@ def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
 
 
 def placed(changed: Any, like: Rollout, name: str) -> Rollout:
-    """A changed rollout, on the devices of the one that it was made from; `name` says who changed it.
+    """Returns a changed rollout, on the devices of the one that it was made from; `name` says who changed it.
 
     Raises:
       TypeError: it is none, or of other shapes or dtypes.

@@ -43,7 +43,7 @@ class GameEpisode(Told):
         return {(agent, self._follows[agent]): earned(agent) for agent in self.agent_ids}
 
     def policy_for(self, agent_id: str) -> str:
-        """The name of the policy that an agent follows. Raises KeyError: there is no such agent."""
+        """Returns the name of the policy that an agent follows. Raises KeyError: there is no such agent."""
         return self._follows[agent_id]
 
     module_for = policy_for
@@ -183,7 +183,7 @@ class GameReplay(Replay):
                 self._games[g], self._lost[g] = None, False
 
     def _by_game(self, x: np.ndarray) -> Any:
-        """[..., B] as [..., B / A, A]."""
+        """Returns [..., B] as [..., B / A, A]."""
         return x.reshape(*x.shape[:-1], len(self._games), len(self._agents))
 
     def _tell(self, block, mask, terminated, truncated, failed, length, total, reset_infos) -> None:
@@ -229,7 +229,7 @@ class GameReplay(Replay):
             self._flying[b] = None
 
     def _begun(self, rows: _Rows, t: int, g: int, since: tuple[int, float]) -> GameEpisode | None:
-        """The game that begins with row t; None: it began before."""
+        """Returns the game that begins with row t; None: it began before."""
         present = [b for b in self._columns_of(g) if rows.mask[t, b]]
         self._lost[g] = self._lost[g] or not all(rows.begins[t, b] for b in present)
         if self._lost[g]:

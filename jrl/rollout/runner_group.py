@@ -263,11 +263,11 @@ class RunnerGroup:
         return found
 
     def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(source) in the process of every healthy runner, in their order; what it raises is raised here."""
+        """Calls fn(source) in the process of every healthy runner, in their order; what it raises is raised here."""
         return list(self._each(lambda r: r.actor.call.remote(fn)).values())
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(environment) of every sub-environment of every healthy runner, in the order of columns."""
+        """Calls fn(environment) of every sub-environment of every healthy runner, in the order of columns."""
         found = self._each(lambda r: r.actor.call.remote(_foreach_env, fn))
         return [x for answer in found.values() for x in answer]
 

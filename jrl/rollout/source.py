@@ -37,7 +37,7 @@ class Source:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Name -> number, of the latest rollout, beside the episodes."""
+        """Returns the name -> number, of the latest rollout, beside the episodes."""
         return self._metrics
 
     def drain(self) -> dict[str, float]:
@@ -45,7 +45,7 @@ class Source:
         return {}
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """The next rollout, made with `actor`, and the report on its episodes."""
+        """Returns the next rollout, made with `actor`, and the report on its episodes."""
         raise TypeError(f"{type(self).__name__} yields nothing: a Source has a method next(actor, key)")
 
     def like(self, actor: PyTree, key: Key) -> Rollout | None:
@@ -85,11 +85,13 @@ class Source:
         return tasks.apply(self, fn, result)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn` of every environment, in the order of columns. Raises InputError where they are not Python objects."""
+        """Returns `fn` of every environment, in the order of columns. Raises InputError where they are not Python
+        objects.
+        """
         raise InputError("foreach_env: these environments are no objects of Python")
 
     def foreach_worker(self, fn: Callable[["Source"], Any]) -> list[Any]:
-        """`fn` of each part of it, in its thread or process."""
+        """Returns `fn` of each part of it, in its thread or process."""
         return [fn(self)]
 
     def close(self) -> None:

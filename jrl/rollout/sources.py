@@ -89,7 +89,7 @@ class JaxSource(Source):
         return [tasks.asked(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn` of one `jrl.envs.task.Handle` for all of them, where they have a task."""
+        """Returns `fn` of one `jrl.envs.task.Handle` for all of them, where they have a task."""
         if self._env.set_task is not None:
             return [fn(tasks.Handle(self.get_task, self.set_task))]
         raise InputError("foreach_env: these environments are part of a program: Python cannot call them one by one")
@@ -99,7 +99,7 @@ class JaxSource(Source):
 
 
 def outside_compile_cache(fn: Callable) -> Callable:
-    """`fn`, jitted, whose program is compiled at the first call and not written to the persistent cache.
+    """Returns `fn`, jitted, whose program is compiled at the first call and not written to the persistent cache.
 
     An EnvPool program holds the address of its pool: no other process could ever use the entry.
     """
@@ -146,7 +146,9 @@ def make(
     device: jax.Device | None = None,
     **options,
 ) -> Source:
-    """The source that fits the kind of environment; from the host, it acts on the device where the actor lies."""
+    """Returns the source that fits the kind of environment; from the host, it acts on the device where the actor
+    lies.
+    """
     if isinstance(env, JaxEnv):
         return JaxSource(env, act, key=key, device=device, **options)
     if isinstance(env, AsyncEnv):
@@ -215,7 +217,7 @@ class Pools(Parts):
         self._threads = [_Thread(f"jrl-collect-{i}") for i in range(len(self._parts))] if len(self._parts) > 1 else []
 
     def _each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of K calls, one per part, each in its thread."""
+        """Returns the results of K calls, one per part, each in its thread."""
         if not self._threads:
             return [call() for call in calls]
         orders = [thread.call(call) for thread, call in zip(self._threads, calls)]
@@ -243,7 +245,7 @@ class Pools(Parts):
 
     @property
     def infos(self) -> list[Any] | None:
-        """[T][B] of the latest rollout, see FromHost; None where a part has none."""
+        """Returns [T][B] of the latest rollout, see FromHost; None where a part has none."""
         found = [part.infos for part in self._parts]
         if len(found) == 1 or any(rows is None for rows in found):
             return found[0] if len(found) == 1 else None
@@ -278,7 +280,7 @@ class Pools(Parts):
         self._each([functools.partial(again, i) for i in range(len(self._parts))])
 
     def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
-        """`fn` of each part, in its thread."""
+        """Returns `fn` of each part, in its thread."""
         return self._each([functools.partial(fn, part) for part in self._parts])
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -292,7 +294,7 @@ class Pools(Parts):
 
 
 def _side_by_side(rows: Sequence[Any]) -> list[Any]:
-    """The infos of neighbouring columns; those of a pool go by environment."""
+    """Returns the infos of neighbouring columns; those of a pool go by environment."""
     return [row[i] for row in rows for i in range(len(row))]
 
 
@@ -369,7 +371,7 @@ class Async(Parts):
         self._thread.call(self._source.reset, key).result()
 
     def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
-        """`fn` of each part of the source, when the rollouts that are under way are done."""
+        """Returns `fn` of each part of the source, when the rollouts that are under way are done."""
         return self._thread.call(lambda: self._source.foreach_worker(fn)).result()
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:

@@ -18,7 +18,9 @@ class Evaluation(NamedTuple):
     timesteps: int = 0  # environment steps that counted; with unit episodes those of these N
 
     def summary(self) -> dict[str, float]:
-        """`return`, `return_std`, `return_min`, `return_max`, `length`, `episodes`; NaN where no episode has ended."""
+        """Returns `return`, `return_std`, `return_min`, `return_max`, `length`, `episodes`; NaN where no episode has
+        ended.
+        """
         if not len(self.returns):
             return {**dict.fromkeys(SUMMARY, math.nan), "episodes": 0}
         return {
@@ -36,7 +38,7 @@ SUMMARY = ("return", "return_std", "return_min", "return_max", "length", "episod
 
 
 def joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Several as one, in their order."""
+    """Returns several as one, in their order."""
     if len(parts) == 1:
         return parts[0]
     together = lambda x, dtype: np.concatenate(x) if x else np.zeros(0, dtype)
@@ -52,7 +54,9 @@ class Goal(NamedTuple):
     reset: bool = True  # begins with new episodes; False: goes on with those of the last evaluation
 
     def split(self, parts: int) -> list["Goal"]:
-        """The goal of each of so many vectors: of 10 episodes over 7, the first three have 2; steps are rounded up."""
+        """Returns the goal of each of so many vectors: of 10 episodes over 7, the first three have 2; steps are
+        rounded up.
+        """
         if self.amount is None:
             return [self] * parts
         each, rest = divmod(self.amount, parts)
@@ -96,7 +100,7 @@ class Tally:
 
     @property
     def missing(self) -> int:
-        """Episodes or steps that have not been played yet; 1 where there is no amount."""
+        """Returns episodes or steps that have not been played yet; 1 where there is no amount."""
         if self._amount is None:
             return 1
         if self._quota is not None:
@@ -150,6 +154,8 @@ class Tally:
         return Evaluation(returns, lengths, int(lengths.sum()) if of_episodes else self._steps)
 
     def rest(self) -> list[tuple[float, int]]:
-        """Episodes beyond the goal, of one that goes on: they ended on the same row as the last that counted."""
+        """Returns episodes beyond the goal, of one that goes on: they ended on the same row as the last that
+        counted.
+        """
         goes_on = self._goal.unit == "episodes" and self._quota is None and self._amount is not None
         return self._found[0][self._amount :] if goes_on else []

@@ -143,7 +143,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
 
 
 def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
-    """The recurrent state after a step: the initial one where that step was masked, as a reset."""
+    """Returns the recurrent state after a step: the initial one where that step was masked, as a reset."""
     pick = lambda new, old: jnp.where(jnp.expand_dims(reset, tuple(range(1, old.ndim))), new, old)
     return jax.tree.map(pick, initial, carry)
 

@@ -358,7 +358,9 @@ def _stepped(cfg: RunConfig, in_program: bool) -> str:
 
 
 def two_programs(cfg: RunConfig) -> str:
-    """Why collecting and learning cannot be one program, as far as the config tells, in words; "" where they may be."""
+    """Says why collecting and learning cannot be one program, as far as the config tells, in words; "" where they
+    may be.
+    """
     if cfg.env_runners.num:
         return "env runners collect"
     if cfg.rollout.mode != "sync":

@@ -133,7 +133,8 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
 
 
 def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: int = 0) -> Source:
-    """The source of whole episodes, where the run wants them; its columns are those from the run's number `first` on.
+    """Returns the source of whole episodes, where the run wants them; its columns are those from the run's number
+    `first` on.
 
     Raises:
       InputError: nobody knows how long an episode can be.

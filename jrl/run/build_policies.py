@@ -209,14 +209,15 @@ def _of_places(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Grou
 
 
 def _group_of_places(group: Group, own: RunConfig, of_one: EnvSpec, make: MakeAlgo) -> Group:
-    """A group of places, whose policies may have floats of their own, all of which are traced."""
+    """Returns a group of places, whose policies may have floats of their own, all of which are traced."""
     if not group.stacked or algos.is_own(config.algo_name(own)):
         return group
     return group._replace(of_floats=lambda values: group._replace(algo=make(with_floats(own, values), of_one)))
 
 
 def floats(cfg: RunConfig, made: Sequence[Group]) -> dict[str, tuple[np.ndarray, ...]]:
-    """The floats of the algorithms in the places of each such group, [P] f32 each; those of the first where it is free.
+    """Returns the floats of the algorithms in the places of each such group, [P] f32 each; those of the first where it
+    is free.
 
     Args:
       cfg: the run, where it may change from game to game who follows which policy.

@@ -236,7 +236,7 @@ def writing(group: Group) -> Callable[..., tuple[dict[str, PyTree], dict[str, Py
 
 
 def moved(group: Group, state: Mapping[str, PyTree], replay: Mapping[str, PyTree], gone: Array, last: Array):
-    """The state and replay in which the policy in the place `last` of a group is in that of `gone`, too."""
+    """Returns the state and replay in which the policy in the place `last` of a group is in that of `gone`, too."""
     move = lambda x: x.at[gone].set(x[last]) if group.stacked else x
     of_group = lambda trees: {**trees, group.label: jax.tree.map(move, trees[group.label])}
     return of_group(state), of_group(replay)
@@ -278,7 +278,7 @@ def _taught(
 
 
 def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
-    """A rollout as the policies of a group see it, with all rows."""
+    """Returns a rollout as the policies of a group see it, with all rows."""
     extras = dict(rollout.extras[group.label])
     extras |= {name: rollout.extras[name] for name in ("running_return", LEADS) if name in rollout.extras}
     seen: Any = rollout.obs
@@ -319,7 +319,7 @@ def _follows(told: _Told, game: Array, memory: Mapping[str, PyTree], sizes: Size
 
 
 def _place_of(who: Array, numbers: Array) -> Array:
-    """The places [B] of policies by their numbers [B]; NOBODY where there is no such policy any more."""
+    """Returns the places [B] of policies by their numbers [B]; NOBODY where there is no such policy any more."""
     there = who[:, None] == numbers[None]
     return jnp.where(there.any(-1), there.argmax(-1).astype(jnp.int32), NOBODY)
 

@@ -35,7 +35,7 @@ class StepInfo(NamedTuple):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps up to the call before this one."""
+        """Returns environment steps up to the call before this one."""
         return self.clock.env_steps
 
     def clock_after(self) -> Clock:

@@ -71,7 +71,9 @@ class Fused(Program):
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
-        """Program that makes a state of a key and of environments that are not pure, and returns the key, too."""
+        """Returns the program that makes a state of a key and of environments that are not pure, and returns the
+        key, too.
+        """
 
         def start(root, source):
             return self.begun(root, source), root

@@ -39,7 +39,8 @@ class Pool:
         self._swap = parallel.pmap(swap, run.mesh, (same, same, same), same, donate_argnums=(0,))
 
     def row(self, state: LoopState, env_steps: int, count: int) -> tuple[LoopState, dict[str, float]]:
-        """The state after what is decided at a result row, the same object if that is nothing, and the row's metrics.
+        """Returns the state after what is decided at a result row, the same object if that is nothing, and the row's
+        metrics.
 
         Args:
           state: of the row's last call; waited for, and taken over if it is not returned.
@@ -112,7 +113,8 @@ def _errors(share: np.ndarray, games: np.ndarray | int) -> np.ndarray:
 
 
 def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> tuple[League, int]:
-    """The league after a look at its counts, the same object if nothing is decided, and the place of a new copy.
+    """Returns the league after a look at its counts, the same object if nothing is decided, and the place of a new
+    copy.
 
     Args:
       league: in numpy.
@@ -160,7 +162,7 @@ def least_useful(league: League, own: Any) -> int:
 
 
 def _with_copy(league: League, place: int) -> League:
-    """The league with another copy in that place, for which nothing is counted yet."""
+    """Returns the league with another copy in that place, for which nothing is counted yet."""
     rating, _ = ratings(league)
     found, results = league.payoff.copy(), _recent(league)
     found[place], found[:, place] = results, 0

@@ -73,7 +73,7 @@ class Offline(Program):
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
-        """Program that makes the learner's state of a key."""
+        """Returns the program that makes the learner's state of a key."""
         start = lambda root: self.learner.init(role_key(root, Role.INIT))
         return parallel.place_outputs(start, self.mesh, parallel.REPLICATED)
 

@@ -44,7 +44,7 @@ class Policies(abc.ABC):
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The names of the policies; () of a run with one agent, whose policy needs no name."""
+        """Returns the names of the policies; () of a run with one agent, whose policy needs no name."""
         return tuple(multi_agent.followers(self.config))
 
     def learner_state_of_all(self) -> PyTree:

@@ -118,13 +118,13 @@ class Population:
         return -(-members // devices) * devices
 
     def _own(self, member: int) -> tuple[PyTree, Key]:
-        """A member's floats and the root of its keys."""
+        """Returns a member's floats and the root of its keys."""
         return jax.tree.map(lambda x: x[member], self._floats), self._roots[member]
 
     # ------------------------------------------------------------ one member's state
 
     def of(self, member: int) -> LoopState:
-        """A copy of a member's state."""
+        """Returns a copy of a member's state."""
         devices = self._mesh.devices.flat
         device, place = divmod(self._places[member], self._state_width // len(devices))
         own = jax.tree.map(lambda x: x.addressable_shards[device].data, self._state)

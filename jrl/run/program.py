@@ -132,7 +132,7 @@ class Program(abc.ABC):
 
     @functools.cached_property
     def _learning(self) -> Any:
-        """(learner, replay, rollout, key) -> (learner, replay, metrics), mapped over the devices."""
+        """Returns (learner, replay, rollout, key) -> (learner, replay, metrics), mapped over the devices."""
 
         def body(state, replay, rollout, key):
             state, replay, metrics = self.learner.step(state, own_replay(replay, self.learner), rollout, key)

@@ -82,7 +82,7 @@ class Seats:
             self._ask = lambda agent, episode: table[agent]
 
     def begin(self, state: LoopState, *, resumed: bool) -> LoopState:
-        """The state in which all games that the first call can begin are told, and nothing is left to compile.
+        """Returns the state in which all games that the first call can begin are told, and nothing is left to compile.
 
         Raises:
           InputError: the mapping names a policy that there is not.
@@ -104,7 +104,7 @@ class Seats:
         return self._written(state, np.arange(self._sizes.policies), forget=slice(0, 0))
 
     def ahead(self, state: LoopState) -> LoopState:
-        """The state in which all games that the next call can begin are told; waits for the call before."""
+        """Returns the state in which all games that the next call can begin are told; waits for the call before."""
         if self._program.source is not self._source:  # environments that were made anew, whose games count from 0
             self._source, self._asked = self._program.source, np.zeros_like(self._asked)
             state = self._with(state, latest=np.zeros_like(self._asked))
@@ -125,8 +125,8 @@ class Seats:
         return {"table": self._table, "asked": self._asked}
 
     def _answers(self, number: int, game: int) -> list[int]:
-        """The numbers of the policies that agents follow in a game of an environment. Raises InputError: a policy that
-        there is not.
+        """Returns the numbers of the policies that agents follow in a game of an environment. Raises InputError: a
+        policy that there is not.
         """
         episode = NewEpisode(number * self._sizes.games + game, game)
         found = []
@@ -170,7 +170,7 @@ class Seats:
         mapping: _MAPPING = None,
         train: Sequence[str] | Callable[[str], bool] | None = None,
     ) -> LoopState:
-        """The state with one policy more, like the first of the run.
+        """Returns the state with one policy more, like the first of the run.
 
         Args:
           state: taken over.
@@ -204,7 +204,8 @@ class Seats:
         mapping: _MAPPING = None,
         train: Sequence[str] | Callable[[str], bool] | None = None,
     ) -> LoopState:
-        """The state without a policy; nobody learns from what is left of games under way that its agents follow it in.
+        """Returns the state without a policy; nobody learns from what is left of games under way that its agents follow
+        it in.
 
         Args: as `add`.
         Raises:
@@ -245,7 +246,9 @@ class Seats:
             raise
 
     def _written(self, state: LoopState, sources: np.ndarray, *, forget: int | np.integer | slice) -> LoopState:
-        """The state with the table, with who learns, and with each place's episodes those of another, of one none."""
+        """Returns the state with the table, with who learns, and with each place's episodes those of another, of one
+        none.
+        """
         recent = jax.tree.map(lambda x: np.array(x)[sources], parallel.first(state.learner[ROSTER].recent))
         recent.window_return[forget], recent.window_length[forget] = np.nan, np.nan
         recent.window_next[forget] = 0
@@ -270,7 +273,7 @@ class Seats:
             )
 
     def _told(self, policies: dict[str, Any], mapping: _MAPPING, train: Any) -> RunConfig:
-        """The config with other policies. Raises InputError: what there is not."""
+        """Returns the config with other policies. Raises InputError: what there is not."""
         changes: dict[str, Any] = {"policies": policies}
         if mapping is not None:
             changes["mapping"] = dict(mapping) if isinstance(mapping, Mapping) else registry.reference(mapping)
@@ -284,7 +287,7 @@ class Seats:
         return cfg
 
     def name_of(self, number: int) -> str:
-        """The name of the policy of that number, which may be gone by now."""
+        """Returns the name of the policy of that number, which may be gone by now."""
         return self._names[number]
 
     def tell(self, callback_list: Any, recorder: Any) -> None:

@@ -211,5 +211,5 @@ def _policies(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 def _width(made: Sequence[Group]) -> int:
-    """The columns of a block."""
+    """Returns the columns of a block."""
     return sum(group.agents.size for group in made)

@@ -229,7 +229,7 @@ class Session(Policies):
 
     @property
     def calls(self) -> loop.Calls:
-        """The calls of the program from the present state on."""
+        """Returns the calls of the program from the present state on."""
         if self._calls is None:
             program = self.run.program
             self._calls = loop.Calls(
@@ -260,7 +260,7 @@ class Session(Policies):
 
     @property
     def steps_per_call(self) -> int:
-        """The most environment steps that a call takes, unless a training step of the user's samples more than once."""
+        """Returns the most steps of a call, unless a training step of the user's samples more than once."""
         return self.run.program.iterations * self.run.program.rows
 
     def after(self, info: StepInfo) -> str | None:
@@ -292,7 +292,7 @@ class Session(Policies):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of the calls that are counted."""
+        """Returns environment steps of the calls that are counted."""
         return self.clock.env_steps
 
     def clock_now(self) -> Clock:

@@ -58,7 +58,7 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The group's name."""
+        """Returns the group's name."""
         return label(self.names)
 
     def over(self, pick: Callable[["Group"], Callable[..., Any]]) -> tuple[Callable[..., Any], tuple[PyTree, ...]]:
@@ -93,7 +93,7 @@ class Group(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """The number of its agents' kind; 0 where all are alike."""
+        """Returns the number of its agents' kind; 0 where all are alike."""
         first = int(self.agents.flat[0]) % max(1, sum(map(len, self.kinds)))
         return next((k for k, kind in enumerate(self.kinds) if first in kind), 0)
 
@@ -177,7 +177,7 @@ def _joined(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -
 
 
 def _of_one_kind(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
-    """The actions of all groups of a kind, in their places."""
+    """Returns the actions of all groups of a kind, in their places."""
     seats = [group.seats(num_agents) for group in groups]
     order = np.argsort(np.concatenate([places for places, _ in seats]))
 
@@ -293,7 +293,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
 
 
 def _taught(group: Group) -> Learner:
-    """The learner of a group that has one."""
+    """Returns the learner of a group that has one."""
     assert group.learner is not None
     return group.learner
 
@@ -352,7 +352,7 @@ def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys
 
 
 def told(metrics: Mapping[str, Metrics]) -> Metrics:
-    """The metrics of all policies: each under its name, and what stands for all of them."""
+    """Returns the metrics of all policies: each under its name, and what stands for all of them."""
     found: Metrics = {}
     for policy, one in metrics.items():
         for name, value in one.items():

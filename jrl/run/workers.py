@@ -60,7 +60,7 @@ class Worker(Learns):
 
     @property
     def policies(self) -> Known:
-        """The policies of the run."""
+        """Returns the policies of the run."""
         if self._policies is None:
             assert self._session is not None
             self._policies = known(self._session)
@@ -226,7 +226,7 @@ class WorkerPolicy(Learns):
 
     @property
     def _run_name(self) -> str | None:
-        """The policy's name in the run; None of one agent's, which needs none."""
+        """Returns the policy's name in the run; None of one agent's, which needs none."""
         return None if self.policy_id == POLICY else self.policy_id
 
     def apply_gradients(self, gradients: PyTree) -> None:
@@ -302,7 +302,7 @@ class Workers:
 
     @property
     def num_healthy_workers(self) -> int:
-        """Number of environment runners that answer; 0 where this process collects."""
+        """Returns the number of environment runners that answer; 0 where this process collects."""
         source = self._session.run.program.source
         found = source.metrics if source else {}
         return int(found.get("env_runners/num_healthy_workers", self._session.config.env_runners.num))

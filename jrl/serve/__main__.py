@@ -21,7 +21,7 @@ _SWITCH_S = 0.0005  # seconds that a thread keeps Python's lock where another wa
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; nothing heavy is imported for it."""
+    """Returns the command line; nothing heavy is imported for it."""
     p = train.parser("serve", "Train on episodes that clients play over HTTP, or serve trained policies.")
     p.add_argument("--host", help="short for --set external.host=...")
     p.add_argument("--port", type=int, help="short for --set external.port=...")
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: as `jrl.train`."""
+    """Returns the exit status: as `jrl.train`."""
     args = parser().parse_args(argv)
     if args.write_client:
         try:
@@ -81,7 +81,7 @@ def _no_learn(args: argparse.Namespace) -> int:
 
 
 def _section(overrides: Sequence[str]) -> ExternalConfig:
-    """The `external` section of a server that does not learn. Raises InputError."""
+    """Returns the `external` section of a server that does not learn. Raises InputError."""
     data: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -56,7 +56,7 @@ def metrics(table: Table, web: Web, served: Mapping[str, Served], uptime_s: floa
 
 
 def document(web: Web, served: Mapping[str, Served], most: int) -> dict[str, Any]:
-    """The OpenAPI description of a server of these policies, which takes `most` episodes in a request."""
+    """Returns the OpenAPI description of a server of these policies, which takes `most` episodes in a request."""
     seen, taken = list[Space](), list[Space]()
     agents = dict[str, Any]()
     for one in served.values():

@@ -40,7 +40,7 @@ class Local:
         self._told = told
 
     def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[Leaves, bool]:
-        """(actions [N, *] of the environment by path, whether it is time to send) of N episodes.
+        """Returns (actions [N, *] of the environment by path, whether it is time to send) of N episodes.
 
         Args:
           ids: their names.
@@ -70,7 +70,7 @@ class Local:
         return changed, most or time.monotonic() - self._sent > _SEND_S
 
     def take(self, ids: tuple[str, ...]) -> Leaves:
-        """[K, N, *] of the rows of these episodes by name, which are sent now; what a row has not is 0."""
+        """Returns [K, N, *] of the rows of these episodes by name, which are sent now; what a row has not is 0."""
         rows = self._rows.pop(ids, [])
         self._sent = time.monotonic()
         like = {name: x for row in rows for name, x in row.items()}

@@ -10,7 +10,7 @@ from jrl.settings.external import ExternalConfig
 
 
 def bound(cfg: ExternalConfig, token: bytes | None) -> socket.socket:
-    """A socket at the address of the section; connections are refused until a server answers there.
+    """Makes a socket at the address of the section; connections are refused until a server answers there.
 
     Raises:
       InputError: the address is taken or none of this machine's, or it can be reached by others without a token.
@@ -37,7 +37,7 @@ def bound(cfg: ExternalConfig, token: bytes | None) -> socket.socket:
 
 
 def token_of(cfg: ExternalConfig) -> bytes | None:
-    """The token of the section's file. Raises InputError: it cannot be read, or is too short to be a secret."""
+    """Returns the token of the section's file. Raises InputError: it cannot be read, or is too short to be a secret."""
     if cfg.token_file is None:
         return None
     try:
@@ -65,7 +65,7 @@ def tls(cfg: ExternalConfig) -> ssl.SSLContext | None:
 
 
 def url(sock: socket.socket, *, tls: bool) -> str:
-    """http://HOST:PORT of a socket that is bound."""
+    """Returns http://HOST:PORT of a socket that is bound."""
     host, port = sock.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     return f"http{'s' if tls else ''}://{name}:{port}"

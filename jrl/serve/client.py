@@ -142,7 +142,7 @@ class PolicyClient:
         return id
 
     def get_action(self, episode_id: str, observation: Any, agent: str | None = None) -> Any:
-        """The policy's action at an observation [*], as the environment takes it.
+        """Returns the policy's action at an observation [*], as the environment takes it.
 
         Of several agents the actions of those that act now, {agent: action}, at their observations {agent: [*]}; or of
         one of them, which `agent` names.
@@ -280,7 +280,7 @@ class PolicyClient:
         truncated: Any = None,
         final_observations: Any = None,
     ) -> Steps:
-        """A step of N episodes: what came of the latest actions, and the actions that follow.
+        """Returns a step of N episodes: what came of the latest actions, and the actions that follow.
 
         Args:
           episodes: N ids.
@@ -304,7 +304,9 @@ class PolicyClient:
 
     @property
     def too_old(self) -> int:
-        """Steps so far, chosen here, from which the server does not learn: their weights were too old (max_lag)."""
+        """Returns steps so far, chosen here, from which the server does not learn: their weights were too old
+        (max_lag).
+        """
         return 0 if self._local is None else int(self._local.too_old)
 
     def update_policy_weights(self) -> int:
@@ -342,7 +344,9 @@ class PolicyClient:
             raise EpisodeLost(str(e)) from e
 
     def _act(self, ids: tuple[str, ...], obs: Any, row: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
+        """Returns (episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are
+        enough.
+        """
         player = self._player()
         try:
             action, enough = player.step(ids, dict(flat("", obs)), dict(flat("", row)))
@@ -358,7 +362,7 @@ class PolicyClient:
     # ------------------------------------------------------------ over the wire
 
     def get_once(self, observation: Any, policy: str | None = None) -> Any:
-        """The action at an observation [*] without an episode, of a policy that remembers nothing."""
+        """Returns the action at an observation [*] without an episode, of a policy that remembers nothing."""
         found = self._post("/v1/action", {"observation": observation, "policy": policy})
         self.version = int(found["version"])
         return _arrays(found["action"])
@@ -390,7 +394,9 @@ class PolicyClient:
         return found
 
     def _once(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to steps, of which nobody knows whether they count where none comes. Raises EpisodeLost."""
+        """Returns the answer to steps, of which nobody knows whether they count where none comes. Raises
+        EpisodeLost.
+        """
         try:
             return self._post(path, fields, again=False, npz=True)
         except ConnectionError as e:
@@ -525,12 +531,12 @@ def _size(tree: Any) -> int:
 
 
 def plain(x: Any) -> Any:
-    """An array as JSON holds it."""
+    """Returns an array as JSON holds it."""
     return x.tolist()
 
 
 def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
-    """The arrays of a tree, each with its path."""
+    """Returns the arrays of a tree, each with its path."""
     if isinstance(tree, Mapping):
         parts = [(str(key), part) for key, part in tree.items()]
     elif isinstance(tree, tuple):
@@ -541,7 +547,7 @@ def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _beside(name: str, room: str = "serve") -> Any:
-    """The module that is held in this file, lies beside it, or in its room of jrl. Raises FileNotFoundError."""
+    """Returns the module that is held in this file, lies beside it, or in its room of jrl. Raises FileNotFoundError."""
     if name in _HELD:
         held = types.ModuleType(f"jrl_client_{name[:-3]}")
         exec(compile(_HELD[name], name, "exec"), held.__dict__)

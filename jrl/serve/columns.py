@@ -150,7 +150,7 @@ class Columns:
         return max(0.0, 2 * self._full_at - self._taken_at - time.monotonic())
 
     def take(self) -> Taken:
-        """The oldest T rows of each column, or those that there are."""
+        """Returns the oldest T rows of each column, or those that there are."""
         count = np.minimum(self._next - self._first, self._length).astype(np.int32)
         t, every = np.arange(self._length)[:, None], np.arange(self._num)
         slot = (self._first + np.minimum(t, count)) % self._slots

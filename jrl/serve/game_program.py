@@ -87,7 +87,7 @@ class GameProgram(Program):
 
 
 def of_agents(spec: EnvSpec) -> list[tuple[int, Any, Any, Any]]:
-    """(number of its kind, observation space, action space of the policy, of the environment) of each agent."""
+    """Returns (number of its kind, observation space, action space of the policy, of the environment) of each agent."""
     found: dict[str, tuple[int, Any, Any, Any]] = {}
     for q, one in enumerate(spaces.by_kind(spec)):
         found |= dict.fromkeys(one.agents, (q, one.observation, one.action, one.env_action or one.action))
@@ -95,7 +95,7 @@ def of_agents(spec: EnvSpec) -> list[tuple[int, Any, Any, Any]]:
 
 
 def embedded(spec: EnvSpec, kind: int, action: PyTree) -> PyTree:
-    """An agent's action as what acting gives has it: a tuple by kind where there are kinds."""
+    """Returns an agent's action as what acting gives has it: a tuple by kind where there are kinds."""
     if not spec.kinds:
         return action
     parts = spaces.by_kind(spec)

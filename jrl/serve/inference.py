@@ -69,11 +69,11 @@ class Program:
         )
 
     def size(self, num: int) -> int:
-        """Rows of the program that acts for so many."""
+        """Returns rows of the program that acts for so many."""
         return next(size for size in self.sizes if size >= num)
 
     def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
-        """(actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
+        """Returns (actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
         return jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
 
     def warm_up(self, weights: Weights, spec: EnvSpec, initial: PyTree) -> None:
@@ -195,7 +195,9 @@ class Inference:
             return self._first()
 
     def _first(self) -> list[Item]:
-        """The items of the next call; one that remembers what another of them sees is left for that after it."""
+        """Returns the items of the next call; one that remembers what another of them sees is left for that after
+        it.
+        """
         found: list[Item] = []
         seen: set[Seat] = set()
         now = time.perf_counter()
@@ -225,7 +227,7 @@ class Inference:
 
 
 def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
-    """The actions and what goes with them, in whose place those stand that clients chose themselves."""
+    """Returns the actions and what goes with them, in whose place those stand that clients chose themselves."""
     own = [i for i, item in enumerate(items) if item.action is not None]
     if not own:
         return action, extras

@@ -24,7 +24,9 @@ class Infos:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def read(self, given: Mapping[str, Any]) -> dict[str, float]:
-        """The field `infos` of a body. Raises Refused: it is no mapping of names to numbers, or there are too many."""
+        """Returns the field `infos` of a body. Raises Refused: it is no mapping of names to numbers, or there are
+        too many.
+        """
         told = given.get("infos")
         if told is None:
             return {}

@@ -93,7 +93,9 @@ class Local:
         self._thread.submit(make)
 
     def remembered(self, given: Any, lead: tuple[int, ...]) -> PyTree:
-        """The memory before steps [*lead, ...] that a client sends; None of a policy without. Raises Refused."""
+        """Returns the memory before steps [*lead, ...] that a client sends; None of a policy without. Raises
+        Refused.
+        """
         if not self._start:
             if given is not None:
                 raise Refused(422, "memory: this policy remembers nothing")
@@ -106,7 +108,7 @@ class Local:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _made(self, weights: Weights) -> dict[str, Any]:
-        """The program as JSON. Raises Refused: numpy cannot act for this policy."""
+        """Returns the program as JSON. Raises Refused: numpy cannot act for this policy."""
         if self._choice is None or self._strange:
             why = "the policy has no probabilities" if self._choice is None else "algo.exploration remembers"
             raise Refused(422, f"{self._name}: {why}, so that no client can act for it: {_MEND}")

@@ -44,7 +44,7 @@ _ASKED = {"observation": _OBS, "reward": _REWARD, "step": _STEP, "infos": _INFOS
 
 
 def schema(space: Space) -> dict[str, Any]:
-    """The JSON Schema of an element of a space."""
+    """Returns the JSON Schema of an element of a space."""
     return batch(space)
 
 
@@ -65,7 +65,7 @@ def _leaf(leaf: Leaf) -> dict[str, Any]:
 
 
 def batch(space: Space, *sizes: int) -> dict[str, Any]:
-    """The JSON Schema of so many elements of a space at most, along an axis for each size: a tree of arrays."""
+    """Returns the JSON Schema of so many elements of a space at most, along an axis for each size: a tree of arrays."""
     match space:
         case Dict():
             parts = {name: batch(part, *sizes) for name, part in space.items}
@@ -93,7 +93,7 @@ def _content(*kinds: tuple[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _body(inner: dict[str, Any]) -> dict[str, Any]:
-    """A body in either of its forms; an answer has that of its request."""
+    """Returns a body in either of its forms; an answer has that of its request."""
     return _content((JSON, inner), (NPZ, {"$ref": "#/components/schemas/Arrays"}))
 
 
@@ -120,7 +120,7 @@ def _post(
 
 
 def _of_one(name: str, summary: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """A route of one episode."""
+    """Returns a route of one episode."""
     return _post(name, summary, body, answer, parameters=(_ID, _CLIENT))
 
 
@@ -129,7 +129,7 @@ def _get(name: str, summary: str, kind: str, inner: dict[str, Any], **more: Any)
 
 
 def _any_of(kinds: Sequence[Space], *sizes: int) -> dict[str, Any]:
-    """An element of one of several spaces, or a batch of them as `batch` has it."""
+    """Returns an element of one of several spaces, or a batch of them as `batch` has it."""
     found = [batch(space, *sizes) for space in dict.fromkeys(kinds)]
     return found[0] if len(found) == 1 else {"anyOf": found}
 
@@ -142,7 +142,7 @@ def document(
     most: int,
     token: bool = False,
 ) -> dict[str, Any]:
-    """The description of a server of policies with these spaces, which takes `most` episodes in a request.
+    """Returns the description of a server of policies with these spaces, which takes `most` episodes in a request.
 
     Args:
       observations, actions: of all policies and agents.
@@ -168,7 +168,7 @@ def document(
 
 
 def _actions(most: int) -> dict[str, Any]:
-    """The routes by which an episode begins and goes on."""
+    """Returns the routes by which an episode begins and goes on."""
     begin = {
         "episode_id": _NAME,
         "training_enabled": _FLAG,
@@ -200,7 +200,7 @@ def _actions(most: int) -> dict[str, Any]:
 
 
 def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
-    """The routes of an episode that are others where it has several agents."""
+    """Returns the routes of an episode that are others where it has several agents."""
     by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
     seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
     rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_NUMBER, _FLAG))
@@ -230,7 +230,7 @@ def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _many_steps(most: int) -> dict[str, Any]:
-    """The routes of many episodes in a request."""
+    """Returns the routes of many episodes in a request."""
     ids = {"episode_ids": _many(_NAME, most)}
     each, seen = {"rewards": _NUMBER, "terminated": _FLAG, "truncated": _FLAG}, ("observations", "final_observations")
     steps = {**ids, **dict.fromkeys(seen, _MANY_OBS), **{name: _many(one, most) for name, one in each.items()}}
@@ -259,7 +259,7 @@ def _many_steps(most: int) -> dict[str, Any]:
 
 
 def _weights() -> dict[str, Any]:
-    """The routes of clients that act by themselves."""
+    """Returns the routes of clients that act by themselves."""
     weights = _get(
         "weights", "The weights, where they are not of this version; else 204.", NPZ, _BINARY,
         parameters=[_OF_POLICY, _NEWER],
@@ -270,7 +270,7 @@ def _weights() -> dict[str, Any]:
 
 
 def _server() -> dict[str, Any]:
-    """The routes about the server."""
+    """Returns the routes about the server."""
     text = {"type": "string"}
     return {
         "/v1/policies": _get("policies", "Tells of the policies and their spaces.", JSON, _ANY),
@@ -282,7 +282,7 @@ def _server() -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The description as a page for people."""
+    """Returns the description as a page for people."""
     rows = []
     for path, methods in document["paths"].items():
         for method, route in methods.items():

@@ -21,7 +21,7 @@ _Headers = tuple[tuple[str, str], ...]
 
 
 def allowed(cfg: ExternalConfig, token: bytes | None) -> frozenset[str]:
-    """The origins of the section, as browsers write them. Raises InputError: one is none, or needs a token."""
+    """Returns the origins of the section, as browsers write them. Raises InputError: one is none, or needs a token."""
     for origin in cfg.origins:
         if origin == ANY:
             if token is None:

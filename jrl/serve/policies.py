@@ -34,7 +34,9 @@ class Loaded(NamedTuple):
 
 
 def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
-    """A policy of a run or a checkpoint: the one of this name. Raises InputError: there is none that can act here."""
+    """Returns a policy of a run or a checkpoint: the one of this name. Raises InputError: there is none that can act
+    here.
+    """
     found = checkpoint.locate(Path(path), best=best)
     trained = policy.restore(found, policy=one)
     cfg = trained.config
@@ -51,7 +53,7 @@ def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
 
 
 def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, str | None]]:
-    """The name that clients say -> where the policy lies, and its name there.
+    """Returns the name that clients say -> where the policy lies, and its name there.
 
     A run of several policies gives each by its own name, behind that of the run where several are named: run.policy.
     """
@@ -151,7 +153,9 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
 
 
 def _later(path: str, best: bool | None, now: Loaded, one: str | None) -> Loaded | None:
-    """The checkpoint of a run that acts from now on; None: it is the same, or one that is still being written."""
+    """Returns the checkpoint of a run that acts from now on; None: it is the same, or one that is still being
+    written.
+    """
     try:
         return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best, one)
     except InputError as e:

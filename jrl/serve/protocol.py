@@ -57,7 +57,7 @@ def client_of(request: Request) -> str:
 
 
 def decoded(request: Request) -> dict[str, Any]:
-    """The fields of a request's body; of npz those named a/b as a mapping a. Raises Refused."""
+    """Returns the fields of a request's body; of npz those named a/b as a mapping a. Raises Refused."""
     if request.fields is not None:
         return dict(request.fields)
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
@@ -108,7 +108,7 @@ def _from_npz(body: bytes, most: int) -> dict[str, Any]:
 
 
 def encoded(fields: Mapping[str, Any], request: Request | None = None, status: int = 200) -> Response:
-    """The answer with these fields; as npz where the request was, or asks for it by Accept."""
+    """Returns the answer with these fields; as npz where the request was, or asks for it by Accept."""
     headers = request.headers if request is not None else {}
     if NPZ in headers.get("accept", headers.get("content-type", "")):
         buffer = io.BytesIO()
@@ -119,7 +119,7 @@ def encoded(fields: Mapping[str, Any], request: Request | None = None, status: i
 
 
 def refusal(e: Refused) -> Response:
-    """The answer to a request that is refused: always JSON."""
+    """Returns the answer to a request that is refused: always JSON."""
     headers = (("Retry-After", "1"),) if e.status == 429 else ()
     return Response(e.status, json.dumps({"error": e.message}).encode(), JSON, headers)
 
@@ -138,7 +138,7 @@ def fields(given: Mapping[str, Any], known: Sequence[str], required: Sequence[st
 
 
 def text(given: Mapping[str, Any], name: str) -> str | None:
-    """A field that is a text of 1 to 128 characters; None where it is left out."""
+    """Returns a field that is a text of 1 to 128 characters; None where it is left out."""
     found = given.get(name)
     if isinstance(found, np.ndarray) and found.ndim == 0:
         found = found.item()
@@ -148,7 +148,7 @@ def text(given: Mapping[str, Any], name: str) -> str | None:
 
 
 def texts(given: Any, name: str) -> list[str]:
-    """A list of ids."""
+    """Returns a list of ids."""
     found = given.tolist() if isinstance(given, np.ndarray) else given
     if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
         raise Refused(422, f"{name}: expected a list of texts")
@@ -156,7 +156,7 @@ def texts(given: Any, name: str) -> list[str]:
 
 
 def flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A field that is true or false."""
+    """Returns a field that is true or false."""
     found = given.get(name, default)
     if isinstance(found, np.ndarray) and found.ndim == 0:
         found = found.item()
@@ -166,7 +166,7 @@ def flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def whole(given: Mapping[str, Any], name: str, most: int = 2**31 - 1) -> int | None:
-    """A field that is a whole number from 0 to `most`; None where it is left out."""
+    """Returns a field that is a whole number from 0 to `most`; None where it is left out."""
     found = given.get(name)
     if isinstance(found, np.ndarray) and found.ndim == 0:
         found = found.item()
@@ -180,7 +180,7 @@ _MOST = float(np.finfo(np.float32).max)
 
 
 def number(given: Mapping[str, Any], name: str) -> float:
-    """A field that is a finite number; 0 where it is left out."""
+    """Returns a field that is a finite number; 0 where it is left out."""
     found = given.get(name, 0.0)
     if type(found) is float and abs(found) <= _MOST:  # JSON may have 1e999
         return found
@@ -188,12 +188,12 @@ def number(given: Mapping[str, Any], name: str) -> float:
 
 
 def numbers(given: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
-    """[*lead] f32, finite; zeros where the field is left out."""
+    """Returns [*lead] f32, finite; zeros where the field is left out."""
     return np.zeros(lead, np.float32) if given is None else array(NUMBER, given, lead, name)
 
 
 def flags(given: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
-    """[*lead] bool; False where the field is left out."""
+    """Returns [*lead] bool; False where the field is left out."""
     return np.zeros(lead, bool) if given is None else array(_FLAG, given, lead, name)
 
 
@@ -201,7 +201,7 @@ def flags(given: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
 
 
 def read(space: Space, x: Any, name: str, lead: tuple[int, ...] = ()) -> PyTree:
-    """An element of a space, or a batch of them with the leading axes `lead`, in the dtypes of the space.
+    """Returns an element of a space, or a batch of them with the leading axes `lead`, in the dtypes of the space.
 
     Raises:
       Refused: another structure, shape or kind of numbers; numbers that are not finite, or no choice of the space.
@@ -223,7 +223,7 @@ def read(space: Space, x: Any, name: str, lead: tuple[int, ...] = ()) -> PyTree:
 
 
 def array(leaf: Leaf, x: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
-    """[*lead, *shape] of the dtype of a space of arrays. Raises Refused as `read`."""
+    """Returns [*lead, *shape] of the dtype of a space of arrays. Raises Refused as `read`."""
     dtype, shape = np.dtype(leaf.dtype), (*lead, *leaf.shape)
     expected = f"{name}: expected {dtype} {list(shape)}"
     try:

@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the agents."""
+        """Returns names of the agents."""
         return tuple(self.agents)
 
 
@@ -71,7 +71,8 @@ class Answer:
 
 
 def seen(of: Facts | Agent, given: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True) -> PyTree:
-    """Observations [*lead, *]. Raises Refused as `protocol.read`; where somebody `acts`, also of what allows no action.
+    """Returns observations [*lead, *]. Raises Refused as `protocol.read`; where somebody `acts`, also of what allows no
+    action.
 
     An episode's last observation may allow none. Elsewhere the learner would end the run for it.
     """
@@ -88,12 +89,12 @@ def at(tree: PyTree, i: Any) -> PyTree:
 
 
 def together(space: Space, actions: list[PyTree]) -> PyTree:
-    """Actions [N, *] of N actions."""
+    """Returns actions [N, *] of N actions."""
     return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
 
 
 def came(facts: Facts, given: Mapping[str, Any], lead: tuple[int, ...]) -> tuple[PyTree, ...]:
-    """(observations, rewards, truncated, over, last observations) of a body with steps, [*lead, *]."""
+    """Returns (observations, rewards, truncated, over, last observations) of a body with steps, [*lead, *]."""
     obs = seen(facts, given["observations"], "observations", lead)
     rewards = protocol.numbers(given.get("rewards"), lead, "rewards")
     terminated, truncated = (protocol.flags(given.get(name), lead, name) for name in ("terminated", "truncated"))

@@ -68,7 +68,7 @@ class Server:
         ]
 
     def add(self, name: str, facts: Facts, inference: Inference, local: Local) -> None:
-        """A policy that clients may ask for by its name."""
+        """Returns a policy that clients may ask for by its name."""
         self._served[name] = Served(facts, inference, local)
 
     def close(self) -> None:
@@ -135,13 +135,13 @@ class Server:
         self._served[items[0].seat.episode.policy].inference.ask(items)
 
     def served(self, policy: str) -> Served:
-        """The policy of a name."""
+        """Returns the policy of a name."""
         return self._served[policy]
 
     # ------------------------------------------------------------ episodes
 
     def named(self, given: Mapping[str, Any]) -> tuple[str, Served]:
-        """The policy that a body names, or the first."""
+        """Returns the policy that a body names, or the first."""
         name = protocol.text(given, "policy") or next(iter(self._served))
         if name not in self._served:
             raise Refused(404, f"policy: there is no {name!r}: expected one of {', '.join(self._served)}")
@@ -175,7 +175,7 @@ class Server:
         reply(encoded({"episode_ids": [e.id for e in begun], "version": version}, request, 201))
 
     def found(self, request: Request, id: str) -> tuple[Episode, Facts]:
-        """The episode of an id and what acts in it. Raises Refused as `Table.find`."""
+        """Returns the episode of an id and what acts in it. Raises Refused as `Table.find`."""
         episode = self.table.find(id, protocol.client_of(request))
         return episode, self._served[episode.policy].facts
 
@@ -218,7 +218,7 @@ class Server:
             raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
 
     def _item(self, episode: Episode, obs: PyTree, reward: float, **how: Any) -> Item:
-        """The next item of an episode with one agent, with the rewards since its latest action."""
+        """Returns the next item of an episode with one agent, with the rewards since its latest action."""
         item = episode.seat.item(obs, reward, **how)
         episode.steps = episode.seat.steps
         return item
@@ -281,7 +281,7 @@ class Server:
         reply(encoded(answer, request))
 
     def _ended(self, episode: Episode, obs: PyTree, reward: float, *, truncated: bool) -> Item | None:
-        """The last item of an episode; None where there is nothing to learn from it."""
+        """Returns the last item of an episode; None where there is nothing to learn from it."""
         self.table.ended += 1
         item = self._item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
         return item if episode.steps and episode.learns else None
@@ -302,7 +302,7 @@ class Server:
         )
 
     def several(self, request: Request, given: Mapping[str, Any]) -> tuple[list[Episode], Facts]:
-        """The episodes that a body names, whose turn it is, and what acts in them."""
+        """Returns the episodes that a body names, whose turn it is, and what acts in them."""
         ids = protocol.texts(given["episode_ids"], "episode_ids")
         if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
             raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {len(ids)}")
@@ -323,7 +323,7 @@ class Server:
         last: Any,
         chosen: Sequence[Mapping[str, Any]] = (),
     ) -> list[Item]:
-        """The items of several episodes; those that are over end, and others begin in their places.
+        """Returns the items of several episodes; those that are over end, and others begin in their places.
 
         `chosen` has what an Item says of actions that the client chose.
         """

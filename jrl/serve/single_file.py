@@ -10,7 +10,7 @@ _PARTS = (_HERE / "acting.py", _HERE.parent / "export" / "interpreter.py")
 
 
 def text() -> str:
-    """The source of a module that needs numpy alone, with whichever inference_mode."""
+    """Returns the source of a module that needs numpy alone, with whichever inference_mode."""
     held = "".join(
         f"_HELD[{path.name!r}] = {pprint.pformat(path.read_text(encoding='utf-8'), width=118)}\n" for path in _PARTS
     )

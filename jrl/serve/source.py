@@ -158,7 +158,7 @@ class ClientSource(FromHost):
 
 
 def _forgotten(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:
-    """Episode statistics with the rows that were dropped, of which there is nothing but their sum."""
+    """Returns episode statistics with the rows that were dropped, of which there is nothing but their sum."""
     keep = lambda x: jnp.where(restarted, 0, x)
     return dataclasses.replace(
         columns,
@@ -170,5 +170,7 @@ def _forgotten(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:
 
 
 def capacity(length: int, *, replay: bool, bytes_per_row: int, num: int) -> int:
-    """Rows of a column that wait for the learner: with replay what 256 MiB hold, 4096 at most; else the newest T."""
+    """Returns rows of a column that wait for the learner: with replay what 256 MiB hold, 4096 at most; else the
+    newest T.
+    """
     return max(4 * length, min(4096, 2**28 // (bytes_per_row * num))) if replay else length

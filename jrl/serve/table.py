@@ -144,7 +144,7 @@ class Table:
     def begin(
         self, client: str, id: str | None, *, learns: bool, policy: str, carry: Callable[[int], PyTree]
     ) -> Episode:
-        """A new episode. With the lock held.
+        """Makes a new episode. With the lock held.
 
         Args:
           client, policy: who plays, and who acts.
@@ -174,7 +174,9 @@ class Table:
         return episode
 
     def find(self, id: str, client: str) -> Episode:
-        """The episode of an id. Raises Refused: there is none, it is over, or somebody else's. With the lock held."""
+        """Returns the episode of an id. Raises Refused: there is none, it is over, or somebody else's. With the lock
+        held.
+        """
         episode = self.episodes.get(id)
         if episode is None:
             _, why, _ = self._over.get(id, ("", "", None))
@@ -185,7 +187,7 @@ class Table:
         return episode
 
     def ended_with(self, id: str, client: str) -> Any:
-        """The answer to the end of an episode that has ended, for who asks again; None: it has not."""
+        """Returns the answer to the end of an episode that has ended, for who asks again; None: it has not."""
         owner, _, answer = self._over.get(id, ("", "", None))
         return answer if owner == client else None
 

@@ -116,7 +116,7 @@ def _acts(episode: Episode, agent: int) -> bool:
 
 
 def _of_agents(facts: Facts, episode: Episode, given: Any, name: str, *, ended: bool = False) -> Mapping[str, Any]:
-    """A field by agent, of agents that have not ended, or with `ended` of any."""
+    """Returns a field by agent, of agents that have not ended, or with `ended` of any."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -171,14 +171,14 @@ def _ends(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[str,
 
 
 def _last(facts: Facts, name: str, *, truncated: bool) -> PyTree:
-    """The last observation of an agent of whom none was sent: nobody looks at it behind a true end."""
+    """Returns the last observation of an agent of whom none was sent: nobody looks at it behind a true end."""
     if truncated:
         raise Refused(400, f"observations/{name} is missing: what is truncated ends with the observation after it")
     return zeros(element(facts.agents[name].observation))
 
 
 def _ended(episode: Episode, agent: int, obs: PyTree, reward: float, *, truncated: bool) -> list[Item]:
-    """The last item of an agent; none where nobody learns from it."""
+    """Returns the last item of an agent; none where nobody learns from it."""
     seat, begun = episode.seats[agent], _acts(episode, agent)
     item = seat.item(obs, reward, terminated=not truncated, truncated=truncated, final=True)
     seat.over = True

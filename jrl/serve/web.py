@@ -304,7 +304,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _head(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """(method, target, headers by their names in lower case). Raises Refused where that is no HTTP/1.1."""
+    """Returns (method, target, headers by their names in lower case). Raises Refused where that is no HTTP/1.1."""
     first, *lines = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or parts[2] not in ("HTTP/1.1", "HTTP/1.0") or not parts[1].startswith("/"):

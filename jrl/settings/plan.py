@@ -148,8 +148,8 @@ def policy_lag(cfg: Any) -> int | None:
 
 
 def rollouts_ahead(cfg: Any) -> int:
-    """The most rollouts of an environment that are begun before it is learned from the one that comes first: with env
-    runners one of them may make all that are taken in a call.
+    """Returns the most rollouts of an environment that are begun before it is learned from the one that comes first:
+    with env runners one of them may make all that are taken in a call.
     """
     return 0 if (lag := policy_lag(cfg)) is None else lag + cfg.env_runners.num
 

@@ -15,7 +15,7 @@ _OPTIONS = ("seeds", "samples", "search", "batch", "scheduler", "objective", "ma
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; nothing heavy is imported for it."""
+    """Returns the command line; nothing heavy is imported for it."""
     p = command.parser("sweep", f"Train with many hyper-parameters side by side. A space: {space.KINDS}.")
     p.add_argument("config", nargs="?", help="YAML file, or a name that `jrl config list` tells")
     p.add_argument(
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: as `jrl.sweep.train.train`, and 2 for bad input."""
+    """Returns the exit status: as `jrl.sweep.train.train`, and 2 for bad input."""
     args = parser().parse_args(argv)
     with output.recorded() as transcript:
         try:

@@ -23,7 +23,7 @@ _MOST = 10  # points that are told
 
 
 def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str | None) -> list[dict[str, Any]]:
-    """A row for each member: what differs, how it ended, and its objective, last and best."""
+    """Returns a row for each member: what differs, how it ended, and its objective, last and best."""
     table = []
     for member in members:
         rows = loggers.read_rows(member.directory / "result.jsonl")

@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
     @property
     def directory(self) -> Path:
-        """Run directory of the member."""
+        """Returns the run directory of the member."""
         assert self.config.run.out is not None
         return Path(self.config.run.out)
 
@@ -55,7 +55,7 @@ def of(cfg: RunConfig, directory: Path, changes: Sequence[Mapping[str, Any]]) ->
 
 
 def _with(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A nested mapping with one value changed."""
+    """Returns a nested mapping with one value changed."""
     first, *rest = path
     return {**data, first: _with(data.get(first) or {}, rest, value) if rest else value}
 
@@ -112,7 +112,7 @@ def begin(cfg: RunConfig, directory: Path, record: Record) -> None:
 
 
 def reached(member: Member) -> int | None:
-    """The steps of a member's latest checkpoint; None: it has none. Raises InputError: it cannot be read."""
+    """Returns the steps of a member's latest checkpoint; None: it has none. Raises InputError: it cannot be read."""
     from jrl.run import checkpoint
 
     if not checkpoint.exists(member.directory):

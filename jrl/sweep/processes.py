@@ -89,7 +89,7 @@ def _paused(member: Member, pause: float) -> bool:
 
 
 def _fault(member: Member, since: float) -> Path | None:
-    """The bundle of an update that was not finite, which a process has written since then."""
+    """Returns the bundle of an update that was not finite, which a process has written since then."""
     written = (member.directory / "nonfinite").glob("*/")
     return next((path for path in written if path.stat().st_mtime >= since - _CLOCKS), None)
 

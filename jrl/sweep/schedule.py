@@ -34,7 +34,7 @@ class Asha:
     first: Steps | None = None  # steps to the first rung; null: so that the last rung has one point left, or about
 
     def pauses(self, budget: int, points: int, least: int) -> list[int]:
-        """Steps to each rung, the end not among them.
+        """Returns steps to each rung, the end not among them.
 
         Args:
           budget: steps of a member that is never stopped.
@@ -86,7 +86,7 @@ class Pbt:
     burn_in: Annotated[int, Interval(ge=0)] = 0  # steps before which nobody is replaced
 
     def pauses(self, budget: int, points: int, least: int) -> list[int]:
-        """Steps at which members are compared; arguments and errors as `Asha.pauses`."""
+        """Returns steps at which members are compared; arguments and errors as `Asha.pauses`."""
         interval = self.interval or max(least, budget // 20)
         if interval < least:
             raise InputError(
@@ -156,6 +156,6 @@ def point_of(changed: Mapping[str, Any]) -> str:
 
 
 def text(scheduler: Scheduler) -> str:
-    """A scheduler as `parse` reads it."""
+    """Returns a scheduler as `parse` reads it."""
     values = {key: value for key, value in vars(scheduler).items() if value is not None}
     return f"{type(scheduler).__name__.lower()}({', '.join(f'{k}={v}' for k, v in values.items())})"

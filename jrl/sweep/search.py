@@ -39,7 +39,7 @@ def rounds(plan: Plan) -> list[int]:
 def points(
     plan: Plan, count: int, *, seed: int, number: int, tried: Sequence[tuple[Mapping[str, Any], float]]
 ) -> list[dict[str, Any]]:
-    """The points of a round.
+    """Returns the points of a round.
 
     Args:
       plan: of the sweep.

@@ -79,7 +79,7 @@ class Plan:
             raise InputError(*errors)
 
     def objective(self, cfg: RunConfig) -> str:
-        """The key of result rows that says how good a member is. Raises InputError: no row has it."""
+        """Returns the key of result rows that says how good a member is. Raises InputError: no row has it."""
         if (given := self.settings.objective) is not None:
             if fault := plan_faults.metric_fault(cfg, "--objective", given):
                 raise InputError(fault)
@@ -87,7 +87,7 @@ class Plan:
         return "evaluation/return" if plan_faults.evaluates(cfg) else "episode/return"
 
     def pauses(self, cfg: RunConfig, points: int) -> list[int]:
-        """Steps at which members are compared. Raises InputError: the scheduler asks for others than can be."""
+        """Returns steps at which members are compared. Raises InputError: the scheduler asks for others than can be."""
         if self.scheduler is None:
             return []
         if "jsonl" not in cfg.run.log:
@@ -145,12 +145,12 @@ def read(data: Mapping[str, Any], over_it: Mapping[str, Any], overrides: Sequenc
 
 
 def plain(settings: SweepConfig) -> dict[str, Any]:
-    """Settings as plain data, which `stored` reads."""
+    """Returns settings as plain data, which `stored` reads."""
     return dict(schema.plain(settings))
 
 
 def stored(data: Mapping[str, Any]) -> Plan:
-    """The plan whose settings were kept. Raises InputError: they are not whole."""
+    """Returns the plan whose settings were kept. Raises InputError: they are not whole."""
     problems: list[schema.Problem] = []
     settings = schema.build(SweepConfig, data, problems)
     if problems:

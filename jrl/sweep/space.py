@@ -38,7 +38,7 @@ class Space(NamedTuple):
     num: int | None = None  # values in a grid; None: not said
 
     def at(self, share: float) -> Any:
-        """The value at a share in [0, 1) of the space, whose measure is the kind's."""
+        """Returns the value at a share in [0, 1) of the space, whose measure is the kind's."""
         if self.kind == "choice":
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         if self.kind in ("int", "pow2"):
@@ -53,7 +53,7 @@ class Space(NamedTuple):
         return numbers and self.kind not in ("int", "pow2")
 
     def share_of(self, value: Any) -> float:
-        """The share of the space at which a value is, the inverse of `at`."""
+        """Returns the share of the space at which a value is, the inverse of `at`."""
         if self.kind == "choice":
             return (self.values.index(value) + 0.5) / len(self.values)
         where = _scaled(self.kind, value) - self.low
@@ -62,8 +62,8 @@ class Space(NamedTuple):
         return float(np.clip(where / (self.high - self.low), 0.0, 1.0))
 
     def changed(self, value: Any, factor: float) -> Any:
-        """A value nearby: times `factor`, within the ends; of probabilities in (0, 1), `logit`, their odds; of a choice
-        and of powers of two the neighbour on that side.
+        """Returns a value nearby: times `factor`, within the ends; of probabilities in (0, 1), `logit`, their odds; of
+        a choice and of powers of two the neighbour on that side.
         """
         side = 1 if factor > 1 else -1
         if self.kind == "choice":
@@ -79,7 +79,7 @@ class Space(NamedTuple):
         return _unscaled(self.kind, float(np.clip(other, self.low, self.high)))
 
     def grid(self, key: str) -> list[Any]:
-        """The values of a grid. Raises InputError: nobody said how many."""
+        """Returns the values of a grid. Raises InputError: nobody said how many."""
         if self.kind == "choice":
             return list(self.values)
         if self.kind == "pow2":
@@ -183,5 +183,5 @@ def drawn(spaces: Mapping[str, Space], count: int, *, sobol: bool, seed: int) ->
 
 
 def with_seeds(points: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Each point with each seed."""
+    """Returns each point with each seed."""
     return [{**point, "run.seed": seed} for point in points for seed in seeds]

@@ -57,7 +57,7 @@ def _form(value: Any) -> str:
 
 
 def _why(key: str, values: Sequence[Any]) -> str:
-    """Why a key that members of one program share is no number in it."""
+    """Says why a key that members of one program share is no number in it."""
     given = [value for value in values if value is not None]
     if key.startswith("env."):
         return "environments are part of the program"

@@ -141,7 +141,7 @@ class Sweep:
         )
 
     def _scores(self, members: Sequence[Member]) -> dict[str, float]:
-        """The objective of members as their rows tell it; NaN where none has, and of those that failed."""
+        """Returns the objective of members as their rows tell it; NaN where none has, and of those that failed."""
         assert self.objective is not None
         self.check_objective(members)
         found = {}
@@ -290,12 +290,12 @@ class Sweep:
 
 
 def _rows_of(changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as rows tell them."""
+    """Returns values as rows tell them."""
     return {f"pbt/{key}": value for key, value in changed.items() if key != "run.seed"}
 
 
 def _told(decision: Mapping[str, Any]) -> str:
-    """A decision in a line of text."""
+    """Returns a decision in a line of text."""
     scores = [score for score in decision["scores"].values() if score is not None]
     best = f", the best of them at {max(scores):.4g}" if scores else ""
     at = f"{decision['at']:,} steps: {counted(len(decision['scores']), 'member')}{best}"

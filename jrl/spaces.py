@@ -103,8 +103,8 @@ def columns(spec: EnvSpec, games: int | None = None) -> int | tuple[int, ...]:
     With `games`, those of so many environments.
     """
     size = sum(map(len, spec.kinds)) or max(1, len(spec.agents))
-    games = spec.num_envs // size if games is None else games
-    return tuple(games * len(kind) for kind in spec.kinds) or games * size
+    count = spec.num_envs if games is None else games * size
+    return tuple(count // size * len(kind) for kind in spec.kinds) or count
 
 
 def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:

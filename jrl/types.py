@@ -217,12 +217,12 @@ class Env(Protocol):
 
 @runtime_checkable
 class AsyncEnv(Protocol):
-    """B host environments that do not wait for each other: actions go to some of them, results come from whichever are
-    ready. An environment has at most one action under way.
+    """Host environments that do not wait for each other: actions go to some of them, results come from whichever are
+    ready. An environment has at most one action under way. Of several agents it has a column for each, side by side.
     """
 
     spec: EnvSpec
-    batch_size: int  # most rows of one `recv`
+    batch_size: int  # most environments of one `recv`
     least: int  # `recv` returns only while so many environments are under way
 
     def reset(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from jrl.run import build
 from jrl.run.offline import Offline
-from jrl.run.population import Population
 from jrl.settings import config, plan
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig
@@ -53,19 +52,3 @@ def _compiled_of(cfg: RunConfig) -> str:
         if names:
             sections[section] = {name: value for name, value in own.items() if name not in names}
     return json.dumps([sections, plan.iterations_per_call(cfg)], sort_keys=True, default=repr)
-
-
-def kept_members(population: type[Population]) -> type[Population]:
-    """Populations of runs that are kept: one like an earlier one has its compiled programs."""
-    made: dict[tuple, tuple] = {}
-    parts = ("_begun", "_start", "_mesh", "_advance", "_writing")
-
-    class Kept(population):
-        def _deal(self):
-            super()._deal()
-            devices = self._mesh.devices.flat
-            key = (self.fused, tuple(sorted(self._floats)), len(self._places), tuple(d.id for d in devices))
-            for name, part in zip(parts, made.setdefault(key, tuple(getattr(self, name) for name in parts)), strict=True):
-                setattr(self, name, part)
-
-    return Kept

@@ -90,11 +90,10 @@ def built_once():
     """Runs of the module that ask for it by `pytestmark` share what is compiled: see tests/built_once.py."""
     import built_once
 
-    from jrl.run import build, build_population
+    from jrl.run import build
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "run", built_once.kept(build.run))
-        patch.setattr(build_population, "Population", built_once.kept_members(build_population.Population))
         yield
 
 

@@ -118,17 +118,15 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
         return seen if env.spec.kinds else seen[0]
 
-    whole = spaces.columns(env.spec)
-
     def from_host(obs: PyTree) -> PyTree:
         """As `look`, of fewer games, too, by the same compiled program."""
-        sizes = whole if isinstance(whole, tuple) else (whole,)
-        each = obs if env.spec.kinds else (obs,)
-        share = len(jax.tree.leaves(each[0])[0]) / sizes[0]
-        fill = lambda x, n: x if len(x) == n else np.concatenate([x, np.zeros((n - len(x), *x.shape[1:]), x.dtype)])
-        padded = tuple(jax.tree.map(lambda x, n=n: fill(x, n), own) for own, n in zip(each, sizes, strict=True))
-        seen = look(padded if env.spec.kinds else padded[0])
-        return jax.tree.map(lambda x: np.asarray(x)[: round(share * len(x))], seen)
+        size = sum(len(jax.tree.leaves(one)[0]) for one in (obs if env.spec.kinds else (obs,)))
+        games, given = env.spec.games, size // len(agents)
+        if given == games:
+            return jax.tree.map(np.asarray, look(obs))
+        numbers = np.minimum(np.arange(games), given - 1)  # the last of them stands for those that are missing
+        seen = look(part(obs, numbers, given))
+        return part(jax.tree.map(np.asarray, seen), np.arange(given), games)
 
     space = Tuple(found) if env.spec.kinds else found[0]
     return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)

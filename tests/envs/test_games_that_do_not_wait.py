@@ -19,11 +19,9 @@ from jrl.types import ActOut, Box
 GAMES, T, ROLLOUTS, INITIAL = 4, 6, 7, 0.5
 # environment -> (options, how many games answer at once, with how many under way one is waited for, views)
 CASES = {
-    "Walkers": ({"ends": [3, 9, 5], "born": 2}, 3, 1, ()),
     "a pool of Walkers": ({"ends": [3, 9, 5], "born": 2, "truncates": ["w_0"]}, 2, 2, ("history", "ids")),
     "Unequal": ({"ends": [3, 9, 5]}, 3, 3, ("history", "ids")),
     "PatientTurns": ({}, 3, 2, ("function", "numbers")),
-    "Nim": ({}, 4, 4, ("numbers",)),
     "a team of Walkers": ({"ends": [3, 9, 5]}, 3, 2, ("team",)),
     "two teams": ({"ends": [3, 9, 5], "born": 2}, 2, 1, ("groups", "ids")),
     "all have places: Unequal": ({"ends": [3, 9, 5]}, GAMES, 1, ("ids",)),

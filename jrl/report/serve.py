@@ -138,7 +138,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _video(self, path: Path) -> None:
-        """Returns a file, or the part of it that a player asks for when somebody moves in it."""
+        """Sends a file, or the part of it that a player asks for when somebody moves in it."""
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size

@@ -286,7 +286,7 @@ class Complete(Wrapper):
         return packed, reports[0] if len(reports) == 1 else episodes.add_up(reports)
 
     def _begin(self, rollout: Rollout) -> None:
-        """Returns columns may lie on several devices: theirs stay where they are."""
+        """Begins with columns that may lie on several devices: theirs stay where they are."""
         lies = jax.tree.map(lambda x: x.sharding, jax.tree.map(jnp.asarray, rollout))
         initial, agents = self._carry(rollout.reward.shape[1]), self._agents
         see = (lambda rollout: rollout) if agents is None else functools.partial(led, agents=agents)

@@ -68,7 +68,7 @@ class Server:
         ]
 
     def add(self, name: str, facts: Facts, inference: Inference, local: Local) -> None:
-        """Returns a policy that clients may ask for by its name."""
+        """Adds a policy, which clients may ask for by its name."""
         self._served[name] = Served(facts, inference, local)
 
     def close(self) -> None:

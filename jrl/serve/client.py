@@ -266,10 +266,14 @@ class PolicyClient:
     # ------------------------------------------------------------ many episodes in one request
 
     def start_episodes(self, count: int, training_enabled: bool = True, policy: str | None = None) -> list[str]:
-        """Begins so many episodes, for `steps`; arguments as `start_episode`."""
+        """Begins so many episodes, for `steps`, or of several agents for `turns`; arguments as `start_episode`."""
         self._follow(policy)
         fields = {"count": count, "training_enabled": bool(training_enabled), "policy": policy}
-        return [str(id) for id in self._post("/v1/episodes", fields)["episode_ids"]]
+        found = self._post("/v1/episodes", fields)
+        ids = [str(id) for id in found["episode_ids"]]
+        for id in ids if found.get("agents") else ():
+            self._reward[id], self._step[id], self._turns[id] = 0.0, 0, _nothing_told()
+        return ids
 
     def steps(
         self,
@@ -343,6 +347,29 @@ class PolicyClient:
                 raise
             raise EpisodeLost(str(e)) from e
 
+    def turns(self, observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Returns the actions of a turn in many episodes of several agents, {episode: {agent: action}}, in one request.
+
+        Args:
+          observations: {episode: {agent: [*]}} of those that act now. What was told of rewards, infos and ends before
+            goes with them, as with `get_action`.
+        Raises:
+          EpisodeLost: no answer came; nobody knows whether the turns count.
+          RequestRefused: one of them is wrong, which the message names; none of them counts.
+        """
+        told: dict[str, dict[str, Any]] = {}
+        for id, seen in observations.items():
+            before = self._turns[id]
+            told[id] = {**before, "observations": {**before["observations"], **seen}, "step": self._step[id]}
+            told[id] |= {"infos": self._infos[id]} if self._infos.get(id) else {}
+        found = self._once("/v1/turns", {"turns": told}, npz=False)
+        for id in told:
+            self._infos.pop(id, None)
+            self._turns[id], self._step[id] = _nothing_told(), self._step[id] + 1
+        self.version = int(found["version"])
+        of_one = lambda one: {agent: _arrays(x) for agent, x in one.get("actions", {}).items()}
+        return {id: of_one(found["turns"][id]) for id in told}
+
     def _act(self, ids: tuple[str, ...], obs: Any, row: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """Returns (episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are
         enough.
@@ -393,18 +420,19 @@ class PolicyClient:
         self._infos.pop(id, None)
         return found
 
-    def _once(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _once(self, path: str, fields: Mapping[str, Any], *, npz: bool = True) -> dict[str, Any]:
         """Returns the answer to steps, of which nobody knows whether they count where none comes. Raises
         EpisodeLost.
         """
         try:
-            return self._post(path, fields, again=False, npz=True)
+            return self._post(path, fields, again=False, npz=npz)
         except ConnectionError as e:
             raise EpisodeLost(f"no answer from {self._address}: {e}") from e
 
     def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
         fields = _given(fields)
-        named = any("/" in name for name in fields.get("infos", ()))  # of which npz would make trees
+        # of names with a / npz would make trees
+        named = "turns" in fields or any("/" in name for name in fields.get("infos", ()))
         if npz or (_size(fields) > _LARGE and not named):
             buffer = io.BytesIO()
             np.savez(buffer, allow_pickle=False, **dict(flat("", fields)))

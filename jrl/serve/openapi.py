@@ -162,7 +162,7 @@ def document(
         "openapi": "3.1.0",
         "info": {"title": "jrl", "version": "1", "description": "Episodes that clients play, and a policy that acts."},
         "security": [{"token": []}] if token else [],
-        "paths": {**_actions(most), **_ends(agents), **_many_steps(most), **_weights(), **_server()},
+        "paths": {**_actions(most), **_ends(agents, most), **_many_steps(most), **_weights(), **_server()},
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
@@ -199,13 +199,16 @@ def _actions(most: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
+def _ends(agents: Mapping[str, Any], most: int) -> dict[str, Any]:
     """Returns the routes of an episode that are others where it has several agents."""
     by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
     seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
     rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_NUMBER, _FLAG))
     turn = {"observations": seen, "rewards": rewards, "terminated": flags, "truncated": flags}
     turn |= {"actions": taken, "log_probs": rewards, "step": _STEP, "infos": _INFOS}
+    answer = _object({"actions": taken, "version": _VERSION, "step": _STEP}, "actions", "version", "step")
+    turn_of_one = _object(turn, "observations")
+    by_episode = lambda one: {"type": "object", "additionalProperties": one, "minProperties": 1, "maxProperties": most}
     outcome = {"return": _NUMBER, "length": {"type": "integer", "minimum": 0}}
     if agents:
         reward, needed = {"rewards": rewards}, "rewards"
@@ -223,8 +226,12 @@ def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
             "end", "Ends an episode with its last observation.", end, _object(outcome, "return", "length")
         ),
         "/v1/episodes/{id}/turn": _of_one(
-            "turn", "Of several agents: asks for the actions of some, and ends some.", _object(turn, "observations"),
-            _object({"actions": taken, "version": _VERSION, "step": _STEP}, "actions", "version", "step"),
+            "turn", "Of several agents: asks for the actions of some, and ends some.", turn_of_one, answer
+        ),
+        "/v1/turns": _post(
+            "turns", "The turns of many episodes of several agents, by their ids.",
+            _object({"turns": by_episode(turn_of_one)}, "turns"),
+            _object({"turns": by_episode(answer), "version": _VERSION}, "turns", "version"),
         ),
     }  # fmt: skip
 

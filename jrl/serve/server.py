@@ -56,6 +56,7 @@ class Server:
             ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
             ("POST", re.compile(r"/v1/steps"), self._steps),
+            ("POST", re.compile(r"/v1/turns"), functools.partial(turns.turns, self)),
             ("POST", re.compile(r"/v1/played"), functools.partial(played.played, self)),
             ("GET", re.compile(r"/v1/program"), functools.partial(played.program, self)),
             ("GET", re.compile(r"/v1/weights"), functools.partial(played.weights, self)),
@@ -134,6 +135,11 @@ class Server:
                 i += 1
         self._served[items[0].seat.episode.policy].inference.ask(items)
 
+    @property
+    def most_episodes(self) -> int:
+        """Returns the number of episodes that a request may have."""
+        return self._cfg.max_batch
+
     def served(self, policy: str) -> Served:
         """Returns the policy of a name."""
         return self._served[policy]
@@ -155,11 +161,11 @@ class Server:
         how: dict[str, Any] = {"learns": learns, "policy": name, "carry": served.inference.initial}
         client, version = protocol.client_of(request), served.inference.version
         count, id = protocol.whole(given, "count", self._cfg.max_batch), protocol.text(given, "episode_id")
+        told = {"agents": list(served.facts.names)} if served.facts.agents else {}
         if count is None:
             if id is not None and not client:
                 raise Refused(400, _NAMELESS)
             episode = self.table.begin(client, id, **how)
-            told = {"agents": list(served.facts.names)} if served.facts.agents else {}
             reply(encoded({"episode_id": episode.id, "version": version, **told}, request, 201))
             return
         if id is not None or count == 0:
@@ -172,7 +178,7 @@ class Server:
             for episode in begun:
                 self.table.close(episode, "was never begun")
             raise
-        reply(encoded({"episode_ids": [e.id for e in begun], "version": version}, request, 201))
+        reply(encoded({"episode_ids": [e.id for e in begun], "version": version, **told}, request, 201))
 
     def found(self, request: Request, id: str) -> tuple[Episode, Facts]:
         """Returns the episode of an id and what acts in it. Raises Refused as `Table.find`."""

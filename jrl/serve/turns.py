@@ -1,7 +1,7 @@
 """The routes of episodes of several agents: in a turn some or all of them act, and some may end."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jrl.serve import protocol
 from jrl.serve.inference import zeros
@@ -17,14 +17,23 @@ if TYPE_CHECKING:
 _TURN = ("observations", "rewards", "terminated", "truncated", "actions", "log_probs", "step", "infos")
 
 
+class _Turn(NamedTuple):
+    """What a body tells of a turn, by agent; it was read and found right, and nothing has come of it yet."""
+
+    episode: Episode
+    facts: Facts
+    obs: Mapping[str, PyTree]  # of those that act, and of those that end
+    ends: Mapping[str, bool]  # agents that end -> whether they are truncated
+    taken: Mapping[str, Mapping[str, Any]]  # the part of an Item on actions that the client chose itself
+    rewards: dict[str, float]
+    infos: Mapping[str, float]
+
+
 def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
     """Asks for the actions of the agents that are observed, and ends those that are said to have ended."""
     given = protocol.decoded(request)
     protocol.fields(given, _TURN, ("observations",))
-    episode, facts = server.found(request, id)
-    if not facts.agents:
-        raise Refused(422, f"episode {id!r} has one agent: ask for its action (POST /v1/episodes/ID/action)")
-    infos = server.table.infos.read(given)
+    episode, facts = _of_several(server, request, id)
     step = protocol.whole(given, "step")
     if step is not None and step == episode.steps - 1:  # asked again, since the answer was lost on its way
         if episode.pending:
@@ -33,42 +42,110 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
             reply(encoded(episode.answer, request))
         return
     server.in_turn(episode, step)
+    told = _read(server, episode, facts, given)
+    episode.answer = reply, request
+    _ask(server, [told], lambda answers, version: None)
+
+
+def turns(server: "Server", request: Request, reply: Reply) -> None:
+    """Asks for the turns of many episodes, as `turn` for each; where one is refused, none counts."""
+    given = protocol.decoded(request)
+    protocol.fields(given, ("turns",), ("turns",))
+    bodies, most = given["turns"], server.most_episodes
+    if not isinstance(bodies, Mapping) or not 1 <= len(bodies) <= most:
+        raise Refused(422, f"turns: expected a mapping of 1 to {most} episodes, by their ids")
+    found: list[_Turn] = []
+    for id, body in bodies.items():
+        try:
+            if not isinstance(body, Mapping):
+                raise Refused(422, "expected what a turn has, a mapping")
+            protocol.fields(body, _TURN, ("observations",))
+            episode, facts = _of_several(server, request, id)
+            server.in_turn(episode, protocol.whole(body, "step"))
+            if found and episode.policy != found[0].episode.policy:
+                raise Refused(422, "it follows another policy: send a request for each")
+            found.append(_read(server, episode, facts, body))
+        except Refused as e:
+            raise Refused(e.status, f"turns/{id[:80]}: {e.message}") from None
+    for told in found:
+        told.episode.answer = None
+
+    def done(answers: list[dict[str, Any]], version: int) -> None:
+        by_episode = {told.episode.id: one for told, one in zip(found, answers, strict=True)}
+        reply(encoded({"turns": by_episode, "version": version}, request))
+
+    _ask(server, found, done)
+
+
+def _of_several(server: "Server", request: Request, id: str) -> tuple[Episode, Facts]:
+    """Returns an episode with several agents, and what acts in it. Raises Refused: it has one, or as `Table.find`."""
+    episode, facts = server.found(request, id)
+    if not facts.agents:
+        raise Refused(422, f"episode {id!r} has one agent: ask for its action (POST /v1/episodes/ID/action)")
+    return episode, facts
+
+
+def _read(server: "Server", episode: Episode, facts: Facts, given: Mapping[str, Any]) -> _Turn:
+    """Reads the body of a turn. Raises Refused where something is wrong with it; nothing has changed then."""
+    infos = server.table.infos.read(given)
     rewards = _rewards(facts, episode, given)
     ends = _ends(facts, episode, given)
     told, of = _of_agents(facts, episode, given["observations"], "observations"), facts.agents
     obs = {name: seen(of[name], x, f"observations/{name}", acts=name not in ends) for name, x in told.items()}
     obs |= {name: _last(facts, name, truncated=cut) for name, cut in ends.items() if name not in obs}
     taken = _taken(facts, episode, given, [name for name in obs if name not in ends])
+    return _Turn(episode, facts, obs, ends, taken, rewards, infos)
+
+
+def _items(server: "Server", told: _Turn) -> list[Item]:
+    """Returns the items of a turn, which counts from now on."""
+    episode, facts, rewards = told.episode, told.facts, told.rewards
     items, policies = list[Item](), set[int]()
-    for name in sorted(obs, key=lambda name: facts.agents[name].number):
+    for name in sorted(told.obs, key=lambda name: facts.agents[name].number):
         agent = facts.agents[name]
         seat, reward = episode.seats[agent.number], rewards.pop(name, 0.0)
-        if name in ends:
-            items += _ended(episode, agent.number, obs[name], reward, truncated=ends[name])
+        if name in told.ends:
+            items += _ended(episode, agent.number, told.obs[name], reward, truncated=told.ends[name])
             continue
         flags = {"first": not policies, "leads": agent.policy not in policies}
         policies.add(agent.policy)
-        items.append(seat.item(obs[name], reward, **taken.get(name, {}), **flags))
-    server.table.infos.add(infos)
+        items.append(seat.item(told.obs[name], reward, **told.taken.get(name, {}), **flags))
+    server.table.infos.add(told.infos)
     for name, reward in rewards.items():  # of those who wait
         episode.seats[facts.agents[name].number].reward += reward
-    at, acting = episode.steps, [item for item in items if not item.final]
-    episode.steps, episode.length = episode.steps + 1, episode.length + bool(acting)
-    names = [facts.names[item.seat.agent] for item in acting]
-    episode.answer = reply, request
+    episode.steps += 1
+    episode.length += any(not item.final for item in items)
+    return items
 
-    def done(actions: list[PyTree], version: int) -> None:
-        answer, asked = episode.answer
-        told = {name: x for name, x in zip(names, actions, strict=True) if name not in taken}
-        episode.answer = {"actions": told, "version": version, "step": at}
-        answer(encoded(episode.answer, asked))
 
-    if acting:
-        server.ask(items, done)
+def _ask(server: "Server", found: Sequence[_Turn], done: Callable[[list[dict[str, Any]], int], None]) -> None:
+    """Orders the actions of turns; `done` gets the answer of each, which who asks for one of them alone gets, too."""
+    steps = [told.episode.steps for told in found]
+    each = [_items(server, told) for told in found]
+    names = [
+        [told.facts.names[item.seat.agent] for item in items if not item.final]
+        for told, items in zip(found, each, strict=True)
+    ]
+    asked = [item for items in each for item in items]
+
+    def answered(actions: list[PyTree], version: int) -> None:
+        left, answers = iter(actions), []
+        for told, step, acting in zip(found, steps, names, strict=True):
+            chosen = {name: action for name, action in zip(acting, left) if name not in told.taken}
+            answers.append({"actions": chosen, "version": version, "step": step})
+            waiting, told.episode.answer = told.episode.answer, answers[-1]
+            if waiting is not None:
+                answer, request = waiting
+                answer(encoded(answers[-1], request))
+        done(answers, version)
+
+    if any(names):
+        server.ask(asked, answered)
     else:
-        inference = server.served(episode.policy).inference
-        inference.ask(items)
-        done([], inference.version)
+        inference = server.served(found[0].episode.policy).inference
+        if asked:
+            inference.ask(asked)
+        answered([], inference.version)
 
 
 def end(server: "Server", request: Request, reply: Reply, episode: Episode, given: Mapping[str, Any]) -> None:

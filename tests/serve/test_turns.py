@@ -63,8 +63,10 @@ def play(client, rng, record, games, *, observed, own, tell):
                 client.log_action(id, seen, actions, log_prob={acting[0]: -0.5} if number % 2 else None)
             elif len(acting) == 1 and rng.random() < 0.5:
                 actions = {acting[0]: client.get_action(id, seen[acting[0]], agent=acting[0])}
-            else:
+            elif rng.random() < 0.5:
                 actions = client.get_action(id, seen)
+            else:
+                actions = client.turns({id: seen})[id]
             assert set(actions) == set(acting)
             turns += 1
             for agent, action in actions.items():
@@ -360,6 +362,39 @@ def test_a_turn_that_is_repeated_counts_once(run):
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2}) == end
 
 
+def test_turns_of_many_episodes_are_those_of_each():
+    cfg = settings("ppo", ALIKE, multi_agent={"mapping": "by_agent"}, env={"num_envs": 3})
+    with serving.running(cfg) as found:
+        client, of = PolicyClient(found.address), lambda agents: {agent: np.array(OBS, np.float32) for agent in agents}
+        ids = client.start_episodes(3)
+        acting = dict(zip(ids, ("abc", "a", "bc"), strict=True))
+        for number in range(4):
+            for id in ids if number else ():
+                client.log_returns(id, {agent: 1.0 + ids.index(id) for agent in acting[id]}, info={f"a/{id[:3]}": 1})
+            if number == 2:
+                client.end_agent(ids[0], "b", np.array(OBS, np.float32))
+                acting[ids[0]] = "ac"
+            actions = client.turns({id: of(agents) for id, agents in acting.items()})
+            assert {id: "".join(sorted(one)) for id, one in actions.items()} == acting
+        wrong = {"turns": {ids[1]: {"observations": {"a": OBS}}, ids[2]: {"observations": {"z": OBS}}}}
+        told = asked(found.address, "POST", "/v1/turns", wrong, **client._headers)
+        assert told[0] == 422 and told[1]["error"].startswith(f"turns/{ids[2]}: observations: there is no agent 'z'")
+        ends = [client.end_episode(id) for id in ids]
+        assert [end["length"] for end in ends] == [4, 4, 4]  # none of the request that was refused
+        assert [end["returns"] for end in ends] == [
+            {"a": 3.0, "b": 2.0, "c": 3.0}, {"a": 6.0, "b": 0.0, "c": 0.0}, {"a": 0.0, "b": 9.0, "c": 9.0},
+        ]  # fmt: skip
+        for body in (
+            {},
+            {"turns": {}},
+            {"turns": [1]},
+            {"turns": {"x": 3}},
+            {"turns": {"nobody": {"observations": {}}}},
+        ):
+            assert 400 <= asked(found.address, "POST", "/v1/turns", body)[0] < 500
+        client.close()
+
+
 def test_a_client_that_goes_leaves_one_failed_episode(run):
     before, failures = counted(run, "episodes_failed_total"), _rows(run).failures
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
@@ -392,6 +427,7 @@ def test_the_description_is_of_several_agents(run):
     jsonschema.validate(right, whole(body("/v1/episodes/{id}/turn")))
     own = {"actions": {"a": 1}, "log_probs": {"a": -0.7}}
     jsonschema.validate(right | own, whole(body("/v1/episodes/{id}/turn")))
+    jsonschema.validate({"turns": {"x": right | own}}, whole(body("/v1/turns")))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"observations": {"d": OBS}}, whole(body("/v1/episodes/{id}/turn")))
     jsonschema.validate({"observations": {"a": OBS}, "truncated": True}, whole(body("/v1/episodes/{id}/end")))

@@ -18,7 +18,7 @@ from jrl import spaces
 from jrl.envs import behind
 from jrl.rollout.collect import FAILURES, FromHost, device_of
 from jrl.rollout.unroll import reset_where
-from jrl.types import ActOut, AsyncEnv, Episodes, Key, PyTree, Rollout, Several
+from jrl.types import ActOut, AsyncEnv, Episodes, Key, PyTree, Rollout, Several, StepResult
 
 EMPTY = "rollout/void"  # metric: the share of rows that the latest rollout left empty
 
@@ -118,12 +118,8 @@ class AsyncCollector(FromHost):
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         """Returns the next rows of every environment."""
         length, games, agents = self._length, self._games, self._agents
-        shape = (length + 1, games * agents)  # row -1: what belongs to no row, of resets
-        reward = np.zeros(shape, np.float32)
-        terminated, truncated, mask, failed, absent = np.zeros((5, *shape), bool)
-        over, together = np.zeros((length + 1, games), bool), bool(self._env.spec.agents)
-        can_fail, acts = False, 0
-        self.infos = None if self._told is None else [[None] * shape[1] for _ in range(length)]
+        found, acts = _Results(length, games, agents), 0
+        self.infos = None if self._told is None else [[None] * (games * agents) for _ in range(length)]
         device = device_of(actor)
         # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
         key, self._carry, self._carry_before, self.columns = jax.device_put(
@@ -166,22 +162,13 @@ class AsyncCollector(FromHost):
             t, column = self._count[ids], behind.index(ids, agents)
             row = t if agents == 1 else np.repeat(t, agents)
             self._hear(row, column)
-            going_on, anew = ~self._done[column], None  # who was there, and whose memory begins anew with no end before
-            mask[row, column], reward[row, column] = going_on, result.reward
-            terminated[row, column], truncated[row, column] = result.terminated, result.truncated
+            anew = found.take((t, ids), (row, column), result, ~self._done[column])
             self._done[column] = result.terminated | result.truncated
-            if result.failed is not None:
-                can_fail, failed[row, column] = True, result.failed
-                anew = np.asarray(result.failed)
-            if result.several is not None:
-                absent[row, column], over[t, ids] = result.several.absent, result.several.over
-                left = result.several.absent & going_on & (row >= 0)
-                anew = left if anew is None else anew | left
             self._count[ids], self._under_way[ids] = t + 1, False
             with self._timers("transfer"):
                 obs = jax.device_put(jax.tree.map(partial(self._fixed_size, ids=ids), result.obs), device)
             if anew is not None and anew.any():
-                at = np.isin(np.arange(shape[1]), column[anew])
+                at = np.isin(np.arange(games * agents), column[anew])
                 self._carry = self._pick(at, self._initial_carry, self._carry)
             full = t + 1 == length
             if full.any():
@@ -193,15 +180,19 @@ class AsyncCollector(FromHost):
             buffer, last, self._row = self._pad(buffer, last, count)
         self._last = last
         observed, actions, extras = buffer
-        flags = (reward[:length], terminated[:length], truncated[:length], mask[:length])
-        rows: Any = (observed, actions, *flags, extras)
-        told = Several(absent[:length], over[:length]) if together else None
+        flags, failed, told = found.rows()
         self.columns, rollout, report = self._finish(
-            self.columns, rows, last, first_carry, self._started, failed[:length], told
+            self.columns,
+            (observed, actions, *flags, extras),
+            last,
+            first_carry,
+            self._started,
+            failed,
+            told if self._env.spec.agents else None,
         )
         rollout = dataclasses.replace(rollout, count=jax.device_put(np.repeat(count, agents), device))
         self._started = self._started | np.repeat(self._count >= 0, agents)
-        self._measure(count, failed if can_fail else None)
+        self._measure(count, failed if found.can_fail else None)
         return rollout, report
 
     def _hear(self, rows, columns) -> None:
@@ -253,6 +244,41 @@ class AsyncCollector(FromHost):
         self._count, self._under_way = np.full(self._games, -1), np.ones(self._games, bool)
         self._carry_before = self._initial_carry
         self._row = self._last = None
+
+
+class _Results:
+    """What environments tell in a rollout: arrays [T + 1, B], of whose last row nothing comes: it is that of resets."""
+
+    def __init__(self, length: int, games: int, agents: int):
+        shape = (length + 1, games * agents)
+        self._reward, self._over = np.zeros(shape, np.float32), np.zeros((length + 1, games), bool)
+        self._terminated, self._truncated, self._mask, self._failed, self._absent = np.zeros((5, *shape), bool)
+        self.can_fail = False
+
+    def take(self, game, at, result: StepResult, going_on) -> np.ndarray | None:
+        """Keeps results, and returns the columns whose memory begins anew though no end came before; None: none.
+
+        Args:
+          game, at: (row, environment) and (row, column) of each.
+          result: of those environments.
+          going_on: whether a column's episode had not ended.
+        """
+        self._mask[at], self._reward[at] = going_on, result.reward
+        self._terminated[at], self._truncated[at] = result.terminated, result.truncated
+        anew = None
+        if result.failed is not None:
+            self.can_fail, self._failed[at] = True, result.failed
+            anew = np.asarray(result.failed)
+        if result.several is not None:
+            self._absent[at], self._over[game] = result.several.absent, result.several.over
+            left = result.several.absent & going_on & (at[0] >= 0)
+            anew = left if anew is None else anew | left
+        return anew
+
+    def rows(self) -> tuple[tuple[np.ndarray, ...], np.ndarray, Several]:
+        """Returns ((reward, terminated, truncated, mask), failed, what was told of several agents), [T, ...]."""
+        flags = (self._reward, self._terminated, self._truncated, self._mask)
+        return tuple(x[:-1] for x in flags), self._failed[:-1], Several(self._absent[:-1], self._over[:-1])
 
 
 def _cut(x, games: int, axis: int):

@@ -381,16 +381,10 @@ def test_turns_of_many_episodes_are_those_of_each():
         assert told[0] == 422 and told[1]["error"].startswith(f"turns/{ids[2]}: observations: there is no agent 'z'")
         ends = [client.end_episode(id) for id in ids]
         assert [end["length"] for end in ends] == [4, 4, 4]  # none of the request that was refused
-        assert [end["returns"] for end in ends] == [
-            {"a": 3.0, "b": 2.0, "c": 3.0}, {"a": 6.0, "b": 0.0, "c": 0.0}, {"a": 0.0, "b": 9.0, "c": 9.0},
-        ]  # fmt: skip
-        for body in (
-            {},
-            {"turns": {}},
-            {"turns": [1]},
-            {"turns": {"x": 3}},
-            {"turns": {"nobody": {"observations": {}}}},
-        ):
+        earned = [[end["returns"][agent] for agent in "abc"] for end in ends]
+        assert earned == [[3.0, 2.0, 3.0], [6.0, 0.0, 0.0], [0.0, 9.0, 9.0]]
+        for turns in (None, {}, [1], {"x": 3}, {"nobody": {"observations": {}}}):
+            body = {"turns": turns}
             assert 400 <= asked(found.address, "POST", "/v1/turns", body)[0] < 500
         client.close()
 

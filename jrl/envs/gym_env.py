@@ -168,6 +168,7 @@ class _Adapter(OnHost):
         self._vector = vector
         self._depth = int(cfg.horizon is not None)  # of what is around an environment
         self._goes_on, self._restart_failed, self._was_reset = cfg.soft_horizon, on_failure.restart, False
+        self._batch_wait_ms = cfg.batch_wait_ms
         try:
             seen, taken = spaces.observations(vector.observation_space), spaces.actions(vector.action_space)
             if self._mask(taken.space, cfg.action_mask_info):
@@ -251,11 +252,12 @@ class NotWaiting:
     _begin_anew: Callable[[], None]
     _action: Callable[[PyTree, int], Any]
     _result: Callable[[Any, np.ndarray], StepResult]
+    _batch_wait_ms: float | None
 
-    def __init__(self, cfg: EnvConfig, **how: Any):
-        super().__init__(cfg, **how)  # type: ignore[call-arg]  # of the environments that are mixed in
-        assert cfg.batch_wait_ms is not None
-        self.batch_size, self._more_s = cfg.num_envs, cfg.batch_wait_ms / 1000
+    @property
+    def batch_size(self) -> int:
+        """Returns the number of environments, which may all answer at once."""
+        return self._vector.restarts.num_envs
 
     def reset(self) -> None:
         """Begins new episodes in all. Steps under way are finished first, and their results are lost."""
@@ -279,7 +281,7 @@ class NotWaiting:
         """Returns `env_id` [n] i32, ascending, and their results. Raises RuntimeError where none is under way."""
         if not self._vector.busy and not self._vector.ready:
             raise RuntimeError("no environment is under way: reset, or send actions")
-        self._vector.wait(1, self._more_s)
+        self._vector.wait(1, (self._batch_wait_ms or 0.0) / 1000)
         env_id = np.array(sorted(self._vector.ready), np.int32)
         self._vector.ready.clear()
         return env_id, self._result(env_id, self._vector.failed[env_id])

@@ -71,7 +71,7 @@ class MultiHostEnv(OnHost):
             self._vector: Any = in_workers(maker, step_timeout_s=on_failure.step_timeout_s, **how)
         else:
             self._vector = Vector(maker, **how)
-        self._restart_failed = on_failure.restart
+        self._restart_failed, self._batch_wait_ms = on_failure.restart, cfg.batch_wait_ms
         layout = maker.layout
         assert layout is not None  # the first game was made
         of_kind = lambda one: spaces.with_flat_mask(spaces.observations(one.observation), spaces.actions(one.action))

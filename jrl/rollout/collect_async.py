@@ -137,9 +137,9 @@ class AsyncCollector(FromHost):
             live = self._count[ids] < length
             if not live.any():
                 return buffer
-            place, done = self._places(ids), self._done.reshape(games, agents)
-            reset = (done[ids, k] for k in range(agents))
-            index = self._index(place, self._count[ids], np.where(live, ids, games), *reset)
+            place = self._places(ids)
+            reset = (self._done[ids * agents + k] for k in range(agents))
+            index = self._index(place, self._count[ids], ids if live.all() else np.where(live, ids, games), *reset)
             with self._timers("act"):
                 buffer, self._carry, self._carry_before, action = self._record(
                     buffer, actor, obs, index, self._carry, self._carry_before, key, np.int32(acts)

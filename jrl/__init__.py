@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from jrl.envs.checker import check_env
     from jrl.run.policy import Policy, load
 
-__all__ = ["Policy", "check_env", "load"]
+    __version__: str
+
+__all__ = ["Policy", "__version__", "check_env", "load"]
 
 _WHERE = {"Policy": "jrl.run.policy", "check_env": "jrl.envs.checker", "load": "jrl.run.policy"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("jrl.host.installed").version("jrl") or "unknown"
     if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
         return getattr(importlib.import_module(_WHERE[name]), name)
     elsewhere = importlib.import_module("jrl.host.elsewhere")

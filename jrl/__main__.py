@@ -3,14 +3,13 @@
 import contextlib
 import difflib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jrl.host import command
+from jrl.host import command, installed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help(own))
         return 0
     if name == "--version":
-        print("jrl", importlib.metadata.version("jrl"))
+        print("jrl", installed.version("jrl") or "unknown")
         return 0
     if (name := name.replace("_", "-")) not in command.COMMANDS:
         near = difflib.get_close_matches(name, command.COMMANDS, 1)

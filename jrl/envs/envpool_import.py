@@ -74,7 +74,11 @@ class _Deferred(importlib.abc.Loader):
                         module.__loader__ = self._loader
                         if module.__spec__ is not None:
                             module.__spec__.loader = self._loader
-                        self._loader.exec_module(module)
+                        try:
+                            self._loader.exec_module(module)
+                        except BaseException:  # who asks again is told again, not that there is no such name
+                            module.__dict__["__getattr__"] = __getattr__
+                            raise
                 if name in module.__dict__:
                     return module.__dict__[name]
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")

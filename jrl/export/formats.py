@@ -1,7 +1,6 @@
 """The three formats of an export, and the check that each acts as jrl does."""
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -18,6 +17,7 @@ from jrl import spaces
 from jrl.export import directory, npz
 from jrl.export.program import Program, trace
 from jrl.export.source import Source
+from jrl.host.installed import version
 from jrl.types import Box, Discrete, InputError, Leaf, MultiBinary, MultiDiscrete, PyTree, Space
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -53,7 +53,7 @@ def export(source: Source, *, format: str, out: Path) -> dict[str, Any]:
         "memory": [{"shape": x.shape[1:], "dtype": x.dtype.name} for x in program.memory],
         "reads_reward": program.reads_reward,
         "reads_begins": program.reads_begins,
-        "jrl": importlib.metadata.version("jrl"),
+        "jrl": version("jrl"),
         "jax": jax.__version__,
         "files": sorted(files),
     }

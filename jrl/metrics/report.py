@@ -1,7 +1,6 @@
 """Files that a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
 
 import functools
-import importlib.metadata
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jrl.host import room
+from jrl.host.installed import version
 from jrl.metrics.loggers import read_rows
 
 PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnasium", "orbax-checkpoint")
@@ -34,7 +34,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
     path = Path(directory) / "env.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "git": _own_git_state(),
         "platform": platform.platform(),
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": room.usable_cpus()},
@@ -64,14 +64,6 @@ def git_state(file: str | Path) -> dict[str, Any] | None:
 @functools.cache  # members of a population have it in common
 def _own_git_state() -> dict[str, Any] | None:
     return git_state(Path(__file__))
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu_model() -> str:

@@ -9,7 +9,6 @@ the right kind. Sizes are looked at before anything is made of them.
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import numpy as np
 
 from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.errors import InputError
+from jrl.host.installed import version
 from jrl.settings.config import RunConfig, renamed, to_dict
 from jrl.types import EnvSpec, Tuple
 
@@ -49,7 +49,7 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
     written = lambda space: None if space is None else space_to_json(space)
     return {
         "format": FORMAT,
-        "jrl": importlib.metadata.version("jrl"),
+        "jrl": version("jrl"),
         "jax": jax.__version__,
         **counters,
         "config": config,

@@ -38,7 +38,6 @@ import functools
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -48,6 +47,7 @@ from jrl.algos.agent import Agent, State
 from jrl.algos.custom_loss import Loss
 from jrl.fields.bounds import Clip, NonNegative, Positive, Unit
 from jrl.networks import NetworkConfig
+from jrl.ops import collectives
 from jrl.types import Algo, Array, Batch, EnvSpec, Key, Metrics, PyTree, SequenceBatch, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
@@ -101,8 +101,7 @@ def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Arr
     scaled = jnp.where(weight > 0, cfg.beta * advantage / (jnp.sqrt(adv_norm) + 1e-8), 0.0)
     if cfg.weight == "exp":
         return jnp.exp(jnp.minimum(scaled, jnp.log(cfg.weight_clip)))
-    highest = jnp.max(jnp.where(weight > 0, scaled, -jnp.inf))
-    highest = highest if axis_name is None else jax.lax.pmax(highest, axis_name)
+    highest = collectives.pmax(jnp.max(jnp.where(weight > 0, scaled, -jnp.inf)), axis_name)
     exponential = jnp.where(weight > 0, jnp.exp(scaled - highest), 0.0)
     mean = parts.pmean(jnp.mean(weight * exponential), axis_name)
     return jnp.minimum(exponential / jnp.maximum(mean, 1e-8), cfg.weight_clip)

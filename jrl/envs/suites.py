@@ -100,11 +100,10 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
         if key not in fields:
             raise _unknown(f"env.options.{key}: gymnax:{name} has no such parameter", key, fields)
     params = params.replace(**options)
+    endless = params
     if own is not None:
-        # 1.0 leaves the limit to its caller, but some observations show how much of it is over; before, it was an end
-        # like any other: out of the way, so that ours can tell truncation
         # of the type it had: BernoulliBandit's is a float
-        params = params.replace(max_steps_in_episode=type(own)(limit if hasattr(env, "is_truncated") else _NEVER))
+        params, endless = (params.replace(max_steps_in_episode=type(own)(x)) for x in (limit, _NEVER))
     observation = _gymnax_space(env.observation_space(params))
     action = _gymnax_space(env.action_space(params))
     typed = lambda obs: map_leaves(lambda leaf, x: x.astype(leaf.dtype), observation, obs)
@@ -116,6 +115,8 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     def step_one(state: Any, action: PyTree, key: Key) -> tuple[Any, PyTree, Array, Array]:
         # gymnax 0.0.9: obs, state, reward, done, info; 1.0: obs, state, reward, terminated, truncated, info
         obs, state, reward, end = env.step_env(key, state, action, params)[:4]
+        if not hasattr(env, "is_truncated"):  # the limit was an end like any other, which ours tells apart
+            end = env.is_terminal(state, endless)
         return state, typed(obs), reward, end
 
     spec = EnvSpec(observation, action, num_envs, limit)

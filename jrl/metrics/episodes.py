@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jrl.ops import sums
+from jrl.ops import scans, sums
 from jrl.types import Array, Episodes, PyTree
 
 WINDOW = 100  # episodes over which the reported mean return is taken, unless a run says otherwise
@@ -114,7 +114,7 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
         return (before * keep, total * keep, length * keep), (before + total, length)
 
     start = (columns.episode_return, jnp.zeros_like(columns.episode_return), columns.length)
-    (before, total, length), (returns, lengths) = jax.lax.scan(body, start, (reward, done, mask))
+    (before, total, length), (returns, lengths) = scans.elementwise(body, start, (reward, done, mask))
     # 0 behind an end, where nothing is left of the rest either
     total, rest = sums.add(before, jnp.where(before == 0, 0.0, columns.return_rest), total)
     after = dataclasses.replace(columns, episode_return=total, return_rest=rest, length=length)
@@ -127,7 +127,7 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
         return running * ~done, running
 
     learned = reward if learned is None else learned
-    running, running_rows = jax.lax.scan(discounted, columns.running_return, (learned, done, mask))
+    running, running_rows = scans.elementwise(discounted, columns.running_return, (learned, done, mask))
     return dataclasses.replace(after, running_return=running), Tracked(returns, lengths, running_rows)
 
 

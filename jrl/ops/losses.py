@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrl.ops import collectives
+
 __all__ = [
     "approx_kl",
     "clipped_surrogate",
@@ -38,8 +40,7 @@ def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
     """
     _check_shapes(x=x, weight=weight)
     weight = jnp.asarray(weight, jnp.float32)
-    total = jnp.stack([jnp.sum(x * weight), jnp.sum(weight)])
-    total = total if axis_name is None else lax.psum(total, axis_name)
+    total = collectives.psum(jnp.stack([jnp.sum(x * weight), jnp.sum(weight)]), axis_name)
     return total[0] / jnp.maximum(total[1], 1e-8)
 
 

@@ -11,9 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
-from jrl.ops import sums
+from jrl.ops import collectives, sums
 
 __all__ = ["MAX_COUNT", "RunningStats", "init", "normalize", "std", "update"]
 
@@ -75,8 +74,7 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
     weight = jnp.ones((rows,), jnp.float32) if weight is None else jnp.asarray(weight, jnp.float32).reshape(rows)
 
     def total(leaf):  # [rows, *] -> [*], over all devices
-        part = jnp.sum(leaf * weight.reshape(rows, *[1] * (leaf.ndim - 1)), axis=0)
-        return part if axis_name is None else lax.psum(part, axis_name)
+        return collectives.psum(jnp.sum(leaf * weight.reshape(rows, *[1] * (leaf.ndim - 1)), axis=0), axis_name)
 
     count = total(jnp.ones((rows,), jnp.float32))
 

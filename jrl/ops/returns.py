@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrl.ops import shapes
+from jrl.ops import scans, shapes
 
 __all__ = [
     "VTrace",
@@ -132,7 +132,7 @@ def _accumulate(error, decay, done):
         x = error + jnp.where(done, 0.0, decay * after)
         return x, x
 
-    return lax.scan(row, jnp.zeros_like(error[0]), (error, decay, done), reverse=True)[1]
+    return scans.elementwise(row, jnp.zeros_like(error[0]), (error, decay, done), reverse=True)[1]
 
 
 def _constants(*xs):

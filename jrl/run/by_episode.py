@@ -23,6 +23,7 @@ from flax import struct
 from jrl.envs.views import GAME, OBS
 from jrl.errors import InputError
 from jrl.metrics import episodes
+from jrl.ops import collectives
 from jrl.rollout.unroll import RECORD
 from jrl.run import several
 from jrl.run.learner import Learner
@@ -202,9 +203,8 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
     """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
     number: Any = rollout.carry[NUMBER]
     rows: Any = (rollout.extras[PLACE], rollout.extras[COUNT], rollout.extras[RECORD], rollout.terminated, rollout.mask)
-    if axis_name is not None:  # the same on all devices
-        number = jax.lax.all_gather(number, axis_name, tiled=True)
-        rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, axis=1, tiled=True), rows)
+    number = collectives.all_gather(number, axis_name)  # the same on all devices
+    rows = collectives.all_gather(rows, axis_name, axis=1)
     who, count, record, terminated, mask = rows
     ended = terminated | record["truncated"]
     tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
@@ -267,7 +267,7 @@ def _taught(
     if several.UPDATES in idle:
         idle[several.UPDATES] = state.updates
     if group.algo.on_policy:
-        there = rows.any() if axis_name is None else jax.lax.pmax(rows.any().astype(jnp.int32), axis_name) > 0
+        there = collectives.somewhere(rows.any(), axis_name)
         return jax.lax.cond(
             trained & there, lambda: learner.step(state, replay, own, key), lambda: (state, replay, idle)
         )

@@ -7,6 +7,7 @@ drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when i
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jrl.ops import collectives
 from jrl.types import NOT_FINITE, Algo, Array, Key, Metrics, PyTree, Rollout, UpdateAux
+
+_SMALL = 1 << 20  # bytes: to choose among so many costs less than a branch, where an accelerator waits for the host
 
 
 @struct.dataclass
@@ -57,8 +61,8 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
         new, aux = algo.update(state.state, batch, key)
         bad_loss = in_loss(aux.metrics)
         bad_params = ~_finite(new.params)
-        if axis_name is not None:  # all devices refuse the update, or none
-            bad_loss, bad_params = jax.lax.pmax(jnp.stack([bad_loss, bad_params]).astype(jnp.int32), axis_name) > 0
+        # all devices refuse the update, or none
+        bad_loss, bad_params = collectives.somewhere(jnp.stack([bad_loss, bad_params]), axis_name)
         fault, bad = state.fault, bad_loss | bad_params
 
         def note(fault: Fault) -> Fault:
@@ -66,7 +70,10 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
             return Fault(jnp.ones((), bool), bad_loss, bad_params, data, _of_all_devices(batch, axis_name))
 
         first = bad & ~fault.found
-        fault = jax.lax.cond(first, note, lambda fault: fault, fault)
+        if collectives.alone(axis_name) and _bytes(batch) <= _SMALL:
+            fault = jax.tree.map(lambda old, new: jnp.where(first, new, old), fault, note(fault))
+        else:
+            fault = jax.lax.cond(first, note, lambda fault: fault, fault)
         state = jax.tree.map(lambda old, new: jnp.where(fault.found, old, new), state.state, new)
         metrics = aux.metrics | {NOT_FINITE: fault.found.astype(jnp.float32)}
         return Guarded(state, fault), aux._replace(metrics=metrics)
@@ -103,9 +110,7 @@ def accepted(before: Guarded, after: PyTree, bad: Array, call: Array, *, axis_na
       call: [2] u32, says which updates they are; `fault.key` is that of the first that are refused.
       axis_name: of the mapped axis over devices; None outside of one.
     """
-    bad |= ~_finite(after.params)
-    if axis_name is not None:
-        bad = jax.lax.pmax(bad.astype(jnp.int32), axis_name) > 0
+    bad = collectives.somewhere(bad | ~_finite(after.params), axis_name)
     fault = before.fault
     refused = bad | fault.found
     state = jax.tree.map(lambda old, new: jnp.where(refused, old, new), before.state, after)
@@ -120,6 +125,10 @@ def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) ->
     return Guarded(state, Fault(no(), no(), no(), zeros((2,), np.uint32), batch))
 
 
+def _bytes(tree: PyTree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 def _finite(tree: PyTree) -> Array:
     """Returns whether all floats are finite; of one that is not, a multiple of 0 is NaN."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -127,14 +136,12 @@ def _finite(tree: PyTree) -> Array:
 
 
 def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
-    if axis_name is None:
-        return batch
-    gather: Any = lambda axis: lambda x: jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+    gather = functools.partial(collectives.all_gather, axis_name=axis_name)
     if not isinstance(batch, Rollout):
-        return jax.tree.map(gather(0), batch)
+        return gather(batch)
     columns_first = {name: getattr(batch, name) for name in ("last_obs", "contiguous", "carry", "count")}
     rows_first = {name: x for name, x in vars(batch).items() if name not in columns_first}
-    return Rollout(**jax.tree.map(gather(0), columns_first), **jax.tree.map(gather(1), rows_first))
+    return Rollout(**gather(columns_first), **gather(rows_first, axis=1))
 
 
 __all__ = ["Fault", "Guarded", "accepted", "fresh", "guarded", "in_loss"]

@@ -10,7 +10,7 @@ from flax import struct
 
 from jrl import spaces
 from jrl.fields.data import Fresh, Replay
-from jrl.ops import random
+from jrl.ops import collectives, random
 from jrl.types import (
     BROKEN_STACKS,
     NO_CHOICE,
@@ -175,7 +175,7 @@ def checked(
             if mask is not None:
                 nothing.append(rows & ~spaces.any_allowed(kind.action, mask))
         none = jnp.mean((nothing[0] if len(nothing) == 1 else jnp.concatenate(nothing, 1)).astype(jnp.float32))
-        none = none if axis_name is None else jax.lax.pmax(none, axis_name)
+        none = collectives.pmax(none, axis_name)
         state, replay, metrics = learner.step(state, replay, rollout, key)
         return state, replay, {**metrics, NO_CHOICE: none}
 
@@ -203,8 +203,7 @@ def batches_transformed(
             if isinstance(before, Rollout) and isinstance(batch, Rollout):
                 batch = seen_anew(before, batch)
             added |= metrics
-        if axis_name is not None:
-            added = jax.tree.map(lambda x: jax.lax.pmean(x, axis_name), added)
+        added = collectives.pmean(added, axis_name)
         state, aux = algo.update(state, batch, key)
         return state, aux._replace(metrics={**aux.metrics, **added})
 
@@ -308,9 +307,8 @@ def off_policy(
         state, replay = ingest(state, rollout), buffer.add(replay, rollout)
         held, ready = buffer.size(replay), buffer.can_sample(replay)
         live = None if buffer.live is None else buffer.live(replay)
-        if axis_name is not None:  # all devices learn, or none
-            held, live = jax.lax.psum((held, live), axis_name)
-            ready = jax.lax.pmin(ready.astype(jnp.int32), axis_name) > 0
+        held, live = collectives.psum((held, live), axis_name)
+        ready = collectives.everywhere(ready, axis_name)  # all devices learn, or none
 
         def gradient_step(state, changing, i):
             sample_key, update_key = split(key, i)
@@ -338,7 +336,7 @@ def off_policy(
             metrics[VALID_SHARE] = live / jnp.maximum(held, 1)
         if broken is not None:
             lost = jax.lax.cond(before == 0, broken, lambda rollout: jnp.zeros(()), rollout)
-            metrics[BROKEN_STACKS] = lost if axis_name is None else jax.lax.pmax(lost, axis_name)
+            metrics[BROKEN_STACKS] = collectives.pmax(lost, axis_name)
         return state, changing or replay, metrics
 
     return Learner(

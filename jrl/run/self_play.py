@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jrl.ops import collectives
 from jrl.rollout.unroll import RECORD
 from jrl.run import several
 from jrl.run.learner import Learner
@@ -195,8 +196,7 @@ def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | 
     results = jnp.stack([mine > best, mine == best, mine < best], -1) & counts[..., None]  # [T, G, 3]
     place = league.pick[jnp.arange(games) // num_agents % pool]
     found = jnp.zeros((pool, 3), jnp.int32).at[place].add(results.sum(0, dtype=jnp.int32))
-    found = found if axis_name is None else jax.lax.psum(found, axis_name)
-    return dataclasses.replace(league, counts=league.counts + found)
+    return dataclasses.replace(league, counts=league.counts + collectives.psum(found, axis_name))
 
 
 def _playing(actor: Mapping[str, PyTree], pool: Group, league: League) -> dict[str, PyTree]:

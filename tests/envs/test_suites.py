@@ -17,7 +17,7 @@ LIMIT = 5
 def run(id, actions, *, seed=0, options=None):
     stepper = Stepper(envs.make(id, num_envs=actions.shape[1], options=options), seed)
     first = stepper.reset()
-    return Trajectory(first, *(np.stack(column) for column in zip(*[stepper.step(a) for a in actions])))
+    return Trajectory(first, *(np.stack(column) for column in zip(*[stepper.step(a)[:5] for a in actions])))
 
 
 def assert_equal(a, b, upto=None):
@@ -36,7 +36,9 @@ def assert_equal(a, b, upto=None):
     ],
 )
 def test_the_contract(id, observation, action, limit):
-    pytest.importorskip(id.split(":")[0])
+    package = pytest.importorskip(id.split(":")[0])
+    if id.endswith("-misc") and id.split(":")[1] not in package.registered_envs:
+        pytest.skip("this gymnax has no such environment")
     env = envs.make(id, num_envs=3)
     spec = env.spec
     assert isinstance(env, JaxEnv) and env.pure and callable(env.close) and hash(spec) is not None

@@ -29,7 +29,7 @@ def test_a_number_is_itself(number):
 
 def test_jump_and_single_pair():
     jump = ((0, 1.0), (10, 1.0), (10, 5.0), (20, 5.0))
-    assert [float(schedules.value(jump, step)) for step in (9, 11)] == [1.0, 5.0]
+    assert [float(schedules.value(jump, step)) for step in (9, 10, 11)] == [1.0, 5.0, 5.0]
     assert [float(schedules.value(((5, 2.0),), step)) for step in (0, 5, 9)] == [2.0, 2.0, 2.0]
 
 

@@ -1,0 +1,50 @@
+"""What the devices of a mapped axis have together; outside of one, or on one device, what is given.
+
+One device needs no collective: each is a kernel, and for an accelerator one that waits.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+__all__ = ["all_gather", "alone", "everywhere", "pmax", "pmean", "psum", "somewhere"]
+
+
+def alone(axis_name: str | None) -> bool:
+    """Returns whether there is one device, or no mapped axis."""
+    return axis_name is None or lax.axis_size(axis_name) == 1
+
+
+def psum(x, axis_name: str | None):
+    """Returns the sum over the devices, of a tree of arrays."""
+    return x if alone(axis_name) else lax.psum(x, axis_name)
+
+
+def pmax(x, axis_name: str | None):
+    """Returns the greatest over the devices, of a tree of arrays."""
+    return x if alone(axis_name) else lax.pmax(x, axis_name)
+
+
+def pmean(x, axis_name: str | None):
+    """Returns the mean over the devices, of a tree of arrays."""
+    if alone(axis_name):
+        return x
+    # one vector: the devices meet once, not once per array (2.5 times as fast for a small network on two devices)
+    flat, unflatten = ravel_pytree(x)
+    return unflatten(lax.pmean(flat, axis_name))
+
+
+def somewhere(x, axis_name: str | None) -> jax.Array:
+    """Returns whether `x`, bool of any shape, holds on one device at least."""
+    return x if alone(axis_name) else lax.pmax(x.astype(jnp.int32), axis_name) > 0
+
+
+def everywhere(x, axis_name: str | None) -> jax.Array:
+    """Returns whether `x`, bool of any shape, holds on all devices."""
+    return x if alone(axis_name) else lax.pmin(x.astype(jnp.int32), axis_name) > 0
+
+
+def all_gather(x, axis_name: str | None, axis: int = 0):
+    """Returns the arrays of all devices, one after the other along `axis`, of a tree of arrays."""
+    return x if alone(axis_name) else jax.tree.map(lambda x: lax.all_gather(x, axis_name, axis=axis, tiled=True), x)

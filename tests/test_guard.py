@@ -44,9 +44,10 @@ GOOD, BAD = jnp.asarray([1.0, 3.0]), jnp.asarray([1.0, jnp.inf])
 @pytest.mark.parametrize(
     ("loss", "flags"), [(jnp.sum, (True, True)), (lambda batch: jnp.zeros(()), (False, True))], ids=["loss", "params"]
 )
-@pytest.mark.parametrize("small", [guard._SMALL, 0], ids=["small", "large"])  # chosen among, or a branch
-def test_the_state_before_the_first_bad_update_stays(monkeypatch, loss, flags, small):
-    monkeypatch.setattr(guard, "_SMALL", small)
+@pytest.mark.parametrize("on", ["cpu", "accelerator"])
+def test_the_state_before_the_first_bad_update_stays(monkeypatch, loss, flags, on):
+    if on == "accelerator":
+        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
     algo = guard.guarded(toy(loss), jax.ShapeDtypeStruct((2,), jnp.float32))
     state, update = algo.init(jax.random.key(0)), jax.jit(algo.update)
     keys = jax.random.split(jax.random.key(1), 5)

@@ -28,7 +28,7 @@ def pmax(x, axis_name: str | None):
 
 def pmean(x, axis_name: str | None):
     """Returns the mean over the devices, of a tree of arrays."""
-    if alone(axis_name):
+    if alone(axis_name) or not jax.tree.leaves(x):
         return x
     # one vector: the devices meet once, not once per array (2.5 times as fast for a small network on two devices)
     flat, unflatten = ravel_pytree(x)

@@ -19,7 +19,7 @@ from flax import struct
 from jrl.ops import collectives
 from jrl.types import NOT_FINITE, Algo, Array, Key, Metrics, PyTree, Rollout, UpdateAux
 
-_SMALL = 1 << 20  # bytes: to choose among so many costs less than a branch, where an accelerator waits for the host
+_SMALL = 1 << 20  # bytes: accelerators choose among so many instead of branching, where they wait for the host
 
 
 @struct.dataclass
@@ -70,10 +70,12 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
             return Fault(jnp.ones((), bool), bad_loss, bad_params, data, _of_all_devices(batch, axis_name))
 
         first = bad & ~fault.found
+        branch = lambda fault: jax.lax.cond(first, note, lambda fault: fault, fault)
+        choice = lambda fault: jax.tree.map(lambda old, new: jnp.where(first, new, old), fault, note(fault))
         if collectives.alone(axis_name) and _bytes(batch) <= _SMALL:
-            fault = jax.tree.map(lambda old, new: jnp.where(first, new, old), fault, note(fault))
+            fault = jax.lax.platform_dependent(fault, cpu=branch, default=choice)
         else:
-            fault = jax.lax.cond(first, note, lambda fault: fault, fault)
+            fault = branch(fault)
         state = jax.tree.map(lambda old, new: jnp.where(fault.found, old, new), state.state, new)
         metrics = aux.metrics | {NOT_FINITE: fault.found.astype(jnp.float32)}
         return Guarded(state, fault), aux._replace(metrics=metrics)

@@ -319,9 +319,9 @@ def off_policy(
             return state, changing, aux.metrics
 
         def body(i, carry):
-            state, changing, total = carry
+            state, changing, total, _ = carry
             state, changing, metrics = gradient_step(state, changing, i)
-            return state, changing, jax.tree.map(jnp.add, total, metrics)
+            return state, changing, jax.tree.map(jnp.add, total, metrics), i + 1
 
         # the replay is carried only where the loop changes it: under vmap a loop selects among all that it carries
         changing = () if buffer.set_priority is None else replay
@@ -329,8 +329,9 @@ def off_policy(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
         # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
         count = jnp.where(ready & (held >= learning_starts), updates, 0)
-        state, changing, total = jax.lax.fori_loop(0, count, body, (state, changing, zeros))
-        metrics = jax.tree.map(lambda x: x / count, total)  # 0 / 0 is NaN
+        # the loop counts: `count`, read once more after it, would be of a copy of all priorities as they were before
+        state, changing, total, made = jax.lax.fori_loop(0, count, body, (state, changing, zeros, 0))
+        metrics = jax.tree.map(lambda x: x / made, total)  # 0 / 0 is NaN
         metrics |= {"replay/size": held, "train/updates": state.updates}
         if live is not None:
             metrics[VALID_SHARE] = live / jnp.maximum(held, 1)

@@ -14,7 +14,11 @@ X = np.arange(24, dtype=np.float32).reshape(4, 2, 3) - 7  # [D, *]
 CASES = {  # of a part -> of all parts
     "psum": (lambda x, axis: collectives.psum({"x": x}, axis)["x"], lambda all: all.sum(0)),
     "pmax": (lambda x, axis: collectives.pmax([x], axis)[0], lambda all: all.max(0)),
-    "pmean": (lambda x, axis: collectives.pmean((x, x[0]), axis)[0], lambda all: all.mean(0)),
+    "pmean": (lambda x, axis: collectives.pmean((x, x[0], {}), axis)[0], lambda all: all.mean(0)),
+    "of nothing": (
+        lambda x, axis: collectives.pmean({"x": x, **collectives.pmean({}, axis)}, axis)["x"],
+        lambda all: all.mean(0),
+    ),
     "somewhere": (lambda x, axis: collectives.somewhere(x > 10, axis), lambda all: (all > 10).any(0)),
     "everywhere": (lambda x, axis: collectives.everywhere(x > -5, axis), lambda all: (all > -5).all(0)),
     "all_gather": (collectives.all_gather, lambda all: all.reshape(-1, 3)),

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jrl.metrics import episodes as episode_metrics
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
-from jrl.run import parallel
+from jrl.run import parallel, traced
 from jrl.run.keys import Role, role_key, vector_key
 from jrl.run.learner import Learner
 from jrl.run.program import LoopState, Program, empty_replay, joined_replay, over_iterations, own_replay
@@ -182,7 +182,7 @@ def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyT
     if most == 1:
         state, out = one(state, jnp.uint32(0))
         return state, _stacked(out)
-    shapes = jax.eval_shape(one, state, jax.ShapeDtypeStruct((), jnp.uint32))[1]
+    one, (_, shapes) = traced.once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
     outs = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
 
     def body(i, carry):

@@ -11,6 +11,7 @@ from flax import struct
 from jrl import spaces
 from jrl.fields.data import Fresh, Replay
 from jrl.ops import collectives, random
+from jrl.run import traced
 from jrl.types import (
     BROKEN_STACKS,
     NO_CHOICE,
@@ -310,7 +311,7 @@ def off_policy(
         held, live = collectives.psum((held, live), axis_name)
         ready = collectives.everywhere(ready, axis_name)  # all devices learn, or none
 
-        def gradient_step(state, changing, i):
+        def draw_and_learn(state, changing, i):
             sample_key, update_key = split(key, i)
             batch = sample(changing or replay, sample_key)
             state, aux = algo.update(state, batch, update_key)
@@ -325,8 +326,8 @@ def off_policy(
 
         # the replay is carried only where the loop changes it: under vmap a loop selects among all that it carries
         changing = () if buffer.set_priority is None else replay
-        metrics = jax.eval_shape(gradient_step, state, changing, 0)[2]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+        gradient_step, shapes = traced.once(draw_and_learn, state, changing, jax.ShapeDtypeStruct((), jnp.int32))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[2])
         # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
         count = jnp.where(ready & (held >= learning_starts), updates, 0)
         # the loop counts: `count`, read once more after it, would be of a copy of all priorities as they were before

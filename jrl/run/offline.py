@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.metrics import episodes as episode_metrics
-from jrl.run import guard, parallel
+from jrl.run import guard, parallel, traced
 from jrl.run.keys import Role, role_key
 from jrl.run.learner import Data, Keys, Learner
 from jrl.run.program import LoopState, Program, joined_replay, own_replay
@@ -118,7 +118,7 @@ class Offline(Program):
         """Returns the states after the updates, the sums of their metrics, and whether a loss was not finite."""
         keys = keys_of(root, first, self.iterations)
 
-        def one(learned: PyTree, bare: PyTree, i: Any):
+        def drawn(learned: PyTree, bare: PyTree, i: Any):
             key = Keys(*jax.tree.map(lambda x: x[i], keys))
             learned, replay, metrics = learner.step(learned, self._data.dressed(bare, rows), None, key)
             metrics.pop("train/updates")
@@ -129,7 +129,7 @@ class Offline(Program):
             learned, bare, metrics = one(learned, bare, i)
             return learned, bare, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
 
-        shapes = jax.eval_shape(one, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))[2]
+        one, (_, _, shapes) = traced.once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         carry = learned, bare, zeros, jnp.zeros((), bool)
         return jax.lax.fori_loop(jnp.uint32(0), count, body, carry)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jrl.run import guard, parallel
+from jrl.run import guard, parallel, traced
 from jrl.run.learner import Learner
 from jrl.run.offline import Offline, call_of, keys_of
 from jrl.run.program import LoopState
@@ -74,7 +74,7 @@ class Prefetched(Offline):
 
         keys = keys_of(root, first, _UPDATES).update
 
-        def one(learned: PyTree, i: Any):
+        def update(learned: PyTree, i: Any):
             assert learner.update is not None
             learned, aux = learner.update(learned, jax.tree.map(lambda x: x[i], batches), keys[i])
             return learned, aux.metrics
@@ -84,7 +84,7 @@ class Prefetched(Offline):
             learned, metrics = one(learned, i)
             return learned, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
 
-        shapes = jax.eval_shape(one, learned, jax.ShapeDtypeStruct((), jnp.uint32))[1]
+        one, (_, shapes) = traced.once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros, jnp.zeros((), bool)))
 

@@ -6,6 +6,7 @@
     python scripts/bench_speed.py M1 M2 M20 M20s --repeat 5 --beside peers.txt      # several agents
     python scripts/bench_speed.py offline-iql offline-cql --beside peers.txt        # updates on data sets
     python scripts/bench_speed.py to475 to475s sweep                                # 16 seeds beside one; 256 members
+    python scripts/bench_speed.py G256 G2048 --longer 5                             # on a GPU, where they end at once
 
 A work runs `python -m jrl.train` in a process of its own. Its rate is environment steps (learning included) between
 30% and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. `to475`
@@ -231,10 +232,13 @@ def steady_rate(rows: list[dict], skip: float = 0.3) -> float:
     return (last["env_steps"] - first["env_steps"]) / (last["time_s"] - first["time_s"])
 
 
-def measure(work: str) -> dict[str, Any]:
-    """One run of a work: `steps_per_s`, or `seconds` for a start."""
+def measure(work: str, longer: float = 1.0) -> dict[str, Any]:
+    """One run of a work, so many times as long: `steps_per_s`; or `seconds` for a start."""
     if work in WORKS:
         config, *overrides = WORKS[work]
+        if longer != 1:
+            budget = {name: x for name, x in load(config, overrides).stop.items() if name in ("env_steps", "updates")}
+            overrides += [f"stop.{name}={round(longer * x)}" for name, x in budget.items()]
         with tempfile.TemporaryDirectory() as cache:
             _, of_all = train(config, overrides, cache=Path(cache), keep_criteria=False, seeds=SEEDS.get(work))
         rate, rows = sum(map(steady_rate, of_all)), of_all[0]
@@ -350,6 +354,7 @@ def main() -> None:
     )
     p.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join([*WORKS, *STARTS])} (default: all)")
     p.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
+    p.add_argument("--longer", type=float, default=1.0, help="times the steps of each work, for a fast machine")
     p.add_argument("--beside", type=Path, help="file of commands to run in the same rounds")
     p.add_argument("--out", type=Path, help="append the JSON lines here too")
     p.add_argument("--plot", type=Path, help="draw all rows of --out into this PNG (with --repeat 0: nothing else)")
@@ -368,7 +373,7 @@ def main() -> None:
     for index in range(1, args.repeat + 1):
         for name in [*(args.works or [*WORKS, *STARTS]), *peers]:
             ours = name in WORKS or name in STARTS
-            row = {"name": name, "round": index, **(measure(name) if ours else peer(name, index))}
+            row = {"name": name, "round": index, **(measure(name, args.longer) if ours else peer(name, index))}
             row["load1"] = round(os.getloadavg()[0], 2)
             print(json.dumps(row), flush=True)
             measured.append(row)

@@ -1,5 +1,7 @@
 """Our pmap has jax.pmap's meaning; replicated copies survive donation."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrl.errors import InputError
-from jrl.run import parallel
+from jrl.run import build, parallel
 from jrl.run.parallel import AXIS, PER_DEVICE, REPLICATED, ROLLOUT
+from jrl.settings.config import load
 from jrl.types import Rollout
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -180,3 +183,41 @@ def test_stack_leaves_everything_where_it_is():
     np.testing.assert_array_equal(stacked["x"], [[0, 0], [1, 1], [2, 2]])
     assert stacked["x"].sharding.device_set == set(jax.devices()[:3])
     np.testing.assert_array_equal(parallel.stack(jax.device_get(trees))["n"], [0, 1, 2])
+
+
+def _gpus(count):
+    """What is read of a mesh of so many NVIDIA GPUs."""
+    gpu = SimpleNamespace(client=SimpleNamespace(platform_version="PJRT C API\ncuda 13000"))
+    return SimpleNamespace(devices=np.array([gpu] * count))
+
+
+def test_loops_are_graphs_on_one_nvidia_gpu(monkeypatch):
+    """A host, several devices and XLA_FLAGS that say what is a graph are left alone."""
+    options = parallel._as_graph(_gpus(1))
+    assert {"WHILE", "CONDITIONAL"} < set(options["xla_gpu_enable_command_buffer"].split(","))
+    assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2  # this XLA knows them
+    assert parallel._as_graph(parallel.make_mesh(1)) is None
+    assert parallel._as_graph(_gpus(2)) is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=FUSION")
+    assert parallel._as_graph(_gpus(1)) is None
+
+
+def test_an_xla_without_such_options_is_not_given_them(monkeypatch):
+    monkeypatch.setattr(parallel, "_COMMANDS", "xla_gpu_no_such_flag")
+    monkeypatch.setattr(parallel, "_graphs", parallel._graphs.__wrapped__)
+    assert parallel._as_graph(_gpus(1)) is None
+
+
+@pytest.mark.parametrize(("config", "loops"), [("dqn", True), ("r2d2", True), ("ppo", False)])
+def test_programs_that_learn_from_replay_ask_for_graphs(config, loops, monkeypatch):
+    program = build.run(load(f"configs/{config}.yaml", ["env.backend=jax"])).program
+    asked = []
+
+    def pmap(*args, loops=False, **more):
+        asked.append(loops)
+        raise InterruptedError  # nothing is to be compiled
+
+    monkeypatch.setattr(parallel, "pmap", pmap)
+    with pytest.raises(InterruptedError):
+        program.init(0)
+    assert asked == [loops]

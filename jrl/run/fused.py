@@ -57,7 +57,14 @@ class Fused(Program):
         root = jax.random.key(seed)
         source = () if pure else self._environments(root)  # from the host, not while tracing
         if self._advance is None:
-            mapped = parallel.pmap(self.body, self.mesh, self._in_specs, self._out_specs, donate_argnums=(0,))
+            mapped = parallel.pmap(
+                self.body,
+                self.mesh,
+                self._in_specs,
+                self._out_specs,
+                donate_argnums=(0,),
+                loops=pure and self.learner.sample is not None,
+            )
             if pure:  # compiles while the state is made
                 counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
                 shapes = (*jax.eval_shape(self._start, root, source), *counts)

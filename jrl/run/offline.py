@@ -55,7 +55,7 @@ class Offline(Program):
         self._devices, self._waits = mesh.devices.size, parallel.waits(mesh)
         same, own = parallel.REPLICATED, parallel.PER_DEVICE
         self._advance = parallel.pmap(
-            self._body, mesh, (same, own, own, own, same, same, same), (same, own, same), donate_argnums=(0, 1)
+            self._body, mesh, (same, own, own, own, same, same, same), (same, own, same), (0, 1), loops=True
         )
         self._sample = parallel.pmap(self._one_sample, mesh, (own, own, same), own)
         self._rows: PyTree = None  # the replay with the data; what of it changes is that of the LoopState

@@ -133,7 +133,13 @@ def waits(mesh: Mesh) -> bool:
 
 
 def pmap(
-    body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnums: tuple[int, ...] = ()
+    body: Callable,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    donate_argnums: tuple[int, ...] = (),
+    *,
+    loops: bool = False,
 ) -> jax.stages.Wrapped:
     """Maps `body` over the devices of the mesh, with the axis name AXIS, as one jitted program.
 
@@ -142,10 +148,37 @@ def pmap(
       mesh: from `make_mesh`.
       in_specs, out_specs: a PartitionSpec per argument or leaf: REPLICATED, PER_DEVICE, ROLLOUT.
       donate_argnums: arguments whose buffers the outputs take over.
+      loops: whether a call repeats updates many times: one GPU then does so without the host, see `_as_graph`.
     """
     # check_vma=True would psum gradients of replicated parameters by itself, and the pmean in the body once more
     mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate_argnums)
+    return jax.jit(mapped, donate_argnums=donate_argnums, compiler_options=_as_graph(mesh) if loops else None)
+
+
+_COMMANDS = "xla_gpu_enable_command_buffer"
+
+
+def _as_graph(mesh: Mesh) -> dict[str, str] | None:
+    """Returns the options by which XLA makes whole loops CUDA graphs; None: they are those of the process.
+
+    XLA's own way is a graph of what lies between two loops: the host starts each, and waits for the condition of a
+    loop and for what `lax.cond` chooses. On an H100 DQN and SAC made 1.4 and 1.6 times as many updates a second as
+    graphs. A graph whose buffers changed is written anew, which costs more than it saves where a call iterates once.
+    """
+    if mesh.devices.size > 1 or _COMMANDS in os.environ.get("XLA_FLAGS", ""):
+        return None
+    return _graphs() if "cuda" in mesh.devices.flat[0].client.platform_version.lower() else None
+
+
+@functools.cache
+def _graphs() -> dict[str, str] | None:
+    """Returns these options for an XLA that has them: its flags come and go."""
+    commands = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+    try:
+        jax.jit(lambda: jnp.zeros(()), compiler_options={_COMMANDS: commands}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return {_COMMANDS: commands}
 
 
 def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:

@@ -66,7 +66,8 @@ class Population:
         self._mesh = Mesh(np.asarray(self._devices[: len(self._places)]).reshape(-1, 1), (_MEMBERS, parallel.AXIS))
         alone = len(self._places) <= self._mesh.devices.size
         body = _of_one(self._one) if alone else jax.vmap(self._one, in_axes=(0, 0, 0, None, None))
-        self._advance = parallel.pmap(body, self._mesh, _ADVANCED, _OWN, donate_argnums=(1,))
+        loops = self.fused.learner.sample is not None
+        self._advance = parallel.pmap(body, self._mesh, _ADVANCED, _OWN, donate_argnums=(1,), loops=loops)
         self._writing = parallel.pmap(_written, self._mesh, (_OWN, _SAME, _SAME), _OWN, donate_argnums=(0,))
 
     # ------------------------------------------------------------ beginning

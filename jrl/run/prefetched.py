@@ -34,7 +34,7 @@ class Prefetched(Offline):
         same = parallel.REPLICATED
         self._sharding = jax.sharding.NamedSharding(self.mesh, batches)
         self._learn = parallel.pmap(
-            self._body_of_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,)
+            self._body_of_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,), loops=True
         )
         self._validate = parallel.pmap(self._held_out_metrics, self.mesh, (same, parallel.PER_DEVICE, same, same), same)
 

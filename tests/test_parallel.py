@@ -191,29 +191,30 @@ def _gpus(count):
     return SimpleNamespace(devices=np.array([gpu] * count))
 
 
-def test_loops_are_graphs_on_one_nvidia_gpu(monkeypatch):
-    """A host, several devices and XLA_FLAGS that say what is a graph are left alone."""
-    options = parallel._as_graph(_gpus(1))
-    assert {"WHILE", "CONDITIONAL"} < set(options["xla_gpu_enable_command_buffer"].split(","))
-    assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2  # this XLA knows them
-    assert parallel._as_graph(parallel.make_mesh(1)) is None
-    assert parallel._as_graph(_gpus(2)) is None
+def test_on_an_nvidia_gpu_programs_have_options_of_xla(monkeypatch):
+    """Loops are graphs on one; calls of EnvPool are not fused; elsewhere, and where XLA_FLAGS says it, none is set."""
+    graphs = parallel._compiler_options(_gpus(1), loops=True, pure=True)
+    assert {"WHILE", "CONDITIONAL"} < set(graphs.pop("xla_gpu_enable_command_buffer").split(",")) and not graphs
+    calls = {"xla_gpu_enable_dynamic_slice_fusion": False}
+    assert parallel._compiler_options(_gpus(1), loops=False, pure=False) == calls
+    assert parallel._compiler_options(_gpus(2), loops=True, pure=False) == calls
+    assert parallel._compiler_options(_gpus(1), loops=False, pure=True) is None
+    assert parallel._compiler_options(parallel.make_mesh(1), loops=True, pure=False) is None
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=FUSION")
-    assert parallel._as_graph(_gpus(1)) is None
+    assert parallel._compiler_options(_gpus(1), loops=True, pure=True) is None
 
 
-def test_an_xla_without_such_options_is_not_given_them(monkeypatch):
-    monkeypatch.setattr(parallel, "_COMMANDS", "xla_gpu_no_such_flag")
-    monkeypatch.setattr(parallel, "_graphs", parallel._graphs.__wrapped__)
-    assert parallel._as_graph(_gpus(1)) is None
+def test_options_that_this_xla_does_not_have_are_left_out(monkeypatch):
+    monkeypatch.setattr(parallel, "_GRAPHS", {"xla_gpu_no_such_flag": "WHILE"})
+    assert parallel._compiler_options(_gpus(1), loops=True, pure=True) is None
 
 
 @pytest.mark.parametrize(("config", "loops"), [("dqn", True), ("r2d2", True), ("ppo", False)])
-def test_programs_that_learn_from_replay_ask_for_graphs(config, loops, monkeypatch):
+def test_programs_that_learn_from_replay_loop(config, loops, monkeypatch):
     program = build.run(load(f"configs/{config}.yaml", ["env.backend=jax"])).program
     asked = []
 
-    def pmap(*args, loops=False, **more):
+    def pmap(*args, loops, **more):
         asked.append(loops)
         raise InterruptedError  # nothing is to be compiled
 

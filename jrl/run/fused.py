@@ -64,6 +64,7 @@ class Fused(Program):
                 self._out_specs,
                 donate_argnums=(0,),
                 loops=pure and self.learner.sample is not None,
+                pure=pure,
             )
             if pure:  # compiles while the state is made
                 counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
@@ -137,7 +138,8 @@ class Fused(Program):
             return _stacked(source), rollout, _stacked(report)
 
         per_device, same = parallel.PER_DEVICE, parallel.REPLICATED
-        return parallel.pmap(body, self.mesh, (same, per_device, same), (per_device, parallel.ROLLOUT, per_device))
+        out_specs = (per_device, parallel.ROLLOUT, per_device)
+        return parallel.pmap(body, self.mesh, (same, per_device, same), out_specs, pure=self.unroll.pure)
 
     def collect(self, state: LoopState, seed: int, iteration: int, call: int = 0):
         key = self._keys(seed, iteration, call)[0]

@@ -140,6 +140,7 @@ def pmap(
     donate_argnums: tuple[int, ...] = (),
     *,
     loops: bool = False,
+    pure: bool = True,
 ) -> jax.stages.Wrapped:
     """Maps `body` over the devices of the mesh, with the axis name AXIS, as one jitted program.
 
@@ -148,37 +149,44 @@ def pmap(
       mesh: from `make_mesh`.
       in_specs, out_specs: a PartitionSpec per argument or leaf: REPLICATED, PER_DEVICE, ROLLOUT.
       donate_argnums: arguments whose buffers the outputs take over.
-      loops: whether a call repeats updates many times: one GPU then does so without the host, see `_as_graph`.
+      loops: whether a call repeats updates many times: one GPU then does so without the host.
+      pure: whether all of it is XLA's: no environments are called that are not.
     """
     # check_vma=True would psum gradients of replicated parameters by itself, and the pmean in the body once more
     mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate_argnums, compiler_options=_as_graph(mesh) if loops else None)
+    options = _compiler_options(mesh, loops=loops, pure=pure)
+    return jax.jit(mapped, donate_argnums=donate_argnums, compiler_options=options)
 
 
-_COMMANDS = "xla_gpu_enable_command_buffer"
+# Loops as CUDA graphs whole: else XLA makes graphs of what lies between two loops, of which the host starts each, and
+# waits for the condition of a loop and for what `lax.cond` chooses. On an H100 DQN and SAC made 1.4 and 1.6 times as
+# many updates a second. A graph whose buffers changed is written anew, which costs more where a call iterates once.
+_GRAPHS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+}
+# XLA lets a call that is not its own write straight into a stacked array where each step's part of all results is so
+# many times 256 bytes (openxla/xla#43831). Of 256 CartPoles of EnvPool and more nothing came out right on an H100.
+_CALLS = {"xla_gpu_enable_dynamic_slice_fusion": False}
 
 
-def _as_graph(mesh: Mesh) -> dict[str, str] | None:
-    """Returns the options by which XLA makes whole loops CUDA graphs; None: they are those of the process.
-
-    XLA's own way is a graph of what lies between two loops: the host starts each, and waits for the condition of a
-    loop and for what `lax.cond` chooses. On an H100 DQN and SAC made 1.4 and 1.6 times as many updates a second as
-    graphs. A graph whose buffers changed is written anew, which costs more than it saves where a call iterates once.
-    """
-    if mesh.devices.size > 1 or _COMMANDS in os.environ.get("XLA_FLAGS", ""):
+def _compiler_options(mesh: Mesh, *, loops: bool, pure: bool) -> dict[str, Any] | None:
+    """Returns XLA's options for a program; None: those of the process alone, which have the last word."""
+    if "cuda" not in mesh.devices.flat[0].client.platform_version.lower():
         return None
-    return _graphs() if "cuda" in mesh.devices.flat[0].client.platform_version.lower() else None
+    alone = mesh.devices.size == 1  # collectives in such graphs were never tried
+    wanted = (_GRAPHS if loops and alone else {}) | ({} if pure else _CALLS)
+    said = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in wanted.items() if name not in said and _known(name, value)} or None
 
 
 @functools.cache
-def _graphs() -> dict[str, str] | None:
-    """Returns these options for an XLA that has them: its flags come and go."""
-    commands = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+def _known(name: str, value: str | bool) -> bool:
+    """Returns whether this XLA has an option: they come and go."""
     try:
-        jax.jit(lambda: jnp.zeros(()), compiler_options={_COMMANDS: commands}).lower().compile()
+        jax.jit(lambda: jnp.zeros(()), compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:
-        return None
-    return {_COMMANDS: commands}
+        return False
+    return True
 
 
 def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:

@@ -309,6 +309,8 @@ def add_up(reports: Sequence[Episodes]) -> Episodes:
 
 def add_up_stacked(reports: Episodes, among=None) -> Episodes:
     """Adds up, as `add_up`, reports whose leaves are stacked along a first axis; of the first `among`, None: of all."""
+    if reports.count.shape[0] == 1:
+        return jax.tree.map(lambda x: x[0], reports)
     last = -1 if among is None else among - 1
 
     def first(x, fill):

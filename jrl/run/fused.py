@@ -14,7 +14,7 @@ from jrl.metrics import episodes as episode_metrics
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
 from jrl.run import parallel, traced
-from jrl.run.keys import Role, role_key, vector_key
+from jrl.run.keys import Role, role_key, role_keys, vector_key
 from jrl.run.learner import Learner
 from jrl.run.program import LoopState, Program, empty_replay, joined_replay, over_iterations, own_replay
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
@@ -113,17 +113,18 @@ class Fused(Program):
         """Makes `count` iterations from that number on, on one device inside a mapped program."""
 
         def one(state: LoopState, i):
-            source, rollout, report = self._collect(state.learner, state.source, role_key(root, Role.COLLECT, i))
-            update_key = role_key(root, Role.UPDATE, i)
+            collect_key, update_key = keys[:, i]
+            source, rollout, report = self._collect(state.learner, state.source, collect_key)
             learned, replay, metrics = self.learner.step(state.learner, state.replay, rollout, update_key)
             return LoopState(learned, replay, source), (metrics, report)
 
+        numbers = iteration + jnp.arange(self.iterations, dtype=jnp.uint32)
+        keys = role_keys(root, (Role.COLLECT, Role.UPDATE), numbers)
         state = LoopState(state.learner, own_replay(state.replay, self.learner), _mine(state.source))
-        out = _repeat(lambda s, i: one(s, iteration + i), state, self.iterations, count)
-        state, (metrics, reports) = out
+        state, (metrics, reports) = _repeat(one, state, self.iterations, count)
         state = LoopState(state.learner, joined_replay(state.replay), _stacked(state.source))
         reports = episode_metrics.add_up_stacked(reports, count)
-        return state, jax.tree.map(lambda metric: over_iterations(metric, count), metrics), _stacked(reports)
+        return state, over_iterations(metrics, count), _stacked(reports)
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int | None = None):
         assert self._advance is not None
@@ -191,11 +192,39 @@ def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyT
     if most == 1:
         state, out = one(state, jnp.uint32(0))
         return state, _stacked(out)
-    one, (_, shapes) = traced.once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
-    outs = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+    one, (_, like) = traced.once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
+    packed, apart = _packing(like)
+    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(packed, like))
 
     def body(i, carry):
         state, out = one(carry[0], i)
-        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), out, carry[1])
+        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), packed(out), carry[1])
 
-    return jax.lax.fori_loop(jnp.uint32(0), count, body, (state, outs))
+    state, rows = jax.lax.fori_loop(jnp.uint32(0), count, body, (state, rows))
+    return state, apart(rows)
+
+
+def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+    """Returns functions that put the scalars of a tree side by side, by dtype, and that take rows [K, *] of it apart.
+
+    An array that a loop writes into a row costs a kernel, however small it is, and most of what is told are scalars.
+    """
+    leaves, tree = jax.tree.flatten(like)
+    arrays = [i for i, leaf in enumerate(leaves) if leaf.shape]
+    scalars: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        if not leaf.shape:
+            scalars.setdefault(leaf.dtype, []).append(i)
+
+    def packed(out: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(out)
+        return [jnp.stack([leaves[i] for i in group]) for group in scalars.values()], [leaves[i] for i in arrays]
+
+    def apart(rows: PyTree) -> PyTree:
+        vectors, own = rows
+        found = dict(zip(arrays, own, strict=True))
+        for group, vector in zip(scalars.values(), vectors, strict=True):
+            found |= {i: vector[:, j] for j, i in enumerate(group)}
+        return jax.tree.unflatten(tree, [found[i] for i in range(len(leaves))])
+
+    return packed, apart

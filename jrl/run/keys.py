@@ -4,11 +4,13 @@ role_key(seed, role, counter) = fold_in(fold_in(key(seed), role), counter)
 """
 
 import enum
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jrl.types import Key
+from jrl.types import Array, Key
 
 
 class Role(enum.IntEnum):
@@ -28,6 +30,12 @@ def role_key(seed: int | Key, role: Role, counter=0) -> Key:
     """Returns the key of one role at one count (of iterations, of evaluations)."""
     root = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
     return jax.random.fold_in(jax.random.fold_in(root, role), counter)
+
+
+def role_keys(root: Key, roles: Sequence[Role], counters: Array) -> Key:
+    """Returns `role_key` of each role at each count [K], side by side: [R, K]. One by one each is a loop to compile."""
+    of_roles = jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(roles, jnp.uint32))
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(of_roles, counters)
 
 
 def vector_key(key: Key, vector, vectors: int) -> Key:

@@ -165,12 +165,15 @@ def joined_replay(replay: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None] if x.ndim == 0 else x, replay)
 
 
-def over_iterations(metric, count=None):
-    """Returns the mean [] over iterations [K] that have one (NaN is none); of a whole number, which counts, the last.
-    Of the first `count` iterations; None: of all.
+def over_iterations(metrics: Metrics, count: Any = None) -> Metrics:
+    """Returns the mean [] of each metric [K] over iterations that have one (NaN is none); of whole numbers, which
+    count, the last. Of the first `count` iterations; None: of all.
     """
-    if not jnp.issubdtype(metric.dtype, jnp.floating):
-        return metric[-1 if count is None else count - 1]
+    found = {name: x[-1 if count is None else count - 1] for name, x in metrics.items()}
+    floats = [name for name, x in metrics.items() if jnp.issubdtype(x.dtype, jnp.floating) and x.shape[0] > 1]
+    if not floats:
+        return found
+    rows = jnp.stack([metrics[name] for name in floats])  # side by side: a few operations for all
     if count is not None:
-        metric = jnp.where(jnp.arange(metric.shape[0], dtype=jnp.uint32) < count, metric, jnp.nan)
-    return jnp.nanmean(metric)
+        rows = jnp.where(jnp.arange(rows.shape[1], dtype=jnp.uint32) < count, rows, jnp.nan)
+    return found | dict(zip(floats, jnp.nanmean(rows, 1), strict=True))

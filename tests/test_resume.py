@@ -46,6 +46,9 @@ def run(algo, *args, out):
     )
 
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
+
 # ---------------------------------------------------------------- on another number of devices
 
 

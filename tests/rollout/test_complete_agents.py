@@ -130,13 +130,12 @@ def learned(**sections):
 @pytest.mark.parametrize(
     ("sections", "policies"),
     [
-        ({}, {}),
         (REPLAY, {}),
         ({"rollout": {"count_steps_by": "agent_steps"}}, {}),
         (
             {
                 "multi_agent": {"policies": {"a": {}, "b": REPLAY}, "mapping": {"late|guest": "b", ".*": "a"}},
-                "network": {"core": {"name": "gru", "size": 8}, "max_seq_len": 4},
+                "network": {"hidden": [], "core": {"name": "gru", "size": 8}, "max_seq_len": 4},
             },
             {"a": 192, "b": 192},  # on each step somebody of either is there
         ),

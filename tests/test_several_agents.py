@@ -249,7 +249,7 @@ def test_different_algorithms_learn_beside_each_other():
 
 
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
-    """On two devices; of PPO with memory tests/test_teams.py and tests/test_agent_kinds.py say the same."""
+    """On two devices, in lockstep; of PPO with memory tests/test_teams.py and tests/test_agent_kinds.py say the same."""
     policies = {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}
     more = {
         "multi_agent": {"policies": policies, "agent_id": True, "replay_mode": "lockstep"},
@@ -261,6 +261,8 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     # what is counted since the row before depends on where that was
     whole, resumed = (without(row, "time", "perf", "/count", "/return_m") for row in rows)
     assert whole == resumed
+    assert whole["policy/agent_0/loss/value"] != whole["policy/agent_1/loss/value"]
+    assert whole["updates"] == 2 * 16 * whole["iteration"]  # each policy's are as many
 
 
 def test_two_programs_give_the_bits_of_one():

@@ -249,7 +249,7 @@ def test_different_algorithms_learn_beside_each_other():
 
 
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
-    """On two devices, in lockstep; of PPO with memory tests/test_teams.py and tests/test_agent_kinds.py say the same."""
+    """On two devices, in lockstep; tests of teams and of kinds say the same of PPO with memory."""
     policies = {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}
     more = {
         "multi_agent": {"policies": policies, "agent_id": True, "replay_mode": "lockstep"},

@@ -69,6 +69,7 @@ def test_a_run_takes_over_some_policies_of_another(saved):
 
 def test_a_hundred_policies_are_one_program():
     cfg = config.from_dict(made(env={"num_envs": 2, "options": {"num_agents": 100}}, rollout={"length": 4},
+                                network={"hidden": []}, algo={"num_minibatches": 1},
                                 multi_agent={"policies_to_train": None}))  # fmt: skip
     with Session(cfg, endless=True) as session:
         session.start()
@@ -82,7 +83,7 @@ def test_a_hundred_policies_are_one_program():
 
 
 def test_the_run_says_what_each_policy_sees_and_does(tmp_path, capsys):
-    config.write(config.from_dict(made()), tmp_path)
+    config.write(config.from_dict(made(checkpoint={"policies": "trainable"})), tmp_path)
     assert train.main([str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run"), "--quiet"][:3]) == 0
     said = capsys.readouterr().out.splitlines()
     line = next(line for line in said if line.startswith("policy agent_1"))

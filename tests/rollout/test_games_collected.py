@@ -26,8 +26,8 @@ READY = {
     "run": {"report_every": 125},
 }
 WAYS = {
-    "in a thread": (ASYNC,),
     "runners": (RUNNERS,),
+    "in a thread": (ASYNC,),
     "processes that do not wait": (READY,),
     "asynchronous runners, whole episodes": (RUNNERS, ASYNC, WHOLE),
     "whole episodes": (WHOLE,),
@@ -206,7 +206,7 @@ def whole(rollout, b):
     return found
 
 
-@pytest.mark.parametrize("way", EVERY_WAY)
+@pytest.mark.parametrize("way", EVERY_WAY[1:])  # with runners alone where one of them is lost, below
 def test_who_follows_whom_is_as_the_mapping_said_of_each_game(way, acted):
     with session(way, **policies()) as run:
         run.start()
@@ -264,7 +264,9 @@ def test_a_runner_in_the_place_of_another_plays_games_that_were_asked_for(monkey
         run.start()
         with pytest.warns(RuntimeWarning, match="another starts in its place"):
             learned = advanced(run, 6, lambda state: jax.device_get(state.learner["roster"]))
-        names = names_of(run)
+        run.reporter.flush()
+        row, names = run.reporter.row, names_of(run)
+    assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
     for _, rollout, roster in learned[-3:]:
         number, who = rollout.extras["game"], np.vectorize(names.get)(rollout.extras[PLACE])
         for t, b in np.argwhere(rollout.mask):

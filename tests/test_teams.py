@@ -59,7 +59,7 @@ VDN = {
     "multi_agent": {"group": TEAMS, "mapping": "by_agent"},
     "network": {"hidden": [32]},
     "replay": {
-        "capacity": 20_000, "batch_size": 128, "learning_starts": 1000, "train_every": 16, "updates_per_step": 0.0625
+        "capacity": 20_000, "batch_size": 64, "learning_starts": 1000, "train_every": 16, "updates_per_step": 0.0625
     },
     "run": {"compile_cache": False, "log": ["jsonl"]},
 }  # fmt: skip
@@ -85,7 +85,7 @@ def test_each_team_learns_its_own_answer(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     policies = {"left": {"algo": {"mixer": "sum"}}, "right": {"algo": {"mixer": "qmix"}}}
     path.write_text(json.dumps(config.merge(VDN, {"multi_agent": {"policies": policies}})))
-    assert train.main([str(path), "--stop=env_steps=6000", f"--out={out}"]) == 0
+    assert train.main([str(path), "--stop=env_steps=5000", f"--out={out}"]) == 0
     said = capsys.readouterr().out
     assert "policy left: left, 1 agent x 16 envs: Dict(" in said and "policy right: right, 1 agent x 16 envs" in said
     row = json.loads((out / "result.jsonl").read_text().splitlines()[-1])

@@ -1,6 +1,6 @@
 """Gymnasium environments that say what happened; without jax, for worker processes."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -41,3 +41,35 @@ class Marks(Callbacks):
 
     def on_sub_environment_created(self, *, sub_environment, env_context, env_index, worker, **kwargs):
         sub_environment.unwrapped.mark = (env_index, env_context["size"], worker is None)
+
+
+class Turns:
+    """RLlib's interface: a and b act by turns without waiting, four steps, of which both are told in their infos."""
+
+    turn_based = False
+    fails: ClassVar[list] = []
+
+    def __init__(self, config=None):
+        self.possible_agents = ["a", "b"]
+        self.observation_space, self.action_space = (
+            gymnasium.spaces.Box(0.0, 9.0, (1,), np.float32),
+            gymnasium.spaces.Discrete(2),
+        )
+
+    def _now(self):
+        agent = "ab"[self.t % 2]
+        return {agent: np.array([self.t], np.float32)}, {agent: {"turn": self.t} for agent in "ab"}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._now()
+
+    def step(self, actions):
+        self.t += 1
+        if self.t == 3 and Turns.fails:
+            raise RuntimeError(Turns.fails.pop())
+        obs, infos = self._now()
+        return obs, dict.fromkeys(actions, 1.0), {"__all__": self.t == 4}, {"__all__": False}, infos
+
+    def close(self):
+        pass

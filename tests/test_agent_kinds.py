@@ -86,7 +86,7 @@ ID = f"{__name__}:pursuit"
 GAMES, STEPS = 4, 16
 SMALL = {
     "env": {"id": ID, "num_envs": GAMES},
-    "algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2},
+    "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": STEPS, "iterations_per_call": 1},
     "run": {"compile_cache": False, "log": []},
@@ -166,7 +166,7 @@ def test_views_are_of_each_kind():
     env = envs.make(ID, num_envs=2, options={"noise": 0.0})
     seen = views.with_agent_ids(views.with_function(env, f"{__name__}:nearer"))
     assert [sorted(dict(part.items)) for part in seen.spec.observation.items] == [["agent_id", "obs"]] * 2
-    _, (hunters, prey) = seen.reset(jax.random.key(0))
+    _, (hunters, prey) = jax.jit(seen.reset)(jax.random.key(0))
     np.testing.assert_array_equal(hunters["agent_id"], [0, 2, 0, 2])
     np.testing.assert_array_equal(prey["agent_id"], [1, 1])
     np.testing.assert_allclose(hunters["obs"], [[2, 1], [-2, 1]] * 2)

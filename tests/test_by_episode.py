@@ -49,7 +49,7 @@ SMALL = {
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": STEPS, "iterations_per_call": 1},
-    "run": {"compile_cache": False, "log": []},
+    "run": {"compile_cache": False, "log": [], "report_every": 240},
 }
 TURNS = {"policies": {"main": {}, "other": {}}, "mapping": "by-turns"}
 
@@ -138,11 +138,12 @@ def test_a_policy_learns_from_its_own_rows_alone_and_others_stay_bit_for_bit(alg
 def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     session = algo.session
     rollout, *_ = rows_of(session)
-    record, found = rollout.extras[RECORD], names_of(session, rollout)
+    rollout, found = jax.device_get(rollout), names_of(session, rollout)
+    record = rollout.extras[RECORD]
     ended = rollout.terminated & rollout.mask
     sizes, numbers = by_episode.Sizes(8, GAMES, 2, 4), session.state.learner[ROSTER].numbers
     roster = dataclasses.replace(by_episode.begun(sizes, [True] * 4), numbers=numbers)
-    seen = by_episode.watched(roster, rollout, sizes)
+    seen = jax.device_get(jax.jit(lambda *x: by_episode.watched(*x, sizes))(roster, rollout))
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
@@ -297,7 +298,7 @@ def test_what_fails_changes_nothing(algo):
 def test_replays_hold_the_rows_of_their_own_policy():
     dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
     with built(**dqn, rollout={"length": 4}, multi_agent={"mapping": registry.reference(by_number)}) as algo:
-        trained(algo, 12)
+        trained(algo, 4)
         session, (group,) = algo.session, algo.session.run.groups
         learn, mesh = session.run.learn, session.run.mesh
 
@@ -320,9 +321,10 @@ def by_number(agent, episode):
 
 
 def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
+    """On two devices."""
     both = {"policies": {"main": {}, "other": {"network": {"hidden": [4]}}}, "mapping": "by-turns"}
-    with built(multi_agent=both) as algo:
-        row = trained(algo, 3)
+    with built(multi_agent=both, devices={"fake": 2}) as algo:
+        row = trained(algo, 2)
         rollout, wanted, found = rows_of(algo.session)
         assert (wanted == found).all() and len(algo.session.run.groups) == 2
         assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
@@ -382,14 +384,6 @@ class Rounds:
         return obs, rewards, {"__all__": over}, {"__all__": False}, {}
 
 
-def test_the_same_on_several_devices():
-    with built(devices={"fake": 2}) as algo:
-        row = trained(algo, 3)
-        _, wanted, found = rows_of(algo.session)
-        assert (wanted == found).all()
-        assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
-
-
 def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_path):
     """Those of the host: nobody can say where their games stand."""
     host = {
@@ -397,7 +391,7 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
         "multi_agent": {"mapping": "by-lot", "policies": {**TURNS["policies"], "third": {}}},
     }
     with built(**host) as algo:
-        row = trained(algo, 8)
+        row = trained(algo, 2)
         _, wanted, found = rows_of(algo.session)
         assert (wanted == found).all()
         assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other", "third"))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_several_agents import GAMES, REPLAY, STEPS, made, trained
+from test_several_agents import GAMES, REPLAY, STEPS, made
 
 from jrl.api import DQNConfig
 from jrl.errors import InputError
@@ -106,13 +106,6 @@ def test_policies_draw_apart_unless_the_config_says_otherwise():
     apart = drawn(of(mode="independent"), jax.random.key(3), masks)[-1]
     pairs = [(a, b) for a in NAMES for b in NAMES if a < b]
     assert not any(np.array_equal(apart[a][:, :2], apart[b][:, :2]) for a, b in pairs)
-
-
-def test_a_run_in_lockstep_learns():
-    cfg = made(**{**REPLAY, "multi_agent": {"mapping": "by_agent", **LOCKSTEP}})
-    state, row = trained(cfg)
-    assert row["policy/agent_0/loss/value"] != row["policy/agent_1/loss/value"]
-    assert int(state["agent_0"].updates) == int(state["agent_1"].updates) == 3 * 16
 
 
 @pytest.mark.parametrize(

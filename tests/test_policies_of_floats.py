@@ -59,7 +59,7 @@ def test_what_differs_in_more_than_floats_stays_apart():
     assert labels([algo(lr=1e-4), algo(gamma=0.9), algo(ent_coef=0.1)]) == ["agent_0+2"]
     assert labels([algo(lr=[[0, 1e-3], [500, 0]]), algo(lr=[[0, 1e-4], [900, 1e-5]])]) == ["agent_0+1", "agent_2"]
     assert labels([algo(kl_coef=0.1), algo(kl_coef=0.2)]) == ["agent_0+1", "agent_2"]  # null is another loss
-    assert labels([algo(num_epochs=1), {"network": {"hidden": [4]}}]) == ["agent_0", "agent_1", "agent_2"]
+    assert labels([algo(num_epochs=2), {"network": {"hidden": [4]}}]) == ["agent_0", "agent_1", "agent_2"]
     frozen = {"multi_agent": {"policies_to_train": ["agent_1", "agent_2"]}}
     assert labels([algo(lr=1e-4), algo(lr=1e-2)], **frozen) == ["agent_0", "agent_1+1"]
     assert labels([{}, algo(lr=1e-4)], algo={"name": "examples.reinforce"}) == ["agent_0+1", "agent_1"]
@@ -67,7 +67,7 @@ def test_what_differs_in_more_than_floats_stays_apart():
 
 OWN = {
     "ppo": (
-        {"normalize_reward": True, "ent_coef": 0.01, "vf_coef": 0.5},
+        {"normalize_reward": True, "ent_coef": 0.01, "vf_coef": 0.5, "num_epochs": 2, "num_minibatches": 2},
         [
             {"algo": {"gamma": 0.9, "lr": 1e-2, "clip_eps": 0.1}},
             {"algo": {"gae_lambda": 0.5, "ent_coef": 0.1, "max_grad_norm": 0.1, "normalize_reward_clip": 1.0}},
@@ -94,12 +94,13 @@ def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
         session.start()
         (group,), program, state = session.run.groups, session.run.program, session.state
         steps = {policy: alone(session, policy) for policy in group.names}
+        apart = jax.jit(lambda rollout, key: (several._rollout_of(group, 2, rollout), group.keys(key)))
         for i in range(3):
             state, rollout, _ = program.collect(state, 0, i)
             before = jax.device_get((state.learner, own_replay(state.replay, program.learner)))
             state, told = program.learn(state, rollout, 0, i)
-            keys = group.keys(jax.random.fold_in(program._keys(0, i, 0)[1], 0))
-            inputs = *(group.apart(part[group.label]) for part in before), several._rollout_of(group, 2, rollout)
+            rows, keys = apart(rollout, jax.random.fold_in(program._keys(0, i, 0)[1], 0))
+            inputs = *(group.apart(part[group.label]) for part in before), jax.device_get(rows)
             after = group.apart(jax.device_get(state.learner[group.label]))
             for p, policy in enumerate(group.names):
                 mine = jax.tree.map(lambda x, p=p: x[p], (inputs[2], keys))
@@ -142,7 +143,7 @@ def test_a_run_goes_on_whose_policies_of_other_floats_were_groups_of_their_own(t
     own = [{}, {"algo": {"lr": 1e-2, "gamma": 0.5}}, {}]
     sections = {
         **REPLAY,
-        "network": {"core": {"name": "gru", "size": 4}, "max_seq_len": 4},
+        "network": {"hidden": [], "core": {"name": "gru", "size": 4}, "max_seq_len": 4},
         "checkpoint": {"replay": "full"},
     }
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("built_once")
 POOL = 2
 SMALL = {
     "env": {"id": "TicTacToe-v0", "num_envs": 8},
-    "algo": {"name": "ppo"},
+    "algo": {"name": "ppo", "normalize_obs": True, "num_epochs": 1, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": 16, "iterations_per_call": 1},
     "multi_agent": {"self_play": {"pool": POOL, "window": 8, "snapshot_win_rate": 0.0}},
@@ -81,15 +81,18 @@ def test_each_column_acts_with_the_weights_of_who_sits_there():
     games = rollout.mask.shape[1] // 2
     mine = [2 * g + g % 2 for g in range(games)]
     theirs = [[2 * g + 1 - g % 2 for g in range(games) if g // 2 % POOL == k] for k in range(POOL)]
-    outputs = lambda params, columns: learner.algo.outputs(
-        dataclasses.replace(kept["main"], params=params), jax.tree.map(lambda x: x[0][columns], rollout.obs)
-    )["distribution"]
+
+    @jax.jit
+    def log_prob(params, obs, action):
+        actor = dataclasses.replace(kept["main"], params=params)
+        return learner.algo.outputs(actor, obs)["distribution"].log_prob(action)
+
     for columns, params, extras in (
         (mine, kept["main"].params, rollout.extras[learner.label]["log_prob"][0]),
         (theirs[0], kept["main-2"].params, None),
         (theirs[1], kept["main-1"].params, None),
     ):
-        found = np.asarray(outputs(params, columns).log_prob(rollout.action[0][columns]))
+        found = log_prob(params, *jax.tree.map(lambda x, c=columns: x[0][c], (rollout.obs, rollout.action)))
         if extras is None:  # of the pool, by blocks: block, place, column
             whole = rollout.extras[pool.label]["log_prob"][0].reshape(-1, POOL, 2)
             extras = whole[:, 0 if columns == theirs[0] else 1].reshape(-1)
@@ -105,7 +108,7 @@ def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
         before = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(state.learner[learner.label])
         learned, _ = program.learn(state, rollout, 0, 0)
         key = program._keys(0, 0, 0)[1]
-        columns = np.array([2 * g + g % 2 for g in range(8)])
+        columns, rollout = np.array([2 * g + g % 2 for g in range(8)]), jax.device_get(rollout)
         take = lambda x: x[:, columns]
         record = Rollout(
             obs=jax.tree.map(take, rollout.obs),
@@ -120,12 +123,9 @@ def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
             carry=(),
             over=rollout.over,
         )
-        alone = jax.jit(
-            jax.vmap(
-                lambda _: learner.learner.step(before, (), record, jax.random.fold_in(key, 0))[0], axis_name="device"
-            )
-        )(jnp.zeros(1))
-        found = learned.learner[learner.label]
+        step = lambda *args: jax.vmap(lambda _: learner.learner.step(*args)[0], axis_name="device")(jnp.zeros(1))
+        alone = jax.jit(step)(before, (), record, jax.random.fold_in(key, 0))
+        found, alone = jax.device_get((learned.learner[learner.label], alone))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b[0], rtol=1e-5, atol=1e-6), found.state.params, alone.state.params
     )
@@ -148,6 +148,11 @@ def plain_count(record, done, mask, since, agents, pool, pick):
     return found
 
 
+@functools.cache
+def counted_of(agents):
+    return jax.jit(lambda league, rollout: self_play.counted(league, rollout, agents))
+
+
 @pytest.mark.parametrize("swapped", [True, False])
 def test_games_that_were_under_way_at_a_swap_do_not_count(swapped):
     pick = np.array([1, 1], np.int32)
@@ -158,7 +163,7 @@ def test_games_that_were_under_way_at_a_swap_do_not_count(swapped):
         kept["league"] = before = dataclasses.replace(kept["league"], since=np.int32(swapped), pick=pick)
         state = session.run.program.assign(session.state, kept)
         _, rollout, _ = session.run.program.collect(state, 0, 1)
-    after = self_play.counted(before, rollout, 2)
+    after = jax.device_get(counted_of(2)(before, rollout))
     host, rows = jax.device_get(rollout), 0 if swapped else 100  # since the swap
     expected = plain_count(host.extras[RECORD], host.terminated | host.truncated, host.mask, rows, 2, POOL, pick)
     np.testing.assert_array_equal(after.counts - before.counts, expected)
@@ -169,14 +174,14 @@ def test_games_that_were_under_way_at_a_swap_do_not_count(swapped):
 
 def test_the_return_above_all_others_wins():
     record = {
-        "episode_return": jnp.array([[3.0, 1.0, 2.0, 0.0, 5.0, 5.0, 1.0, 2.0, 0.0]]),
-        "length": jnp.full((1, 9), 1),
-        "truncated": jnp.zeros((1, 9), bool),
+        "episode_return": np.array([[3.0, 1.0, 2.0, 0.0, 5.0, 5.0, 1.0, 2.0, 0.0]], np.float32),
+        "length": np.full((1, 9), 1),
+        "truncated": np.zeros((1, 9), bool),
     }
-    no = jnp.zeros((1, 9), bool)
-    extras = {RECORD: record, "league": jnp.zeros((1, 9), jnp.int32)}
+    no = np.zeros((1, 9), bool)
+    extras = {RECORD: record, "league": np.zeros((1, 9), np.int32)}
     rollout = Rollout({}, {}, no, no, ~no, no, ~no, no[0], extras, ())
-    found = self_play.counted(self_play.begun(1), rollout, 3)
+    found = counted_of(3)(self_play.begun(1), rollout)
     # game 0 is won by seat 0; in game 1 seat 1 has as much as seat 2; in game 2 seat 2 has least
     np.testing.assert_array_equal(found.counts, [[1, 1, 1]])
 
@@ -194,7 +199,7 @@ def run_on(session, calls):
 
 
 def test_a_copy_is_the_learner_to_the_bit_and_nothing_else_moves():
-    with Session(made(algo={"normalize_obs": True}), endless=True) as session:
+    with Session(made(), endless=True) as session:
         session.start()
         session.reporter.add(session.advance())
         before = jax.device_get(session.run.program.keep(session.state))
@@ -248,8 +253,7 @@ def test_nothing_is_compiled_again_when_copies_are_taken():
     [
         {},
         {"multi_agent": {"self_play": {"opponents": "prioritised", "snapshot_win_rate": None, "snapshot_every": 300}}},
-        {"multi_agent": {"self_play": {"pool": 1, "opponents": "latest"}}},
-        {"devices": {"fake": 2}},
+        {"multi_agent": {"self_play": {"pool": 1, "opponents": "latest"}}, "devices": {"fake": 2}},
     ],
 )
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more, request):
@@ -281,9 +285,9 @@ def test_an_evaluation_tells_the_learners_return(tmp_path, capsys):
     path.write_text(json.dumps(config.merge(SMALL, {"evaluation": {"interval": 1, "duration": 10, "explore": True}})))
     assert train.main([str(path), "--stop=env_steps=300", f"--out={out}"]) == 0
     capsys.readouterr()
-    assert evaluate.main([str(out), "--episodes=30", "--json", "--per-episode", "--explore"]) == 0
+    assert evaluate.main([str(out), "--episodes=10", "--json", "--per-episode", "--explore"]) == 0
     returns = json.loads(capsys.readouterr().out)["returns"]
-    assert len(returns) == 30 and set(returns) <= {-1.0, 0.0, 1.0} and any(returns)
+    assert len(returns) == 10 and set(returns) <= {-1.0, 0.0, 1.0} and any(returns)
     policy = jrl.load(out)
     obs = {"obs": np.zeros(19, np.float32), "action_mask": np.array([0, 1] + [0] * 8)}
     assert policy.act(obs) == 1 == jrl.load(out, policy="main-1").act(obs)

@@ -17,7 +17,7 @@ from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import build, learner, several
+from jrl.run import build, learner, parallel, several
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import JaxEnv, Several
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("built_once")
 GAMES, STEPS = 4, 16
 SMALL = {
     "env": {"id": "MultiAgentCartPole-v1", "num_envs": GAMES},
-    "algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2},
+    "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},
     "network": {"hidden": [8]},
     "rollout": {"length": STEPS, "iterations_per_call": 1},
     "run": {"compile_cache": False, "log": []},
@@ -75,7 +75,9 @@ def test_one_policy_of_two_agents_is_one_agent_with_twice_the_environments_to_th
             state, _, metrics = learn.step(state, (), rollout, key)
             return state, source, metrics, report
 
-        state, source = algo.init(jax.random.key(0)), collect.init(jax.random.key(1))
+        state, source = jax.jit(lambda a, b, init=collect.init: (algo.init(a), init(b)))(
+            jax.random.key(0), jax.random.key(1)
+        )
         for i in range(4):
             state, source, metrics, report = iteration(state, source, jax.random.key(2 + i))
         states.append((state, metrics, report))
@@ -113,7 +115,8 @@ def late_arrivals(act_by, *, length=20, num_envs=2):
         return jrl.types.ActOut(jnp.where(allowed, act_by, 0).astype(jnp.int32), (), {})
 
     collect = unroll.make(env, act, length=length)
-    return collect.step(collect.init(jax.random.key(0)), (), jax.random.key(1))[1:]
+    found = jax.jit(lambda a, b: collect.step(collect.init(a), (), b)[1:])
+    return jax.device_get(found(jax.random.key(0), jax.random.key(1)))
 
 
 def test_late_arrivals_as_its_script_says():
@@ -142,10 +145,12 @@ def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
     gamma, lam = 0.9, 0.8
     value = np.random.default_rng(0).normal(size=(14, 4)).astype(np.float32)
     done = rollout.terminated | rollout.truncated
-    advantage, _ = jrl.ops.returns.gae(
-        rollout.reward, rollout.terminated, done, jnp.asarray(value), gamma=gamma, gae_lambda=lam
+    advantage, _ = jax.device_get(
+        jax.jit(lambda *x: jrl.ops.returns.gae(*x, gamma=gamma, gae_lambda=lam))(
+            rollout.reward, rollout.terminated, done, value
+        )
     )
-    mask, reward, terminated, end = (np.asarray(x) for x in (rollout.mask, rollout.reward, rollout.terminated, done))
+    mask, reward, terminated, end = (rollout.mask, rollout.reward, rollout.terminated, done)
     for k in range(4):
         for t in np.flatnonzero(mask[:, k]):
             expected, weight = 0.0, 1.0
@@ -159,13 +164,14 @@ def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
 
 
 @pytest.mark.parametrize("algo", [{}, REPLAY])
-def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
+def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
+    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
     cfg = made(env={"id": "LateArrivals-v0"}, **algo)
     with Session(cfg, endless=True) as session:
         session.start()
         program, found = session.run.program, []
         state, rollout, _ = program.collect(session.state, 0, 0)
-        rollout = jax.device_get(rollout)
+        rollout, copied = jax.device_get(rollout), jax.jit(lambda x: jax.tree.map(jnp.copy, x))
         assert (~rollout.mask).sum() > rollout.mask.size // 4
         for seed in (None, 1):
             noise = np.random.default_rng(seed)
@@ -180,8 +186,7 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
                 reward=blur(rollout.reward),
                 extras=jax.tree.map(blur, rollout.extras),
             )
-            copied = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(state)
-            learned, metrics = program.learn(copied, changed, 0, 0)
+            learned, metrics = program.learn(copied(state), changed, 0, 0)
             found.append(jax.device_get((learned.learner.state.params, metrics)))
     equal(*found)
 
@@ -189,22 +194,25 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
 # ---------------------------------------------------------------- policies
 
 
-def test_policies_that_are_alike_are_one_program_and_learn_as_each_alone():
+def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone(monkeypatch):
     alike = trained(made(multi_agent=TWO))[0]
     # a setting that changes nothing makes them two kinds: each has a program of its own
     own = {"agent_0": {}, "agent_1": {"algo": {"max_leaf_norm": 1e9}}}
-    apart = trained(made(multi_agent={**TWO, "policies": own}))[0]
+    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)
+    apart = trained(made(multi_agent={**TWO, "policies": own}), 0)[0]
     assert set(alike) == set(apart) == {"agent_0", "agent_1"}
     kinds = {name: jax.tree.map(jnp.shape, state.params) for name, state in alike.items()}
     assert kinds["agent_0"] == kinds["agent_1"]
     for state in (alike, apart):
-        params = [jax.tree.leaves(state[name].params)[0] for name in ("agent_0", "agent_1")]
-        assert not np.array_equal(*params)
+        kernels = [jax.tree.leaves(state[name].params)[1] for name in ("agent_0", "agent_1")]
+        assert not np.array_equal(*kernels)
 
 
 def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypatch):
     cfg = made(
-        env={"options": {"num_agents": 4}}, multi_agent=TWO, algo={"normalize_obs": True, "normalize_reward": True}
+        env={"options": {"num_agents": 4}},
+        multi_agent=TWO,
+        algo={"normalize_obs": True, "normalize_reward": True, "num_minibatches": 2},
     )
     at_once, row = trained(cfg)
     blocks, map_rows = [], minibatch.map_rows
@@ -240,29 +248,21 @@ def test_different_algorithms_learn_beside_each_other():
     assert int(state["b"].updates) == 3 * 16 and int(state["a"].updates) == 3  # 64 steps x 1 / 4, and rollouts
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"multi_agent": {**TWO, "agent_id": True}, **REPLAY},
-        {
-            "multi_agent": {"policies": {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}, "replay_mode": "lockstep"},
-            "devices": {"fake": 2},
-            **REPLAY,
-        },
-        {
-            "env": {"id": "LateArrivals-v0"},
-            "multi_agent": {"mapping": {"late": "b", ".*": "a"}},
-            "network": {"hidden": [], "core": {"name": "gru", "size": 8}},
-            "devices": {"fake": 2},
-        },
-    ],
-)
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
+    """On two devices, in lockstep; tests of teams and of kinds say the same of PPO with memory."""
+    policies = {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}
+    more = {
+        "multi_agent": {"policies": policies, "agent_id": True, "replay_mode": "lockstep"},
+        "devices": {"fake": 2},
+        **REPLAY,
+    }
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 64}}, more))
     rows = whole_and_resumed(tmp_path, data, cut=128, steps=256)
     # what is counted since the row before depends on where that was
     whole, resumed = (without(row, "time", "perf", "/count", "/return_m") for row in rows)
     assert whole == resumed
+    assert whole["policy/agent_0/loss/value"] != whole["policy/agent_1/loss/value"]
+    assert whole["updates"] == 2 * 16 * whole["iteration"]  # each policy's are as many
 
 
 def test_two_programs_give_the_bits_of_one():

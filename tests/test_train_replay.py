@@ -83,13 +83,17 @@ def recorded(tmp_path_factory):
 def test_every_config_trains(name, tmp_path, recorded):
     cfg = config.load(CONFIGS / f"{name}.yaml")
     small = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
+    small.append("rollout.iterations_per_call=1")
+    norms = cfg.network.layer_norm or cfg.network.critic_layer_norm  # of hidden layers
+    small.append(f"network.hidden={[8] if norms else []}")
+    small += ["algo.num_epochs=1"] if hasattr(cfg.algo, "num_epochs") else []
     if cfg.replay is None and not hasattr(cfg.algo, "num_minibatches"):
-        small += ["rollout.length=4", "network.hidden=[8]"]
+        small += ["rollout.length=4"]
     elif cfg.replay is None:
-        small += ["rollout.length=8", "algo.num_minibatches=2", "network.hidden=[8]"]
+        small += ["rollout.length=8", "algo.num_minibatches=2"]
     else:
         small += ["replay.capacity=400", "replay.batch_size=4", "replay.learning_starts=16", "replay.train_every=8"]
-        small += ["replay.updates_per_step=0.25", "network.hidden=[8]"]
+        small += ["replay.updates_per_step=0.25"]
         small += ["network.max_seq_len=4", "replay.burn_in=2"] if cfg.network.recurrent else []
     if cfg.multi_agent and cfg.multi_agent.self_play:
         small.append("multi_agent.self_play.pool=1")
@@ -122,24 +126,22 @@ def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
     assert rows[-1]["env_steps"] >= 600 and rows[-1]["episode/length"] > 5
 
 
-def test_learning_begins_with_enough_data_and_counts_its_updates(tmp_path, capsys):
-    assert run("dqn", "--stop=env_steps=400", "--set=replay.learning_starts=200", out=tmp_path / "a") == 0
+def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_fills_it_anew(
+    tmp_path, capsys, built_once
+):
+    none = ("--set=checkpoint.replay=none", "--set=replay.learning_starts=200")
+    assert run("dqn", "--stop=env_steps=400", *none, out=tmp_path / "a") == 0
     rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")
     assert rows[0]["updates"] == 0 and rows[0]["loss/value"] is None  # a key from the first row on
     assert rows[-1]["loss/value"] is not None
     # 4 environments x 2 steps, 2 updates: from 200 rows on
-    assert rows[-1]["updates"] == 2 * (rows[-1]["iteration"] - 200 // 8 + 1)
+    updates = rows[-1]["updates"]
+    assert updates == 2 * (rows[-1]["iteration"] - 200 // 8 + 1)
     out = capsys.readouterr().out
     assert "2 updates per iteration on 16 rows from replay, once it holds 200 of at most 400" in out
     assert "replay: 400 transitions take" in out
-
-
-def test_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
-    none = "--set=checkpoint.replay=none"
-    assert run("dqn", "--stop=env_steps=300", none, out=tmp_path / "a") == 0
     assert not (checkpoint.locate(tmp_path / "a") / "replay").exists()
-    updates = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]["updates"]
-    assert run("dqn", "--stop=env_steps=600", none, "--resume=auto", out=tmp_path / "a") == 0
+    assert run("dqn", "--stop=env_steps=800", *none, "--resume=auto", out=tmp_path / "a") == 0
     assert "replay starts empty, learning waits until it is filled" in capsys.readouterr().out
     assert loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]["updates"] > updates
     assert evaluate.main([str(tmp_path / "a"), "--episodes", "3", "--per-episode"]) == 0

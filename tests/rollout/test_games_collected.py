@@ -20,10 +20,14 @@ from jrl.types import PLACE
 POOL, GAMES, LAG = 2, 8, 2
 RUNNERS, ASYNC = {"env_runners": {"num": 2}}, {"rollout": {"mode": "async", "max_policy_lag": LAG}}
 WHOLE = {"rollout": {"batch_mode": "complete_episodes"}, "env": {"horizon": 9}}
-READY = {"env": {"id": "games:Numbered", "remote_worker_envs": True, "batch_wait_ms": 0.0}}
+# few: each is a process that imports jax
+READY = {
+    "env": {"id": "games:Numbered", "num_envs": 4, "remote_worker_envs": True, "batch_wait_ms": 0.0},
+    "run": {"report_every": 125},
+}
 WAYS = {
-    "in a thread": (ASYNC,),
     "runners": (RUNNERS,),
+    "in a thread": (ASYNC,),
     "processes that do not wait": (READY,),
     "asynchronous runners, whole episodes": (RUNNERS, ASYNC, WHOLE),
     "whole episodes": (WHOLE,),
@@ -202,7 +206,7 @@ def whole(rollout, b):
     return found
 
 
-@pytest.mark.parametrize("way", EVERY_WAY)
+@pytest.mark.parametrize("way", EVERY_WAY[1:])  # with runners alone where one of them is lost, below
 def test_who_follows_whom_is_as_the_mapping_said_of_each_game(way, acted):
     with session(way, **policies()) as run:
         run.start()
@@ -211,13 +215,14 @@ def test_who_follows_whom_is_as_the_mapping_said_of_each_game(way, acted):
         row, names = run.reporter.row, names_of(run)
     sources = list(acted.values())
     games = [ended for made in sources for ended in played(made)]
-    returns, last = {"main": [], "other": []}, np.zeros(GAMES, int)
+    side_by_side = len(games) // 2
+    returns, last = {"main": [], "other": []}, np.zeros(side_by_side, int)
     for _, rollout, after in learned:
-        for b in range(2 * GAMES):
+        for b in range(2 * side_by_side):
             for begun, rewards, who in whole(rollout, b):
                 number, wanted = games[b].pop(0)
                 last[b // 2] = number
-                name = by_turns(("left", "right")[b % 2], NewEpisode(number * GAMES + b // 2, b // 2))
+                name = by_turns(("left", "right")[b % 2], NewEpisode(number * side_by_side + b // 2, b // 2))
                 assert {names[k] for k in who} == {name}
                 assert list(rewards) == wanted[-len(rewards) :] and (not begun or len(rewards) == len(wanted))
                 returns[name].append(sum(wanted))
@@ -259,7 +264,9 @@ def test_a_runner_in_the_place_of_another_plays_games_that_were_asked_for(monkey
         run.start()
         with pytest.warns(RuntimeWarning, match="another starts in its place"):
             learned = advanced(run, 6, lambda state: jax.device_get(state.learner["roster"]))
-        names = names_of(run)
+        run.reporter.flush()
+        row, names = run.reporter.row, names_of(run)
+    assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
     for _, rollout, roster in learned[-3:]:
         number, who = rollout.extras["game"], np.vectorize(names.get)(rollout.extras[PLACE])
         for t, b in np.argwhere(rollout.mask):

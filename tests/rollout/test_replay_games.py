@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from gymnasium import spaces
+from counting_envs import Turns
 
 from jrl.callbacks import Callbacks
 from jrl.errors import InputError
@@ -109,7 +109,7 @@ def played(calls, name="Script", **sections):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"rollout": {"count_steps_by": "agent_steps"}}, {"rollout": {"batch_mode": "complete_episodes"}}]
+    "more", [{}, {"rollout": {"count_steps_by": "agent_steps", "batch_mode": "complete_episodes"}}]
 )
 def test_games_are_told_as_their_script_says(more):
     row = played(6, **more)
@@ -155,35 +155,6 @@ def follows(agent):
     return "b" if agent in ("late", "guest") else "a"
 
 
-class Turns:
-    """RLlib's interface: a and b act by turns without waiting, four steps, of which both are told in their infos."""
-
-    turn_based = False
-    fails: ClassVar = []
-
-    def __init__(self, config=None):
-        self.possible_agents = ["a", "b"]
-        self.observation_space, self.action_space = spaces.Box(0.0, 9.0, (1,), np.float32), spaces.Discrete(2)
-
-    def _now(self):
-        agent = "ab"[self.t % 2]
-        return {agent: np.array([self.t], np.float32)}, {agent: {"turn": self.t} for agent in "ab"}
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return self._now()
-
-    def step(self, actions):
-        self.t += 1
-        if self.t == 3 and Turns.fails:
-            raise RuntimeError(Turns.fails.pop())
-        obs, infos = self._now()
-        return obs, dict.fromkeys(actions, 1.0), {"__all__": self.t == 4}, {"__all__": False}, infos
-
-    def close(self):
-        pass
-
-
 class Infos(Callbacks):
     found: ClassVar = []
 
@@ -195,7 +166,7 @@ class Infos(Callbacks):
 def test_infos_of_agents_who_take_turns_and_a_game_that_broke_off():
     Turns.fails[:] = ["once"]
     runners = {"restart_failed_sub_environments": True}
-    env = {"env": {"id": f"{__name__}:Turns", "num_envs": 1}, "multi_agent": {"mapping": "shared"}}
+    env = {"env": {"id": "counting_envs:Turns", "num_envs": 1}, "multi_agent": {"mapping": "shared"}}
     played(4, "Infos", **env, env_runners=runners)
     assert Turns.fails == []
     # of twenty rows the first three are those of the game that broke, told of by nobody; games have four, and a reset
@@ -205,7 +176,7 @@ def test_infos_of_agents_who_take_turns_and_a_game_that_broke_off():
 
 
 def test_games_that_do_not_wait_are_told_with_the_infos_of_their_agents():
-    ready = {"id": f"{__name__}:Turns", "remote_worker_envs": True, "batch_wait_ms": 0.0}
+    ready = {"id": "counting_envs:Turns", "remote_worker_envs": True, "batch_wait_ms": 0.0}
     played(4, "Infos", env=ready, multi_agent={"mapping": "shared"})
     # of twenty rows of each game every fifth resets it
     rewards, infos = {("a", "shared"): 2.0, ("b", "shared"): 2.0}, {"a": {"turn": 3}, "b": {"turn": 4}}

@@ -68,7 +68,9 @@ class MultiHostEnv(OnHost):
         how |= {"restart_failed": on_failure.restart, "check_steps": 0}
         if cfg.remote_worker_envs:
             maker.settle()
-            self._vector: Any = in_workers(maker, step_timeout_s=on_failure.step_timeout_s, **how)
+            self._vector: Any = in_workers(
+                maker, module=type(maker).__module__, step_timeout_s=on_failure.step_timeout_s, **how
+            )
         else:
             self._vector = Vector(maker, **how)
         self._restart_failed, self._batch_wait_ms = on_failure.restart, cfg.batch_wait_ms

@@ -362,7 +362,9 @@ def _main(control: socket.socket) -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     setup = pickle.loads(receive(control))
     sys.path[:] = setup["path"]
-    import gymnasium  # noqa: F401  once for all workers
+    # that of several agents imports jax, which takes a second, warns of forks, and computes nothing in a worker
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    importlib.import_module(setup["module"])
 
     workers: set[int] = set()
     for kind, number, received in _requests(control):

@@ -111,6 +111,7 @@ class Workers:
         the same process if that can go on.
       step_timeout_s: the time limit of a step and of a reset, in seconds; None: none.
       check_steps: how many of the first steps of each are looked at: see `step_faults`.
+      module: what all workers need is imported once, before there are any.
     Raises:
       InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
       SeveralAgents: an environment has several agents.
@@ -128,6 +129,7 @@ class Workers:
         restart_failed: bool = False,
         step_timeout_s: float | None = None,
         check_steps: int = FIRST_STEPS,
+        module: str = "gymnasium",
     ):
         self.restarts = Restarts(id, num_envs, seed, options)
         self.ready: set[int] = set()  # environments whose results have come
@@ -147,7 +149,8 @@ class Workers:
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
         self._memory = _anonymous_file()
-        self._nursery = Nursery({"path": sys.path, "num_envs": num_envs, "make": make, "check_steps": check_steps})
+        setup = {"path": sys.path, "module": module, "num_envs": num_envs, "make": make, "check_steps": check_steps}
+        self._nursery = Nursery(setup)
         self._closed = False
         try:
             for i in range(num_envs):

@@ -13,6 +13,8 @@ from jrl.run.session import Session
 from jrl.settings import config
 from jrl.sweep import together
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 SMALL = {
     "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4}, "network": {"hidden": [8]},
     "rollout": {"iterations_per_call": 2}, "run": {"log": [], "compile_cache": False},

@@ -23,6 +23,8 @@ from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiDiscrete
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 GAMMA = 0.9
 VECTOR, TWO = Box((3,)), Discrete(2)
 MASKED = Dict((("action_mask", Box((3,), "bool", 0.0, 1.0)), ("obs", VECTOR)))
@@ -152,7 +154,12 @@ def judge(module, cfg, action, held=None, **how):
     settings = {"methods": ["wis"], **how}
     whole = run_config("x", f"data.estimate={json.dumps(settings)}")
     made = estimates.Judge(whole, whole.data.estimate, algo, spec, store(action) if held is None else held)
-    return made, algo.actor(algo.init(jax.random.key(0)))
+    return made, first_actor(algo, 0)
+
+
+def first_actor(algo, seed):
+    """The actor of an algorithm as it begins, by one program."""
+    return jax.jit(lambda key: algo.actor(algo.init(key)))(jax.random.key(seed))
 
 
 def test_one_action_of_a_continuum_has_no_weight():
@@ -180,20 +187,19 @@ def test_weights_that_explode_are_warned_of():
 # ---------------------------------------------------------------- along episodes
 
 
-@pytest.mark.parametrize("core", [NoCore(), Lstm(size=8)])
 @pytest.mark.parametrize(
-    ("action", "observation"),
+    ("action", "observation", "core"),
     [
-        (Discrete(3), MASKED),
-        (MultiDiscrete((2, 3)), VECTOR),
-        (Dict((("aim", PLANE), ("move", Discrete(3)))), VECTOR),
+        (Discrete(3), MASKED, Lstm(size=8)),
+        (MultiDiscrete((2, 3)), VECTOR, NoCore()),
+        (Dict((("aim", PLANE), ("move", Discrete(3)))), VECTOR, Lstm(size=8)),
     ],
 )
 def test_probabilities_are_those_of_acting_step_by_step(action, observation, core):
     """Of each episode on its own, with the memory that acting hands on."""
     spec = EnvSpec(observation, action, 1)
     algo = ppo.make(ppo.Config(), spec, NetworkConfig(hidden=(8,), core=core))
-    actor = algo.actor(algo.init(jax.random.key(0)))
+    actor = first_actor(algo, 0)
     held = store(action, observation=observation)
     found = judged.along(algo, spec, actor, held, judged.Asked(True, True, 2), jax.random.key(1))
     choose = jax.jit(lambda obs, carry: algo.choice(actor, obs, carry, True))
@@ -220,7 +226,7 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
 def test_the_distribution_of_choices_is_that_of_acting(exploration, explore):
     spec = EnvSpec(MASKED, Discrete(3), 1)
     algo = dqn.make(dqn.Config(exploration=exploration), spec, NetworkConfig(hidden=(8,)))
-    actor = algo.actor(algo.init(jax.random.key(0)))
+    actor = first_actor(algo, 0)
     obs = {"action_mask": jnp.array([[True, True, True], [True, True, False]]), "obs": jnp.ones((2, 3))}
     dist, _ = algo.choice(actor, obs, algo.carry(2), explore)
     act = jax.jit(jax.vmap(lambda key: algo.act(actor, obs, algo.carry(2), key, explore).action))
@@ -290,7 +296,7 @@ def episodes_of_the_chain(num=2000):
 def verdict(spec, held, methods, change, fqe):
     """What is said of a policy of PPO whose weights are changed, and the policy: (algo, actor)."""
     algo = ppo.make(ppo.Config(gamma=tabular.GAMMA), spec, NetworkConfig(hidden=(8,)))
-    actor = jax.tree.map(change, algo.actor(algo.init(jax.random.key(3))))
+    actor = jax.tree.map(change, first_actor(algo, 3))
     cfg = run_config("x", f"data.estimate={json.dumps({'methods': methods, 'fqe': fqe})}")
     assert cfg.algo.gamma == tabular.GAMMA
     return estimates.Judge(cfg, cfg.data.estimate, algo, spec, held)(actor, jax.random.key(0)), algo, actor

@@ -26,12 +26,11 @@ SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
     "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
     "--set=run.report_every=16", "--set=checkpoint.every=64", "--set=checkpoint.keep_last=99",
-    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)",
+    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)", "--set=run.smoothing_episodes=1",
 ]  # fmt: skip
 KINDS = {
     "asha": [  # some end by a criterion of their own
         "--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=160", "--stop=episode/return=35",
-        "--set=run.smoothing_episodes=1",
     ],
     "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=160"],
     "groups": [
@@ -223,7 +222,7 @@ def test_processes_do_and_tell_what_a_scheduler_decides(scheduler, tmp_path, cap
 
 def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path, capsys):
     out = tmp_path / "x"
-    assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1", "--set=run.smoothing_episodes=1") == 0
+    assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1") == 0
     kept, before = (out / "population.json").read_text(), [rows(out / f"members/0{i}") for i in range(2)]
     assert [*json.loads(kept)["ended"]] == ["00", "01"] and all(found[-1]["env_steps"] < 1024 for found in before)
     assert __main__.main([f"--resume={out}"]) == 0

@@ -18,7 +18,7 @@ from jrl.errors import InputError
 from jrl.fields.hyper import Lstm, NoCore
 from jrl.networks import NetworkConfig
 from jrl.ops import estimators
-from jrl.run import estimates, judged
+from jrl.run import estimate_data, estimates, judged
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiDiscrete
@@ -127,15 +127,6 @@ def test_what_cannot_be_estimated_is_one_clear_error(trained, tmp_path, capsys, 
     assert len(errors) == 1 and re.search(message, errors[0]), errors
 
 
-def test_without_log_probabilities_there_are_the_fitted_values(trained, tmp_path, capsys):
-    held = store()
-    held.columns.clear()
-    data.write(held, tmp_path / "bare")
-    assert main(["estimate", str(trained[0]), str(tmp_path / "bare"), "--methods", "dm", "--updates", "20"]) == 0
-    out = capsys.readouterr().out
-    assert "effective sample size" not in out and "dm" in out
-
-
 def test_probabilities_in_the_place_of_their_logarithms_are_told():
     held = store()
     held.columns["log_prob"][:] = np.linspace(0.1, 0.9, held.num_rows)
@@ -169,14 +160,19 @@ def test_one_action_of_a_continuum_has_no_weight():
         judge(sac, sac.Config(), PLANE, explore=False)
     with pytest.raises(InputError, match=r"ornstein_uhlenbeck: the probability"):
         judge(td3, td3.Config(exploration=OrnsteinUhlenbeck()), PLANE, explore=True)
-    made, actor = judge(td3, td3.Config(), PLANE, methods=["dm"], fqe={"updates": 5})
-    assert np.isfinite(made(actor, jax.random.key(0)).estimates["dm"]["value"])
+    bare = store(PLANE)
+    bare.columns.clear()  # fitted values need no probabilities
+    made, actor = judge(td3, td3.Config(), PLANE, bare, methods=["dm"], fqe={"updates": 5})
+    found = made(actor, jax.random.key(0))
+    assert np.isfinite(found.estimates["dm"]["value"]) and found.ess is None
+    lines = estimate_data.table(found)
+    assert lines[2].startswith("dm ") and not any("effective sample size" in line for line in lines)
     made, actor = judge(td3, td3.Config(), PLANE, explore=True)  # with normal noise it has a density
     assert np.isfinite(made(actor, jax.random.key(0)).estimates["wis"]["value"])
 
 
 def test_weights_that_explode_are_warned_of():
-    held = store(episodes=100, log_prob=-8.0)
+    held = store(log_prob=-8.0)
     report = judge(dqn, dqn.Config(), Discrete(2), held)
     found = report[0](report[1], jax.random.key(0))
     assert any("weights explode" in text for text in found.warnings)

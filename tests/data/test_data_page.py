@@ -150,6 +150,8 @@ def test_pre_training_and_fine_tuning(recorded, monkeypatch, capsys):
             small += ["--set=evaluation.every=100000", "--stop=env_steps=64"]
         if "sac" in line:
             small += ["--set=replay.learning_starts=16", "--set=replay.batch_size=8"]
+        if "ppo" in line:
+            small += ["--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=rollout.length=8"]
         assert train.main([*args, *small]) == 0
     out = capsys.readouterr().out
     assert out.count("init-from: not taken: params.value") == 4  # of PPO's value, two layers of two arrays

@@ -17,8 +17,8 @@ PAGE = (ROOT / "docs" / "reports.md").read_text()
 COMMANDS = [line for line in re.findall(r"^python -m jrl\.report (.+)$", PAGE, re.M) if "--serve" not in line]
 SMALL = ["--set=network.hidden=[8]", "--set=run.compile_cache=false", "--set=env.backend=jax", "--set=env.num_envs=8"]
 SHORT = [
-    "--set=evaluation.every=256", "--set=evaluation.duration=2", "--set=run.report_every=256", "--set=rollout.length=16",
-    "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1",
+    "--set=evaluation.every=256", "--set=evaluation.duration=2", "--set=run.report_every=256",
+    "--set=rollout.length=16", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1",
 ]  # fmt: skip
 
 

@@ -101,14 +101,14 @@ def test_each_member_is_the_run_that_it_would_be_alone(name, members):
     made = configs(*KINDS[name])
     population, sessions = members(made)
     advanced(population, sessions, 1)
-    for session, cfg in [*zip(sessions, made, strict=True)][name != "ppo" : 2]:  # each is a program to compile
-        kept, actor, row = alone(cfg, 1)
-        close(jax.device_get(session.run.program.keep(session.state)), kept)
-        close(session.actor(), actor)
-        assert row["updates"] > 0 and any(np.isfinite(row[key]) for key in row if key.startswith("loss/"))
-        session.reporter.flush()
-        found = {key: value for key, value in session.reporter.row.items() if not of_time(key)}
-        assert found == pytest.approx({key: row[key] for key in found}, rel=1e-3, abs=1e-4, nan_ok=True)
+    session = sessions[1]  # whose floats are not those of the first, of which the config of all is made
+    kept, actor, row = alone(made[1], 1)
+    close(jax.device_get(session.run.program.keep(session.state)), kept)
+    close(session.actor(), actor)
+    assert row["updates"] > 0 and any(np.isfinite(row[key]) for key in row if key.startswith("loss/"))
+    session.reporter.flush()
+    found = {key: value for key, value in session.reporter.row.items() if not of_time(key)}
+    assert found == pytest.approx({key: row[key] for key in found}, rel=1e-3, abs=1e-4, nan_ok=True)
     first, second = (jax.tree.leaves(session.learner_state().params) for session in sessions[:2])
     assert not all(map(np.array_equal, first, second))
 

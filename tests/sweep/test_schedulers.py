@@ -34,7 +34,7 @@ KINDS = {
     ],
     "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=160"],
     "groups": [
-        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=3", "--budget=96",
+        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=2", "--budget=96",
         "--max-members=1",
     ],
     "tpe": ["--search=tpe", "--samples=4", "--batch=2", "--budget=48"],
@@ -242,7 +242,7 @@ def test_the_step_size_that_a_row_names_is_the_one_that_was_used(tmp_path, monke
 
     monkeypatch.setattr(ppo, "loss", loss)
     out = tmp_path / "x"
-    settings = ["--scheduler=pbt(interval=64,quantile=0.5,resample=0.5)", "--samples=3", "--budget=208"]
+    settings = ["--scheduler=pbt(interval=64,quantile=0.5,resample=0.5)", "--samples=3", "--budget=160"]
     assert run(out, *settings, "--set=checkpoint.every=16", "--set=algo.adam_eps=1e-12") == 0
     decisions = json.loads((out / "population.json").read_text())["decisions"]
     copied = {copy["member"] for decision in decisions for copy in decision["copies"]}

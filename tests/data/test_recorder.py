@@ -264,7 +264,7 @@ def test_formats_hold_the_same_steps(format, tmp_path, plain):
 
 def test_agents_of_different_spaces_have_directories_of_their_own(tmp_path):
     cfg = {
-        "algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2},
+        "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},
         "env": {"id": "test_agent_kinds:pursuit", "num_envs": 4},
         "network": {"hidden": [8]},
         "multi_agent": {},

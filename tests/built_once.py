@@ -3,9 +3,11 @@
 import functools
 import json
 from collections.abc import Callable
+from typing import Any
 
 from jrl.run import build
 from jrl.run.offline import Offline
+from jrl.run.population import Population
 from jrl.settings import config, plan
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig
@@ -43,6 +45,20 @@ def kept(make: Callable[..., build.Run]) -> Callable[..., build.Run]:
         return made.setdefault(key, found)._replace(judge=found.judge)
 
     return run
+
+
+def dealt(deal: Callable[[Population], None]) -> Callable[[Population], None]:
+    """`Population._deal`, that gives a population's programs again where all that they close over is the same."""
+    made: dict[Any, Any] = {}
+
+    def again(self: Population) -> None:
+        deal(self)
+        key = (id(self.fused), *self._floats, len(self._places), *self._devices)
+        first = made.setdefault(key, (self.fused, self._begun, self._advance, self._writing))
+        _, self._begun, self._advance, self._writing = first
+        self._start = self._begun
+
+    return again
 
 
 def _compiled_of(cfg: RunConfig) -> str:

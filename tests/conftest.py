@@ -91,9 +91,11 @@ def built_once():
     import built_once
 
     from jrl.run import build
+    from jrl.run.population import Population
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "run", built_once.kept(build.run))
+        patch.setattr(Population, "_deal", built_once.dealt(Population._deal))
         yield
 
 

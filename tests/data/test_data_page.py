@@ -32,6 +32,7 @@ OWN, RECORD, LEARN, JUDGE, LOOK, FORMATS, TUNE = (
         "Pre-train, then fine-tune",
     )
 )
+SMALL = ["--set=network.hidden=[8]"]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_learning(made, capsys):
     (section,) = re.findall(r"```yaml\n(.*?)```", LEARN, re.S)
     Path("cloned.yaml").write_text(section)
     (training,) = re.findall(r"^python -m jrl\.train (.+)$", LEARN, re.M)
-    assert train.main(training.split()) == 0
+    assert train.main([*training.split(), *SMALL]) == 0
     assert "held out" in capsys.readouterr().out
     (playing,) = re.findall(r"^python -m jrl\.evaluate (.+)$", LEARN, re.M)
     assert evaluate.main(playing.split()) == 0
@@ -81,7 +82,7 @@ def recorded(tmp_path_factory, built_once):
     root, out = tmp_path_factory.mktemp("recorded"), io.StringIO()
     with contextlib.chdir(root), contextlib.redirect_stdout(out):
         (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
-        assert train.main(training.split()) == 0
+        assert train.main([*training.split(), *SMALL, "--set=algo.num_epochs=1"]) == 0
         commands(RECORD)
     return root, out.getvalue()
 
@@ -100,7 +101,7 @@ def test_recording(recorded):
 def test_judging(recorded, monkeypatch, capsys):
     root, _ = recorded
     monkeypatch.chdir(root)
-    commands(JUDGE)
+    commands(JUDGE.replace("--updates 2000", "--updates 200"))
     table, _, found = capsys.readouterr().out.rpartition("\n{")
     assert all(re.search(rf"^{name} +[\d.]+ ", table, re.M) for name in ("is", "wis", "pdis", "dm", "dr"))
     own = json.loads("{" + found)  # the policy's own episodes weigh alike
@@ -109,7 +110,7 @@ def test_judging(recorded, monkeypatch, capsys):
     (section,) = re.findall(r"```yaml\n(.*?)```", JUDGE, re.S)
     Path("judged.yaml").write_text(section)
     (training,) = re.findall(r"^python -m jrl\.train (.+)$", JUDGE, re.M)
-    assert train.main(training.split()) == 0
+    assert train.main([*training.split(), *SMALL, "--set=data.estimate.fqe.updates=20"]) == 0
     rows = [json.loads(line) for line in Path("runs/judged/result.jsonl").read_text().splitlines()]
     judged = [row for row in rows if "estimate/dr" in row]
     assert judged[0]["updates"] == 200 and len({row["estimate/dr"] for row in judged}) == 2  # the latest stands in all
@@ -138,20 +139,19 @@ def test_the_table_of_formats_is_whole():
     assert re.findall(r"^\| `([\w-]+)` \|", FORMATS, re.M) == ["--to", *data.NAMES]
 
 
-def test_pre_training_and_fine_tuning(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for env, name in (("CartPole-v1", "expert"), ("Pendulum-v1", "random")):
-        line = f"record --env {env} --random 1 --steps 200 --num-envs 2 --out sets/{name}"
-        assert __main__.main(line.split()) == 0
+def test_pre_training_and_fine_tuning(recorded, monkeypatch, capsys):
+    monkeypatch.chdir(recorded[0])
     lines = re.findall(r"^python -m jrl\.train (.+)$", TUNE.replace("\\\n", ""), re.M)
     assert len(lines) == 4
     for line in lines:
         args = [str(ROOT / word) if word.startswith("configs/") else word for word in line.split()]
-        small = ["--set=network.hidden=[8]", "--set=run.compile_cache=false", "--stop=updates=5"]
+        small = [*SMALL, "--set=run.compile_cache=false", "--stop=updates=5"]
         if "--init-from" in line:
             small += ["--set=evaluation.every=100000", "--stop=env_steps=64"]
         if "sac" in line:
             small += ["--set=replay.learning_starts=16", "--set=replay.batch_size=8"]
+        if "ppo" in line:
+            small += ["--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=rollout.length=8"]
         assert train.main([*args, *small]) == 0
     out = capsys.readouterr().out
     assert out.count("init-from: not taken: params.value") == 4  # of PPO's value, two layers of two arrays

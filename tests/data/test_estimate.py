@@ -18,10 +18,12 @@ from jrl.errors import InputError
 from jrl.fields.hyper import Lstm, NoCore
 from jrl.networks import NetworkConfig
 from jrl.ops import estimators
-from jrl.run import estimates, judged
+from jrl.run import estimate_data, estimates, judged
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiDiscrete
+
+pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMMA = 0.9
 VECTOR, TWO = Box((3,)), Discrete(2)
@@ -125,15 +127,6 @@ def test_what_cannot_be_estimated_is_one_clear_error(trained, tmp_path, capsys, 
     assert len(errors) == 1 and re.search(message, errors[0]), errors
 
 
-def test_without_log_probabilities_there_are_the_fitted_values(trained, tmp_path, capsys):
-    held = store()
-    held.columns.clear()
-    data.write(held, tmp_path / "bare")
-    assert main(["estimate", str(trained[0]), str(tmp_path / "bare"), "--methods", "dm", "--updates", "20"]) == 0
-    out = capsys.readouterr().out
-    assert "effective sample size" not in out and "dm" in out
-
-
 def test_probabilities_in_the_place_of_their_logarithms_are_told():
     held = store()
     held.columns["log_prob"][:] = np.linspace(0.1, 0.9, held.num_rows)
@@ -152,7 +145,12 @@ def judge(module, cfg, action, held=None, **how):
     settings = {"methods": ["wis"], **how}
     whole = run_config("x", f"data.estimate={json.dumps(settings)}")
     made = estimates.Judge(whole, whole.data.estimate, algo, spec, store(action) if held is None else held)
-    return made, algo.actor(algo.init(jax.random.key(0)))
+    return made, first_actor(algo, 0)
+
+
+def first_actor(algo, seed):
+    """The actor of an algorithm as it begins, by one program."""
+    return jax.jit(lambda key: algo.actor(algo.init(key)))(jax.random.key(seed))
 
 
 def test_one_action_of_a_continuum_has_no_weight():
@@ -162,14 +160,19 @@ def test_one_action_of_a_continuum_has_no_weight():
         judge(sac, sac.Config(), PLANE, explore=False)
     with pytest.raises(InputError, match=r"ornstein_uhlenbeck: the probability"):
         judge(td3, td3.Config(exploration=OrnsteinUhlenbeck()), PLANE, explore=True)
-    made, actor = judge(td3, td3.Config(), PLANE, methods=["dm"], fqe={"updates": 5})
-    assert np.isfinite(made(actor, jax.random.key(0)).estimates["dm"]["value"])
+    bare = store(PLANE)
+    bare.columns.clear()  # fitted values need no probabilities
+    made, actor = judge(td3, td3.Config(), PLANE, bare, methods=["dm"], fqe={"updates": 5})
+    found = made(actor, jax.random.key(0))
+    assert np.isfinite(found.estimates["dm"]["value"]) and found.ess is None
+    lines = estimate_data.table(found)
+    assert lines[2].startswith("dm ") and not any("effective sample size" in line for line in lines)
     made, actor = judge(td3, td3.Config(), PLANE, explore=True)  # with normal noise it has a density
     assert np.isfinite(made(actor, jax.random.key(0)).estimates["wis"]["value"])
 
 
 def test_weights_that_explode_are_warned_of():
-    held = store(episodes=100, log_prob=-8.0)
+    held = store(log_prob=-8.0)
     report = judge(dqn, dqn.Config(), Discrete(2), held)
     found = report[0](report[1], jax.random.key(0))
     assert any("weights explode" in text for text in found.warnings)
@@ -180,20 +183,19 @@ def test_weights_that_explode_are_warned_of():
 # ---------------------------------------------------------------- along episodes
 
 
-@pytest.mark.parametrize("core", [NoCore(), Lstm(size=8)])
 @pytest.mark.parametrize(
-    ("action", "observation"),
+    ("action", "observation", "core"),
     [
-        (Discrete(3), MASKED),
-        (MultiDiscrete((2, 3)), VECTOR),
-        (Dict((("aim", PLANE), ("move", Discrete(3)))), VECTOR),
+        (Discrete(3), MASKED, Lstm(size=8)),
+        (MultiDiscrete((2, 3)), VECTOR, NoCore()),
+        (Dict((("aim", PLANE), ("move", Discrete(3)))), VECTOR, Lstm(size=8)),
     ],
 )
 def test_probabilities_are_those_of_acting_step_by_step(action, observation, core):
     """Of each episode on its own, with the memory that acting hands on."""
     spec = EnvSpec(observation, action, 1)
     algo = ppo.make(ppo.Config(), spec, NetworkConfig(hidden=(8,), core=core))
-    actor = algo.actor(algo.init(jax.random.key(0)))
+    actor = first_actor(algo, 0)
     held = store(action, observation=observation)
     found = judged.along(algo, spec, actor, held, judged.Asked(True, True, 2), jax.random.key(1))
     choose = jax.jit(lambda obs, carry: algo.choice(actor, obs, carry, True))
@@ -220,7 +222,7 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
 def test_the_distribution_of_choices_is_that_of_acting(exploration, explore):
     spec = EnvSpec(MASKED, Discrete(3), 1)
     algo = dqn.make(dqn.Config(exploration=exploration), spec, NetworkConfig(hidden=(8,)))
-    actor = algo.actor(algo.init(jax.random.key(0)))
+    actor = first_actor(algo, 0)
     obs = {"action_mask": jnp.array([[True, True, True], [True, True, False]]), "obs": jnp.ones((2, 3))}
     dist, _ = algo.choice(actor, obs, algo.carry(2), explore)
     act = jax.jit(jax.vmap(lambda key: algo.act(actor, obs, algo.carry(2), key, explore).action))
@@ -290,7 +292,7 @@ def episodes_of_the_chain(num=2000):
 def verdict(spec, held, methods, change, fqe):
     """What is said of a policy of PPO whose weights are changed, and the policy: (algo, actor)."""
     algo = ppo.make(ppo.Config(gamma=tabular.GAMMA), spec, NetworkConfig(hidden=(8,)))
-    actor = jax.tree.map(change, algo.actor(algo.init(jax.random.key(3))))
+    actor = jax.tree.map(change, first_actor(algo, 3))
     cfg = run_config("x", f"data.estimate={json.dumps({'methods': methods, 'fqe': fqe})}")
     assert cfg.algo.gamma == tabular.GAMMA
     return estimates.Judge(cfg, cfg.data.estimate, algo, spec, held)(actor, jax.random.key(0)), algo, actor

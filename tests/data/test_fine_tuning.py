@@ -35,6 +35,11 @@ def write(path, observation, action):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("pendulum") / "set", *PENDULUM)
+
+
 def learn(algo, env, out, *args):
     lines = ["--algo", algo, "--env", env, *SMALL, "--out", str(out), *args]
     assert train.main(lines) == 0
@@ -56,9 +61,8 @@ def actions(path, size):
 
 # SAC predicts its deviation, as IQL does where it is told to; TD3 has none, and IQL's parameter of it stays unused
 @pytest.mark.parametrize(("after", "options"), [("sac", ["--set=network.state_dependent_std=true"]), ("td3", [])])
-def test_the_policy_of_iql_acts_the_same_in(after, options, tmp_path, capsys):
-    path = write(tmp_path / "set", *PENDULUM)
-    before = taught("iql", "Pendulum-v1", path, tmp_path / "iql", *options)
+def test_the_policy_of_iql_acts_the_same_in(after, options, pendulum, tmp_path, capsys):
+    before = taught("iql", "Pendulum-v1", pendulum, tmp_path / "iql", *options)
     start = [f"--init-from={tmp_path / 'iql'}", "--set=algo.policy_after=1000", *ONLINE]
     now = learn(after, "Pendulum-v1", tmp_path / "after", *start)
     out = capsys.readouterr().out
@@ -91,10 +95,9 @@ def test_the_policy_of_bc_acts_the_same_in_ppo_while_the_value_learns(tmp_path, 
     np.testing.assert_array_equal(actions(tmp_path / "waits", 4), actions(tmp_path / "bc", 4))
 
 
-def test_iql_goes_on_with_the_data_beside_its_own_experience(tmp_path, capsys):
-    path = write(tmp_path / "set", *PENDULUM)
-    before = taught("iql", "Pendulum-v1", path, tmp_path / "iql")
-    mix = f"--set=data.input={{sampler: 0.5, '{path}': 0.5}}"
+def test_iql_goes_on_with_the_data_beside_its_own_experience(pendulum, tmp_path, capsys):
+    before = taught("iql", "Pendulum-v1", pendulum, tmp_path / "iql")
+    mix = f"--set=data.input={{sampler: 0.5, '{pendulum}': 0.5}}"
     now = learn("iql", "Pendulum-v1", tmp_path / "on", f"--init-from={tmp_path / 'iql'}", mix, *ONLINE)
     assert "not taken" not in capsys.readouterr().out
     assert now["updates"] > 30

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,10 +32,9 @@ def store(seed=0, *, lengths=(3, 1, 7, 4, 12, 2), action=None, low=-2.0):
     return data.of_episodes(Box((3,)), action or Discrete(2, "int64"), episodes, meta={"env": "made up"})
 
 
-@pytest.fixture
-def written(tmp_path):
-    data.write(store(), tmp_path / "set")
-    return str(tmp_path / "set")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return str(data.write(store(), tmp_path_factory.mktemp("written") / "set"))
 
 
 def run_config(path, *overrides, **sections):
@@ -99,7 +97,7 @@ def test_transitions_to_the_end_are_those_of_the_record(written):
     spec = data_sets.read(run_config(written), None).spec
     ready = data_sets.prepared(run_config(written), held, spec)
     state = data_sets.filled(rows, ready, {"to_end": extras}, held.num_rows)
-    check_transitions(jax.tree.map(np.asarray, rows.sample(state, jax.random.key(0))), ready, n=100)
+    check_transitions(jax.tree.map(np.asarray, jax.jit(rows.sample)(state, jax.random.key(0))), ready, n=100)
 
 
 def test_sequences_are_those_of_the_record(written):
@@ -197,10 +195,13 @@ def trained(cfg, calls, saved=None, kept=None):
         return found, {k: np.asarray(v) for k, v in info.metrics.items()}, session.iteration
 
 
-@pytest.mark.parametrize("how", ["", "replay.prioritized=true", "devices.fake=2", "data.placement=host"])
+LEARN = ("data.updates_per_iteration=20", "data.validation=0.3")
+HOST = "data.placement=host"
+
+
+@pytest.mark.parametrize("how", ["replay.prioritized=true", "devices.fake=2", HOST])
 def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
-    overrides = ["data.updates_per_iteration=20", "data.validation=0.3", *([how] if how else [])]
-    cfg = run_config(written, *overrides)
+    cfg = run_config(written, *LEARN, how)
     whole, metrics, _ = trained(cfg, 3)
     half, _, iteration = trained(cfg, 1)
     resumed, again, _ = trained(cfg, 2, iteration, half)
@@ -212,23 +213,19 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
 
 
 def test_where_data_lie_changes_no_bit(written):
-    on_device = trained(run_config(written, "data.updates_per_iteration=50"), 2)[0]
-    on_host = trained(run_config(written, "data.updates_per_iteration=50", "data.placement=host"), 2)[0]
+    on_device = trained(run_config(written, *LEARN), 3)[0]
+    on_host = trained(run_config(written, *LEARN, HOST), 3)[0]
     jax.tree.map(np.testing.assert_array_equal, on_device, on_host)
 
 
-def test_schedules_count_updates(written):
-    cfg = run_config(written, "data.updates_per_iteration=20", algo={"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]]})
-    metrics = [trained(cfg, n)[1]["train/lr"] for n in (1, 3)]
-    np.testing.assert_allclose(
-        metrics, [np.mean(1 - np.arange(20) / 60) / 1e3, np.mean(1 - np.arange(40, 60) / 60) / 1e3], rtol=1e-4
-    )
-
-
-def test_statistics_of_observations_are_those_of_the_data(written):
-    state = trained(run_config(written, "algo.normalize_obs=true", "data.updates_per_iteration=5"), 1)[0].learner
+def test_schedules_count_updates_and_statistics_of_observations_are_those_of_the_data(written):
+    algo = {"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]], "normalize_obs": True}
+    cfg = run_config(written, "data.updates_per_iteration=20", algo=algo)
+    (kept, first, _), (_, third, _) = trained(cfg, 1), trained(cfg, 3)
+    expected = [np.mean(1 - np.arange(20) / 60) / 1e3, np.mean(1 - np.arange(40, 60) / 60) / 1e3]
+    np.testing.assert_allclose([first["train/lr"], third["train/lr"]], expected, rtol=1e-4)
     held = store()
-    np.testing.assert_allclose(state.obs_stats.mean, held.obs[held.is_step()].mean(0), rtol=1e-4)
+    np.testing.assert_allclose(kept.learner.obs_stats.mean, held.obs[held.is_step()].mean(0), rtol=1e-4)
 
 
 def test_a_mix_has_its_share_of_each(written, tmp_path):
@@ -239,8 +236,8 @@ def test_a_mix_has_its_share_of_each(written, tmp_path):
     algo = build_collect.algorithm(cfg, found.spec)
     buffer, sets = build_data.of_stores(cfg, algo, found.train, found.spec, 1, 64, online=None)
     full = jax.tree.map(lambda x, like: x.reshape(like.shape), sets.fill(), jax.eval_shape(buffer.init))
-    batch = buffer.sample(full, jax.random.key(3))
-    np.testing.assert_array_equal(jnp.asarray(batch.obs[:, 0] >= 1000), np.arange(64) >= 48)
+    batch = jax.jit(buffer.sample)(full, jax.random.key(3))
+    np.testing.assert_array_equal(np.asarray(batch.obs[:, 0]) >= 1000, np.arange(64) >= 48)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +248,7 @@ def test_a_mix_has_its_share_of_each(written, tmp_path):
         (["env.id=Acrobot-v1", "env.backend=jax"], "leave env.id out"),
         (["algo.name=ppo", "replay=null"], "learns from its own rollouts"),
         (["evaluation.every=10"], "evaluations are played in an environment"),
-        (["data.placement=host", "replay.prioritized=true"], "leave replay.prioritized out"),
+        ([HOST, "replay.prioritized=true"], "leave replay.prioritized out"),
         (["devices.fake=4", "replay.batch_size=63"], "not divisible by 4 devices"),
     ],
 )
@@ -263,7 +260,7 @@ def test_what_cannot_be_is_refused_by_name(written, overrides, message):
 
 def test_batches_that_were_fetched_ahead_are_those_of_the_seed(written):
     """A program that begins anew with another seed draws its own."""
-    cfg = run_config(written, "data.placement=host", "data.updates_per_iteration=20")
+    cfg = run_config(written, *LEARN, HOST)
 
     def after(program, seed):
         state, _, _ = program.advance(program.init(seed), seed, 20, 5)

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("built_once")
 OF_DATA = -1.0  # its rewards; CartPole's own are 1
 STEPS = 230  # of the data
 MEMORY = ("network.core={name: gru, size: 4}", "network.max_seq_len=4", "replay.burn_in=2", "network.hidden=[4]")
+DEVICES = "devices.learners=[0, 1]"
 KINDS = {
     "transitions": (),
-    "by priority": ("replay.prioritized=true",),
-    "of three steps by priority": ("replay.n_step=3", "replay.prioritized=true"),
-    "sequences": MEMORY,
+    "of three steps by priority, on two devices": ("replay.n_step=3", "replay.prioritized=true", DEVICES),
     "sequences by priority": (*MEMORY, "replay.prioritized=true"),
+    "sequences, on two devices": (*MEMORY, DEVICES),
 }
 
 
@@ -75,19 +75,12 @@ def parts_of(tree, devices):
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "devices"),
-    [("transitions", 2), ("of three steps by priority", 2), ("sequences by priority", 1), ("sequences", 2)],
-)
-def test_every_batch_has_its_share_of_each(kind, devices, written):
-    cfg = run_config(written, f"devices.learners={list(range(devices))}", *KINDS[kind])
-    state, learn, *_ = trained(cfg, 3)
-    assert_shares(state, learn, devices)
-
-
-def assert_shares(state, learn, devices):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_has_its_share_of_each(kind, written):
     """A quarter of each device's batch is of the environment, the rest of the data."""
+    state, learn, *_ = trained(run_config(written, *KINDS[kind]), 3)
     sample = jax.jit(learn.data.buffer.sample)
+    devices = 2 if DEVICES in KINDS[kind] else 1
     size = 32 // devices
     for part in parts_of(state.replay, devices):
         for k in range(5):
@@ -99,7 +92,7 @@ def assert_shares(state, learn, devices):
             assert (rows[online][live[online]] > 0).all() and (rows[~online][live[~online]] < 0).all()
 
 
-@pytest.mark.parametrize("kind", ["of three steps by priority", "sequences"])
+@pytest.mark.parametrize("kind", ["of three steps by priority, on two devices", "sequences by priority"])
 def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     cfg = run_config(written, *KINDS[kind])
     whole = trained(cfg, 5)[2]
@@ -108,10 +101,9 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
-@pytest.mark.parametrize("kind", ["transitions", "by priority"])
+@pytest.mark.parametrize("kind", ["transitions", "of three steps by priority, on two devices"])
 def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
-    state, learn, kept, *_ = trained(run_config(written, *KINDS[kind]), 3)
-    assert_shares(state, learn, devices=1)
+    kept = trained(run_config(written, *KINDS[kind]), 3)[2]
     online, of_data = kept.replay.parts
     rows = getattr(online, "rows", online)
     assert (np.asarray(rows.reward) == 1).any() and not (np.asarray(rows.reward) == OF_DATA).any()
@@ -124,7 +116,7 @@ def test_the_plan_says_what_a_batch_is_of(written):
 
 
 def test_the_plan_says_how_large_the_data_are(written):
-    with Session(run_config(written, "devices.learners=[0, 1]")) as session:
+    with Session(run_config(written, DEVICES)) as session:
         said = session.run.replay
     assert f"; data: 4 episodes of {STEPS} steps, in 0.0 MB on each of 2 devices" in said
 

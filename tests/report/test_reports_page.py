@@ -17,11 +17,9 @@ PAGE = (ROOT / "docs" / "reports.md").read_text()
 COMMANDS = [line for line in re.findall(r"^python -m jrl\.report (.+)$", PAGE, re.M) if "--serve" not in line]
 SMALL = ["--set=network.hidden=[8]", "--set=run.compile_cache=false", "--set=env.backend=jax", "--set=env.num_envs=8"]
 SHORT = [
-    "--set=evaluation.every=256",
-    "--set=evaluation.duration=2",
-    "--set=run.report_every=256",
-    "--set=rollout.length=16",
-]
+    "--set=evaluation.every=256", "--set=evaluation.duration=2", "--set=run.report_every=256",
+    "--set=rollout.length=16", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1",
+]  # fmt: skip
 
 
 def test_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
@@ -29,7 +27,7 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
     training = re.findall(r"^python -m jrl\.train (.+)$", PAGE, re.M)
     assert len(training) == 6
     for line in training:
-        assert train.main([*line.split(), *SMALL, *SHORT, "--stop=env_steps=1000"]) == 0
+        assert train.main([*line.split(), *SMALL, *SHORT, "--stop=env_steps=500"]) == 0
     for language, name in (("json", "scores.json"), ("csv", "sb3.csv")):
         (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
         Path(name).write_text(text)

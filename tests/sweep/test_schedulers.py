@@ -20,20 +20,21 @@ from jrl.sweep import __main__, schedule, settings, space
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
     "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
-    "--set=run.report_every=16", "--set=checkpoint.every=32", "--set=checkpoint.keep_last=99",
-    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)",
+    "--set=run.report_every=16", "--set=checkpoint.every=64", "--set=checkpoint.keep_last=99",
+    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)", "--set=run.smoothing_episodes=1",
 ]  # fmt: skip
 KINDS = {
     "asha": [  # some end by a criterion of their own
-        "--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=224", "--stop=episode/return=35",
-        "--set=run.smoothing_episodes=1",
+        "--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=160", "--stop=episode/return=35",
     ],
-    "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=224"],
+    "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=160"],
     "groups": [
-        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=3", "--budget=96",
+        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=2", "--budget=96",
         "--max-members=1",
     ],
     "tpe": ["--search=tpe", "--samples=4", "--batch=2", "--budget=48"],
@@ -166,7 +167,7 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0
     kept = json.loads((whole / "population.json").read_text())
-    assert len(kept["decisions"]) == {"asha": 2, "pbt": 3, "groups": 1, "tpe": 0}[kind]
+    assert len(kept["decisions"]) == {"asha": 2, "pbt": 2, "groups": 1, "tpe": 0}[kind]
     moments = [MOMENTS[kind]]
 
     def moment():
@@ -221,7 +222,7 @@ def test_processes_do_and_tell_what_a_scheduler_decides(scheduler, tmp_path, cap
 
 def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path, capsys):
     out = tmp_path / "x"
-    assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1", "--set=run.smoothing_episodes=1") == 0
+    assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1") == 0
     kept, before = (out / "population.json").read_text(), [rows(out / f"members/0{i}") for i in range(2)]
     assert [*json.loads(kept)["ended"]] == ["00", "01"] and all(found[-1]["env_steps"] < 1024 for found in before)
     assert __main__.main([f"--resume={out}"]) == 0
@@ -241,7 +242,7 @@ def test_the_step_size_that_a_row_names_is_the_one_that_was_used(tmp_path, monke
 
     monkeypatch.setattr(ppo, "loss", loss)
     out = tmp_path / "x"
-    settings = ["--scheduler=pbt(interval=64,quantile=0.5,resample=0.5)", "--samples=4", "--budget=256"]
+    settings = ["--scheduler=pbt(interval=64,quantile=0.5,resample=0.5)", "--samples=3", "--budget=160"]
     assert run(out, *settings, "--set=checkpoint.every=16", "--set=algo.adam_eps=1e-12") == 0
     decisions = json.loads((out / "population.json").read_text())["decisions"]
     copied = {copy["member"] for decision in decisions for copy in decision["copies"]}

@@ -211,7 +211,6 @@ def test_faulty_values():
 UNIFORM = {  # space -> log-probability of each uniformly random action
     Discrete(3): -np.log(3),
     MultiDiscrete((3, 2)): -np.log(6),
-    Box((2,), low=-1.0, high=1.0): -2 * np.log(2),
     Box((2,), low=(0.0, -1.0), high=(4.0, 2.0)): -np.log(4) - np.log(3),
     Box((2,), low=(0.0, -np.inf), high=(0.5, 3.0)): -np.log(0.5) - np.log(2),  # the second within [-1, 1]
 }

@@ -22,13 +22,13 @@ COLOURS = Box((14, 16, 3), "uint8", 0.0, 255.0)
 
 CASES = {
     "ppo": ("ppo", EnvSpec(VECTOR, Discrete(3), 1), ["algo.normalize_obs=true"]),
-    "ppo_integers": (
-        "ppo",
+    "marwil_integers": (
+        "marwil",
         EnvSpec(MultiDiscrete((2, 5)), MultiDiscrete((3, 4)), 1),
         ["network.shared=true", "network.layer_norm=true", "network.activation=elu"],
     ),
-    "ppo_continuous": (
-        "ppo",
+    "bc_continuous": (
+        "bc",
         CONTINUOUS,
         ["algo.normalize_obs=true", "network.activation=silu", "network.state_dependent_std=true"],
     ),
@@ -37,6 +37,7 @@ CASES = {
     "impala": ("impala", EnvSpec(VECTOR, Discrete(3), 1), []),
     "appo": ("appo", EnvSpec(VECTOR, MultiDiscrete((3, 4)), 1), []),
     "pqn": ("pqn", EnvSpec(Discrete(50), Discrete(4), 1), ["network.activation=gelu"]),
+    "iqn": ("iqn", EnvSpec(Discrete(50), Discrete(50), 1), []),
     "dqn_rainbow": (
         "dqn",
         EnvSpec(VECTOR, Discrete(7), 1),
@@ -161,7 +162,7 @@ def test_the_directory_says_what_it_is(exported):
             r"expected uint8 .* got float32",
             marks=pytest.mark.slow,
         ),
-        ("pqn", np.zeros((2, 1), np.int32), r"got int32 \(2, 1\)"),
+        ("iqn", np.zeros((2, 1), np.int32), r"got int32 \(2, 1\)"),
     ],
 )
 def test_observations_of_another_kind_are_refused(exported, name, obs, message):

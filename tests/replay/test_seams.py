@@ -85,12 +85,12 @@ def collected(monkeypatch, cluster, *, length, lag=2, calls=40, num=2, learner=0
         make, options, num_envs=2 * num, like=numbered.like(length), join=join, lag=lag, window=4, stand_in=stand_in
     )
     for _ in range(calls):
-        rollouts.append(source.next({}, jax.random.key(0))[0])
+        rollouts.append(jax.device_get(source.next({}, jax.random.key(0))[0]))
         lags.append(source.metrics["rollout/policy_lag_max"])
         cluster.now += learner
     source.close()
     assert max(lags) <= (lag or 0)
-    return record, rollouts
+    return record, rollouts  # on the host: what lies where would be a program each
 
 
 SPEEDS = {
@@ -159,7 +159,7 @@ def test_pools_that_are_reset():
     for i in range(20):
         if i in (7, 8, 15):
             pools.reset(jax.random.key(0))
-        rollouts.append(pools.next({}, jax.random.key(i))[0])
+        rollouts.append(jax.device_get(pools.next({}, jax.random.key(i))[0]))
     pools.close()
     _full, valid = check(record, rollouts, in_step=True)
     assert valid > 0.8
@@ -168,7 +168,7 @@ def test_pools_that_are_reset():
 def test_padding_of_whole_episodes_is_not_stored():
     record = {}
     source = Complete(numbered.Numbered(record, 0, length=4, ends=0.3, num_envs=4), limit=40)
-    rollouts = [source.next({}, jax.random.key(i))[0] for i in range(25)]
+    rollouts = [jax.device_get(source.next({}, jax.random.key(i))[0]) for i in range(25)]
     assert source.metrics["rollout/padding"] > 0.7
     _full, valid = check(record, rollouts, in_step=False)
     assert valid > 0.5  # between episodes of three steps is a row, and one between rollouts
@@ -278,7 +278,7 @@ def test_what_comes_from_environments_out_of_step(length, batch_size):
     env = envs.make("CartPole-v1", num_envs=5, batch_size=batch_size, options={"max_episode_steps": 9}, seed=3)
     record = recorded(env)
     source = AsyncCollector(env, counting, length=length, carry=jnp.zeros)
-    rollouts = [source.next((), jax.random.key(i))[0] for i in range(120 // length)]
+    rollouts = [jax.device_get(source.next((), jax.random.key(i))[0]) for i in range(120 // length)]
     source.close()
     counts = np.stack([rollout.count for rollout in rollouts])
     assert (counts < length).any()  # there was padding

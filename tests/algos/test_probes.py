@@ -83,7 +83,9 @@ def test_delayed_reward(name):
     np.testing.assert_allclose(value([0.0, 1.0]), [0.7, 1.0], atol=0.05)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])
+@pytest.mark.parametrize(  # what PPO's relatives learn with its Gaussian is compared with equations in their own tests
+    "name", [n for n in NAMES if fakes.acts_in(n, Box) and CASES[n].like != "ppo"]
+)
 def test_continuous_action(name):
     _, act = train(name, probes.continuous_action(), iterations=160 if name == "sac" else 100)
     np.testing.assert_allclose(act([-1.0, 1.0])[:, 0], [-0.5, 0.5], atol=0.12)

@@ -59,7 +59,7 @@ CASES = {
         "actor_q": "mean",
         "num_critics": 3,
         "conservative": True,
-        "cql_actions": 3,
+        "cql_actions": 2,
         "cql_temperature": 0.5,
         "cql_weight": 2.0,
     },

@@ -1,11 +1,15 @@
 """What real environments give, kept and sampled: EnvPool's frame stacks, and CartPole's ends of both kinds."""
 
+import functools
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jrl import envs
+from jrl.envs import envpool_import
 from jrl.errors import InputError
 from jrl.replay import frames, ring, storage
 from jrl.rollout import unroll
@@ -14,6 +18,16 @@ from jrl.settings import config
 from jrl.types import ActOut
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _specs_made_once():
+    """Making an environment asks EnvPool for a game's spec five times, which takes a tenth of a second each time."""
+    envpool_import.load()
+    registry = sys.modules["envpool.registration"].registry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "make_spec", functools.cache(registry.make_spec))
+        yield
 
 
 def rollouts(env, length, count):

@@ -109,7 +109,7 @@ def test_without_its_advantages_it_is_bc(kind, network):
     own = marwil.make(marwil.Config(beta=0.0, weight=kind, **common), spec, network)
     other = bc.make(bc.Config(**common), spec, network)
     state, plain = fakes.begun(own), fakes.begun(other)
-    data = drawn(network)
+    data = fakes.batch(own, spec, own.actor(state)) if network is fakes.NETWORK else drawn(network)
     start, update, clone = state, jax.jit(own.update), jax.jit(other.update)
     for _ in range(5):
         (state, aux), (plain, plain_aux) = update(state, data, KEY), clone(plain, data, KEY)

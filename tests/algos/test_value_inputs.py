@@ -40,9 +40,15 @@ def changed(obs, by=5.0):
     return {**obs, "state": obs["state"] + by, "goal": {**obs["goal"], "at": obs["goal"]["at"] - by}}
 
 
+def observed(name):
+    """With a mask of actions where there can be one."""
+    return MASKED if fakes.acts_in(name, Discrete) else OBSERVATION
+
+
 @functools.cache
-def drawn(name, core, observation=OBSERVATION):
+def drawn(name, core):
     """(algo, a state away from its start, observations [B, *] of consecutive steps, their rollout)."""
+    observation = observed(name)
     algo = fakes.make(name, spec(name, observation), network(core), normalize_obs=True)
     state = fakes.perturbed(fakes.begun(algo))
     made = fakes.rollouts(algo, spec(name, observation), algo.actor(state), count=1)[0]
@@ -61,8 +67,7 @@ COMBINATIONS = [
 @pytest.mark.parametrize(("name", "core"), COMBINATIONS)
 def test_acting_does_not_depend_on_it(name, core):
     """Actions, their probabilities and what the policy remembers are the same to the bit, exploring or not."""
-    masked = fakes.acts_in(name, Discrete)
-    algo, state, steps, _ = drawn(name, core, MASKED if masked else OBSERVATION)
+    algo, state, steps, _ = drawn(name, core)
     act = jax.jit(algo.act, static_argnames="explore")
     for explore in (True, False):
         carry = other = algo.carry(fakes.COLUMNS)
@@ -85,17 +90,18 @@ def test_acting_does_not_depend_on_it(name, core):
 def test_the_value_depends_on_it_and_the_policy_does_not(name, core):
     """By their derivatives in each array of an observation."""
     algo, state, steps, _ = drawn(name, core)
-    obs = steps[1]
+    obs = {k: x for k, x in steps[1].items() if k != "action_mask"}
+    whole = {k: np.ones_like(x) for k, x in steps[1].items() if k == "action_mask"}  # all actions are allowed
 
     def value(obs):
-        found = algo.outputs(state, obs)
+        found = algo.outputs(state, whole | obs)
         return found.get("value", found.get("q")).sum()
 
     def policy(obs):
         carry = algo.carry(fakes.COLUMNS)
         if name == "td3":
-            return algo.act(algo.actor(state), obs, carry, KEY, False).action.sum()
-        return algo.outputs(state, obs)["distribution"].entropy().sum()
+            return algo.act(algo.actor(state), whole | obs, carry, KEY, False).action.sum()
+        return algo.outputs(state, whole | obs)["distribution"].entropy().sum()
 
     of_value, of_policy = jax.jit(jax.grad(value))(obs), jax.jit(jax.grad(policy))(obs)
     assert all(np.all(np.abs(x) > 0) for x in jax.tree.leaves(of_value))
@@ -128,7 +134,7 @@ def test_no_gradient_of_the_policy_loss_comes_of_it(name, core):
         return value, metrics | found
 
     config = fakes.config(name, num_epochs=1, num_minibatches=1) if name != "a2c" else fakes.config(name)
-    algo = algos.get(name).make(config, spec(name), network(core), loss=loss)
+    algo = algos.get(name).make(config, spec(name, observed(name)), network(core), loss=loss)
     state = fakes.perturbed(fakes.begun(algo))
     _, aux = jax.jit(algo.update)(state, drawn(name, core)[3], KEY)
     assert float(aux.metrics["reached/loss/policy"]) == float(aux.metrics["reached/policy/entropy"]) == 0.0

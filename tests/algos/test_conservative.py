@@ -185,19 +185,32 @@ def test_the_first_updates_imitate(action):
         assert differ(*pair) != same, count
 
 
+MEMORY = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
+
+
+@functools.cache
+def sequences():
+    """What replay draws of two rollouts of a Box's actions, on the host."""
+    spec = EnvSpec(Box((3,)), BOX, fakes.COLUMNS)
+    algo = sac.make(sac.Config(), spec, MEMORY)
+    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.begun(algo)))))
+
+
 @pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
 def test_memory_learns_and_void_rows_change_nothing(action):
     """Sequences: the gap is over all of their rows that count, with the memory before each."""
     spec = EnvSpec(Box((3,)), action, fakes.COLUMNS)
     options = {"cql_target_gap": 0.5, **({"cql_max_q_backup": True} if action is BOX else {})}
-    network = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
-    algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, network)
+    algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, MEMORY)
     state = fakes.perturbed(fakes.begun(algo))
-    batch = fakes.drawn(algo, spec, algo.actor(state))
+    batch = sequences()
+    if action is not BOX:
+        taken = np.random.default_rng(0).integers(0, 3, batch.action.shape[:-1])
+        batch = batch.replace(action=taken.astype(np.int32))
     after, aux = jax.jit(algo.update)(state, batch, KEY)
     void = np.asarray(batch.weight) == 0
     assert void.any() and np.isfinite(aux.metrics["value/gap"])
-    spoiled = batch.replace(reward=jnp.where(void, jnp.nan, batch.reward))
+    spoiled = batch.replace(reward=np.where(void, np.float32(np.nan), batch.reward))
     assert_same(jax.jit(algo.update)(state, spoiled, KEY)[0].params, after.params)
     assert differ(after.params["critic"], state.params["critic"])
 

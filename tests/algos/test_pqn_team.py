@@ -25,23 +25,29 @@ WHOLE = {"num_epochs": 1, "num_minibatches": 1, "max_grad_norm": None, "lr": 0.1
 NETWORKS = {"no memory": SMALL, "memory": NetworkConfig(hidden=(6,), core=Gru(size=5), max_seq_len=4)}
 
 
-def rollout_of(algo, state, obs, rng, greedy=False):
-    """(a Rollout [T, B] in which the policy acted, the value of the joint action that is best [T + 1, B])."""
-    terminated, truncated, valid = flags(rng, T, B)
-    start = algo.carry(B)
+@functools.cache
+def acting(act, greedy):
+    """The jitted steps of a policy, compiled once for all rollouts."""
     fresh = lambda x, keep: jnp.expand_dims(keep, range(1, x.ndim))  # the memory begins anew after a reset row
 
     @jax.jit
-    def run(state, obs, valid):
+    def run(actor, obs, valid, start):
         def step(carry, row):
             seen, keep = row
-            out = algo.act(algo.actor(state), seen, carry, KEY, explore=not greedy)
+            out = act(actor, seen, carry, KEY, explore=not greedy)
             carry = jax.tree.map(lambda old, new: jnp.where(fresh(new, keep), new, old), start, out.carry)
             return carry, (out.action, out.extras["value"])
 
         return jax.lax.scan(step, start, (obs, valid))[1]
 
-    action, value = jax.device_get(run(state, obs, np.concatenate([valid, valid[-1:]])))
+    return run
+
+
+def rollout_of(algo, state, obs, rng, greedy=False):
+    """(a Rollout [T, B] in which the policy acted, the value of the joint action that is best [T + 1, B])."""
+    terminated, truncated, valid = flags(rng, T, B)
+    start, run = algo.carry(B), acting(algo.act, greedy)
+    action, value = jax.device_get(run(algo.actor(state), obs, np.concatenate([valid, valid[-1:]]), start))
     reward = np.where(valid, rng.normal(size=(T, B)), 0).astype(np.float32)
     made = Rollout(
         obs=jax.tree.map(lambda x: x[:-1], obs), last_obs=jax.tree.map(lambda x: x[-1], obs), action=action[:-1],

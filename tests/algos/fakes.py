@@ -94,7 +94,7 @@ def observations(rng, space, batch):
     if isinstance(space, Dict):
         return {name: observations(rng, part, batch) for name, part in space.items}
     if isinstance(space, MultiBinary):
-        return jnp.asarray(rng.integers(0, 2, (*batch, *space.shape)), space.dtype)
+        return rng.integers(0, 2, (*batch, *space.shape)).astype(space.dtype)
     if isinstance(space, Discrete):
         return rng.integers(0, space.n, batch).astype(np.int32)
     if isinstance(space, MultiDiscrete):

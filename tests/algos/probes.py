@@ -101,7 +101,7 @@ def endless(time_limit=10):
 
 NUM_ENVS, LENGTH = 16, 16
 MAX_LAG = 4
-REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
+REPLAY = {"updates": 16, "batch_size": 32, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
 
 def _learner(algo, spec, gamma):

@@ -3,6 +3,8 @@
 Loss and gradients of one update are compared with the equations in test_sac.py and test_dqn.py.
 """
 
+import functools
+
 import fakes
 import jax
 import jax.numpy as jnp
@@ -33,8 +35,7 @@ def normal(seed, *shape):
 
 
 NETWORKS = {
-    "layers": NetworkConfig(hidden=(8, 8)),
-    "normalised layers": NetworkConfig(hidden=(8,), layer_norm=True),
+    "normalised layers": NetworkConfig(hidden=(8, 8), layer_norm=True),
     "no layers": NetworkConfig(hidden=()),
 }
 
@@ -130,19 +131,28 @@ def test_samples_are_constants_and_their_densities_right():
     assert differ(drawn.action[:, 1000:2000], drawn.action[:, 2000:])
 
 
-@pytest.mark.parametrize("options", [{}, {"cql_target_gap": 1.0, "num_critics": 3, "target_critics": 2}])
-def test_chunks_of_rows_change_nothing(monkeypatch, options):
-    cfg = sac.Config(**CQL, **options, adam_eps=1.0, lr=0.1)
-    algo = sac.make(cfg, SPEC, NETWORK)
+ALL = sac.Config(
+    **CQL, cql_target_gap=1.0, cql_max_q_backup=True, num_critics=3, target_critics=2, adam_eps=1.0, lr=0.1
+)
+
+
+@functools.cache
+def whole():
+    """(state, batch, what one device makes of them at once)"""
+    algo = sac.make(ALL, SPEC, NETWORK)
     state = fakes.perturbed(fakes.begun(algo))
     batch = fakes.batch(algo, SPEC, algo.actor(state), N=32)
-    whole = jax.jit(algo.update)(state, batch, KEY)
+    return state, batch, jax.jit(algo.update)(state, batch, KEY)
+
+
+def test_chunks_of_rows_change_nothing(monkeypatch):
+    state, batch, want = whole()
     monkeypatch.setattr(conservative, "_CHUNK", 9 * 4 * 8)  # four rows at once
-    update = sac.make(cfg, SPEC, NETWORK).update
-    assert "scan" in str(jax.make_jaxpr(update)(state, batch, KEY))
-    parts = jax.jit(update)(state, batch, KEY)
-    assert_close(parts[0], whole[0], atol=1e-5)
-    assert_close(parts[1].metrics, whole[1].metrics, atol=1e-5)
+    traced = jax.jit(sac.make(ALL, SPEC, NETWORK).update).trace(state, batch, KEY)
+    assert "scan" in str(traced.jaxpr)
+    parts = traced.lower().compile()(state, batch, KEY)
+    assert_close(parts[0], want[0], atol=1e-5)
+    assert_close(parts[1].metrics, want[1].metrics, atol=1e-5)
 
 
 # ---------------------------------------------------------------- its place in SAC
@@ -175,32 +185,40 @@ def test_the_first_updates_imitate(action):
         assert differ(*pair) != same, count
 
 
+MEMORY = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
+
+
+@functools.cache
+def sequences():
+    """What replay draws of two rollouts of a Box's actions, on the host."""
+    spec = EnvSpec(Box((3,)), BOX, fakes.COLUMNS)
+    algo = sac.make(sac.Config(), spec, MEMORY)
+    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.begun(algo)))))
+
+
 @pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
 def test_memory_learns_and_void_rows_change_nothing(action):
     """Sequences: the gap is over all of their rows that count, with the memory before each."""
     spec = EnvSpec(Box((3,)), action, fakes.COLUMNS)
     options = {"cql_target_gap": 0.5, **({"cql_max_q_backup": True} if action is BOX else {})}
-    network = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
-    algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, network)
+    algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, MEMORY)
     state = fakes.perturbed(fakes.begun(algo))
-    batch = fakes.drawn(algo, spec, algo.actor(state))
+    batch = sequences()
+    if action is not BOX:
+        taken = np.random.default_rng(0).integers(0, 3, batch.action.shape[:-1])
+        batch = batch.replace(action=taken.astype(np.int32))
     after, aux = jax.jit(algo.update)(state, batch, KEY)
     void = np.asarray(batch.weight) == 0
     assert void.any() and np.isfinite(aux.metrics["value/gap"])
-    spoiled = batch.replace(reward=jnp.where(void, jnp.nan, batch.reward))
+    spoiled = batch.replace(reward=np.where(void, np.float32(np.nan), batch.reward))
     assert_same(jax.jit(algo.update)(state, spoiled, KEY)[0].params, after.params)
     assert differ(after.params["critic"], state.params["critic"])
 
 
 def test_two_devices_learn_what_one_does():
-    algo, rows = sac.make(sac.Config(**CQL, cql_target_gap=1.0, cql_max_q_backup=True), SPEC, NETWORK), 32
-    state = fakes.perturbed(fakes.begun(algo))
-    batch = fakes.batch(algo, SPEC, algo.actor(state), N=rows)
-    one, aux = jax.jit(algo.update)(state, batch, KEY)
+    state, batch, (one, aux) = whole()
     mesh = parallel.make_mesh(2)
-    update = sac.make(
-        sac.Config(**CQL, cql_target_gap=1.0, cql_max_q_backup=True), SPEC, NETWORK, axis_name=parallel.AXIS
-    ).update
+    update = sac.make(ALL, SPEC, NETWORK, axis_name=parallel.AXIS).update
     specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
     mapped = parallel.pmap(update, mesh, specs, (parallel.REPLICATED, UpdateAux(parallel.REPLICATED, P(parallel.AXIS))))
     two, aux_two = mapped(parallel.replicate(state, mesh), parallel.shard(batch, mesh, parallel.PER_DEVICE), KEY)
@@ -219,16 +237,19 @@ def test_values_are_lower_where_there_are_no_data():
     batch = Batch(zeros, action, action[:, 0], jnp.zeros(64), zeros, jnp.ones(64), jnp.arange(64))
     tried = jnp.array([[-0.5], [0.9]])
 
-    def values(**options):
-        algo = sac.make(sac.Config(lr=3e-3, **options), spec, NetworkConfig(hidden=(32,)))
-        learn = jax.jit(
-            lambda state, keys: jax.lax.scan(lambda s, k: (algo.update(s, batch, k)[0], None), state, keys)[0]
-        )
-        state = learn(fakes.begun(algo), jax.random.split(KEY, 600))
-        critic = build_critics(spec, NetworkConfig(hidden=(32,)), 2)
-        return np.asarray(jax.jit(critic.apply)(state.params["critic"], jnp.zeros((2, 1)), tried)).min(0)
+    network = NetworkConfig(hidden=(16,))
+    make = lambda weight: sac.make(
+        sac.Config(lr=1e-2, conservative=True, cql_weight=weight, cql_actions=2), spec, network
+    )
 
-    plain, low = values(), values(conservative=True, cql_weight=1.0, cql_actions=4)
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def values(weight, state):
+        learn = lambda state, key: (make(weight).update(state, batch, key)[0], None)
+        state = jax.lax.scan(learn, state, jax.random.split(KEY, 200))[0]
+        return build_critics(spec, network, 2).apply(state.params["critic"], jnp.zeros((2, 1)), tried).min(0)
+
+    plain, low = np.asarray(values(np.float32([0, 1]), fakes.begun(make(0.0))))  # of no weight: SAC alone
     assert plain[1] > plain[0] + 0.5
     assert low[1] < low[0] and low[1] < plain[1] - 0.5
 
@@ -238,13 +259,12 @@ def test_discrete_values_are_lower_where_there_are_no_data():
     spec, rows = fakes.spec(Discrete(3), Box((1,))), 32
     zeros, reward = jnp.zeros((rows, 1)), jnp.ones(rows)
     batch = Batch(zeros, jnp.arange(rows) % 2, reward, jnp.zeros(rows), zeros, jnp.ones(rows), jnp.arange(rows))
-    for head in ("expected", "c51", "qr"):
-        algo = dqn.make(dqn.Config(lr=1e-2, head=head, conservative=True, cql_weight=0.3), spec, NETWORK)
-        state, update = fakes.begun(algo), jax.jit(algo.update)
-        for _ in range(150):
-            state, _ = update(state, batch, KEY)
-        q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]
-        assert q[2] < q[:2].min() - 1.0, head
+    algo = dqn.make(dqn.Config(lr=1e-2, head="c51", conservative=True, cql_weight=0.3), spec, NETWORK)
+    state, update = fakes.begun(algo), jax.jit(algo.update)
+    for _ in range(150):
+        state, _ = update(state, batch, KEY)
+    q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]
+    assert q[2] < q[:2].min() - 1.0
 
 
 def test_what_is_refused():

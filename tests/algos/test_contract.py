@@ -27,6 +27,14 @@ KEY = jax.random.key(11)
 NETWORK = dataclasses.replace(fakes.NETWORK, hidden=(8,))
 
 
+def traced(cfg):
+    return jax.tree.map(np.float32, cfg)
+
+
+def stack(trees):
+    return jax.tree.map(lambda *x: np.stack(x), *jax.device_get(list(trees)))
+
+
 class Made:
     """One algorithm with its options, its jitted functions and what it learns from."""
 
@@ -34,13 +42,27 @@ class Made:
         self.name, self.overrides = name, overrides
         self.spec = fakes.spec(name=name)
         self.algo = fakes.make(name, self.spec, NETWORK, **overrides)
-        self.init, self.update = jax.jit(self.algo.init), jax.jit(fakes.learn(self.algo))
+        self.cfg = fakes.config(name, **overrides)
+        self.init, self.updated = jax.jit(self.algo.init), jax.jit(self.of)
         self.act = jax.jit(self.algo.act, static_argnames="explore")
         self.state = fakes.perturbed(fakes.begun(self.algo))
         self.actor = self.algo.actor(self.state)
         self.data = self.batches(1)[0]
         self.obs = self.data.obs[0] if self.algo.on_policy else self.data.obs  # [B, *]
         self.carry = self.algo.carry(jax.tree.leaves(self.obs)[0].shape[0])
+
+    def of(self, cfg, state, data, key):
+        """What comes of new data, with the floats of `cfg`."""
+        return fakes.learn(algos.get(self.name).make(cfg, self.spec, NETWORK))(state, data, key)
+
+    def update(self, state, data, key):
+        """The algorithm's own, with floats that are traced: one program for all of their values."""
+        return self.updated(traced(self.cfg), state, data, key)
+
+    @functools.cached_property
+    def together(self):
+        """`of`, of lanes that differ in everything."""
+        return jax.jit(jax.vmap(self.of))
 
     def batches(self, count):
         return [fakes.data(self.algo, self.spec, self.actor, seed=seed) for seed in range(count)]
@@ -134,10 +156,12 @@ def test_metrics_are_finite_scalars(name, loaded):
 def test_vmap_over_seeds(name):
     m = made(name, True)
     keys = jax.random.split(KEY, 3)
-    states = jax.jit(jax.vmap(m.algo.init))(keys)
+    states = jax.device_get(jax.jit(jax.vmap(m.algo.init))(keys))
     batches = m.batches(3)
-    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
-    together, _ = jax.jit(jax.vmap(fakes.learn(m.algo)))(states, stacked, keys)
+    lanes = [i % 3 for i in range(len(each_float(m.cfg)))]
+    cfgs = stack([traced(m.cfg)] * len(lanes))
+    rows = jax.tree.map(lambda x: x[np.array(lanes)], (states, stack(batches), keys))
+    together, _ = m.together(cfgs, *rows)
     for i in range(3):
         alone, _ = m.update(m.init(keys[i]), batches[i], keys[i])
         assert_close(fakes.part(together, i), alone)
@@ -186,23 +210,17 @@ def test_vmap_over_any_float_is_a_loop_over_it(name):
     edges = {n: x for n, x in EDGES.items() if isinstance(getattr(cfgs[0], n, None), float)}
     cfgs.append(dataclasses.replace(cfgs[0], **edges, **({"kl_target": None} if "kl_coef" in edges else {})))
 
-    def update(cfg, state, data):
-        return fakes.learn(algos.get(name).make(cfg, m.spec, NETWORK))(state, data, KEY)[0]
-
-    one, traced = jax.jit(update), lambda cfg: jax.tree.map(jnp.float32, cfg)
-    state, edge = m.state, functools.partial(update, cfgs[-1])
-    # a compilation each, in which the floats are constants
-    assert_close(one(traced(cfgs[0]), state, m.data), m.update(state, m.data, KEY)[0])
-    assert_close(one(traced(cfgs[-1]), state, m.data), jax.jit(edge)(state, m.data))
-    loop = [one(traced(cfg), state, m.data) for cfg in cfgs[:-1]]
-    batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs[:-1])
-    together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, state, m.data)
+    state, edge = m.state, functools.partial(m.of, cfgs[-1])  # with floats that are constants
+    assert_close(m.updated(traced(cfgs[-1]), state, m.data, KEY)[0], jax.jit(edge)(state, m.data, KEY)[0])
+    loop = [m.updated(traced(cfg), state, m.data, KEY)[0] for cfg in cfgs[:-1]]
+    same = [stack([x] * len(loop)) for x in (state, m.data)]
+    together, _ = m.together(stack(map(traced, cfgs[:-1])), *same, jnp.stack([KEY] * len(loop)))
     for i in range(len(loop)):
         assert_close(fakes.part(together, i), loop[i])
     assert any(differ(loop[0].params, after.params) for after in loop)
 
 
-UPDATES = 20
+UPDATES = 8
 
 
 def specs(data, before=()):
@@ -230,15 +248,17 @@ def updates(learn):
     ],
 )
 def test_any_number_of_devices_learns_the_same(name, loaded):
-    """The same global batches on 1, 2 and 4 devices, and by a researcher's own jax.pmap."""
+    """The same global batches on one device and on several, and by a researcher's own jax.pmap."""
     m = made(name, loaded)
     run = updates(fakes.learn(fakes.make(name, m.spec, NETWORK, axis_name=parallel.AXIS, **m.overrides)))
     batches = m.batches(4)
     data = jax.tree.map(lambda *x: np.stack(UPDATES // 4 * x), *batches)
     keys = jax.random.split(KEY, UPDATES)
     priority = parallel.REPLICATED if m.algo.on_policy else parallel.PER_DEVICE
-    found = {}
-    for devices in (1, 2, 4) if loaded else (1, 4):
+    one, found = m.state, {}
+    for i in range(UPDATES):
+        one, aux = m.update(one, batches[i % 4], keys[i])
+    for devices in ((2, 4) if name == "ppo" else (4,)) if loaded else (1, 4):
         mesh = parallel.make_mesh(devices)
         mapped = parallel.pmap(
             run,
@@ -253,7 +273,6 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
             assert len(replicas) == devices
             for replica in replicas[1:]:
                 np.testing.assert_array_equal(replicas[0], replica, err_msg=jax.tree_util.keystr(path))
-    one, aux = parallel.first(found[1])
     pairs = zip(*map(jax.tree.leaves, jax.device_get((one.params, m.state.params))))
     moved = max(np.abs(x - y).max() for x, y in pairs)
     assert moved > 1e-3  # a hundred times what the devices may differ by
@@ -263,7 +282,7 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
         assert_close(parallel.first(aux_many.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
         if aux.priority is not None:
             assert_close(np.asarray(aux_many.priority), np.asarray(aux.priority), atol=1e-4, rtol=1e-4)
-    if not loaded:
+    if not loaded or m.algo.on_policy:
         return
     theirs = jax.pmap(run, axis_name=parallel.AXIS, in_axes=(0, 0, None))
     stacked = jax.tree.map(lambda x: np.stack([x] * 4), m.state)
@@ -311,7 +330,7 @@ def test_void_rows_change_nothing(name, loaded):
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("ppo", 1), ("ppo", 7), ("a2c", 12), ("pqn", 16)])
+@pytest.mark.parametrize(("name", "rows"), [("ppo", 7), ("a2c", 12), ("pqn", 16)])
 def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
     """`microbatch_size` where an algorithm has it; else what the processor's cache asks for."""
     m = made(name, False)
@@ -377,15 +396,27 @@ def test_extreme_data_leave_everything_finite(name, loaded):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not fakes.make(n).on_policy])
 def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
-    m = made(name, False)
-    rollout = fakes.rollout(m.algo, m.spec, m.actor)
-    ingest = jax.jit(m.algo.ingest)
-    state = ingest(ingest(m.state, rollout), rollout)
-    assert int(state.env_steps) == 2 * int(rollout.mask.sum())
-    assert int(state.updates) == 0
-    assert_same(state.params, m.state.params)
-    state, _ = m.update(m.update(state, m.data, KEY)[0], m.data, KEY)
-    assert (int(state.env_steps), int(state.updates)) == (2 * int(rollout.mask.sum()), 2)
+    spec = fakes.spec(name=name)
+    algo = fakes.make(name, spec, NETWORK)
+    ones = lambda like: jax.tree.map(lambda x: np.ones(x.shape, x.dtype), like)
+    state = ones(jax.eval_shape(algo.init, KEY))
+    actor = algo.actor(state)
+    rollout = ones(jax.eval_shape(functools.partial(fakes.rollout, algo, spec), actor))
+    batch = fakes.batch(algo, spec, actor)
+    state = state.replace(env_steps=np.uint32(0), updates=np.uint32(0))
+    mask = fakes.flags(np.random.default_rng(0), *rollout.mask.shape)[2]
+    ingest, update = jax.jit(algo.ingest), jax.jit(algo.update)
+
+    @jax.jit
+    def counted(state, rollout):  # what these numbers do not need is not compiled
+        came = ingest(ingest(state, rollout), rollout)
+        learned = update(update(came, batch, KEY)[0], batch, KEY)[0]
+        return (came.env_steps, came.updates, learned.env_steps, learned.updates), came.params
+
+    counts, params = counted(state, rollout.replace(mask=mask))
+    steps = 2 * mask.sum()
+    assert tuple(map(int, counts)) == (steps, 0, steps, 2)
+    assert_same(params, state.params)
 
 
 @each

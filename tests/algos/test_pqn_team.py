@@ -1,5 +1,7 @@
 """PQN of a team: the joint value against a walk, absent agents, masks, memory, what its mixers learn, refusals."""
 
+import functools
+
 import fakes
 import games
 import jax
@@ -19,27 +21,33 @@ from jrl.ops import returns
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout
 
 T, B = 8, 8
-WHOLE = {"num_epochs": 1, "num_minibatches": 1, "max_grad_norm": None, "lr": 0.0, "gamma": 0.9, "q_lambda": 0.5}
+WHOLE = {"num_epochs": 1, "num_minibatches": 1, "max_grad_norm": None, "lr": 0.1, "gamma": 0.9, "q_lambda": 0.5}
 NETWORKS = {"no memory": SMALL, "memory": NetworkConfig(hidden=(6,), core=Gru(size=5), max_seq_len=4)}
 
 
-def rollout_of(algo, state, obs, rng, greedy=False):
-    """(a Rollout [T, B] in which the policy acted, the value of the joint action that is best [T + 1, B])."""
-    terminated, truncated, valid = flags(rng, T, B)
-    start = algo.carry(B)
+@functools.cache
+def acting(act, greedy):
+    """The jitted steps of a policy, compiled once for all rollouts."""
     fresh = lambda x, keep: jnp.expand_dims(keep, range(1, x.ndim))  # the memory begins anew after a reset row
 
     @jax.jit
-    def run(state, obs, valid):
+    def run(actor, obs, valid, start):
         def step(carry, row):
             seen, keep = row
-            out = algo.act(algo.actor(state), seen, carry, KEY, explore=not greedy)
+            out = act(actor, seen, carry, KEY, explore=not greedy)
             carry = jax.tree.map(lambda old, new: jnp.where(fresh(new, keep), new, old), start, out.carry)
             return carry, (out.action, out.extras["value"])
 
         return jax.lax.scan(step, start, (obs, valid))[1]
 
-    action, value = jax.device_get(run(state, obs, np.concatenate([valid, valid[-1:]])))
+    return run
+
+
+def rollout_of(algo, state, obs, rng, greedy=False):
+    """(a Rollout [T, B] in which the policy acted, the value of the joint action that is best [T + 1, B])."""
+    terminated, truncated, valid = flags(rng, T, B)
+    start, run = algo.carry(B), acting(algo.act, greedy)
+    action, value = jax.device_get(run(algo.actor(state), obs, np.concatenate([valid, valid[-1:]]), start))
     reward = np.where(valid, rng.normal(size=(T, B)), 0).astype(np.float32)
     made = Rollout(
         obs=jax.tree.map(lambda x: x[:-1], obs), last_obs=jax.tree.map(lambda x: x[-1], obs), action=action[:-1],
@@ -55,19 +63,25 @@ def seen(seed=0, **changes):
     return {**obs, **changes}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("mixer", MIXERS)
+@functools.cache
+def learner(mixer, network="no memory"):
+    """(algo, its first state, its jitted update)"""
+    algo = pqn.make(pqn.Config(mixer=mixer, **WHOLE), SPEC, NETWORKS[network])
+    return algo, fakes.begun(algo), jax.jit(algo.update)
+
+
+@pytest.mark.parametrize(("mixer", "network"), [*((mixer, "no memory") for mixer in MIXERS), ("qmix", "memory")])
 def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
     """Greedy actions under masks: Q_tot of them is the value that acting recorded, and lambda-returns are of that."""
-    algo = pqn.make(pqn.Config(mixer=mixer, **WHOLE), SPEC, NETWORKS[network])
-    state, rng = perturbed(fakes.begun(algo)), np.random.default_rng(3)
+    algo, state, update = learner(mixer, network)
+    state, rng = perturbed(state), np.random.default_rng(3)
     mask = np.concatenate([np.ones((T + 1, B, 3, 1)), rng.random((T + 1, B, 3, 3)) < 0.5], -1)
     obs = seen(action_mask=mask.reshape(T + 1, B, 12).astype(np.int8))
     rollout, value = rollout_of(algo, state, obs, rng, greedy=True)
     assert np.take_along_axis(mask[:-1], np.asarray(rollout.action)[..., None], -1).all()
     done = rollout.terminated | rollout.truncated
     target = np.asarray(returns.lambda_returns(rollout.reward, rollout.terminated, done, value, gamma=0.9, lambda_=0.5))
-    _, aux = jax.jit(algo.update)(state, rollout, KEY)
+    _, aux = update(state, rollout, KEY)
     mean = lambda x: np.sum(rollout.mask * x) / rollout.mask.sum()
     np.testing.assert_allclose(aux.metrics["value/target"], mean(target), rtol=1e-4)
     np.testing.assert_allclose(aux.metrics["value/q"], mean(value[:-1]), rtol=1e-4)
@@ -90,8 +104,7 @@ def test_the_recorded_value_is_the_sum_of_each_agents_best_allowed():
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_an_absent_agent_changes_nothing(mixer):
     """Neither what it sees nor what it did matters to the update; of one that is present both do."""
-    algo = pqn.make(pqn.Config(mixer=mixer, **{**WHOLE, "lr": 0.1}), SPEC, SMALL)
-    state, update = fakes.begun(algo), jax.jit(algo.update)
+    algo, state, update = learner(mixer)
 
     def results(present):
         obs = seen(present=np.broadcast_to(np.array([1, present, 1], np.int8), (T + 1, B, 3)))
@@ -112,9 +125,7 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     env = team(games.two_step(32))
     cfg = pqn.Config(mixer=mixer, exploration=Random(), lr=((0, 5e-3), (50_000, 0.0)), q_lambda=0.0)
     algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(32,), layer_norm=True))
-    run = by_rollouts(algo, env, iterations=150)
-    found = jax.vmap(run)(jnp.stack([jax.random.key(seed) for seed in range(2)]))[1]
-    np.testing.assert_array_equal(found, want)
+    assert by_rollouts(algo, env, iterations=150)(jax.random.key(0))[1] == want
 
 
 def test_each_agent_remembers():

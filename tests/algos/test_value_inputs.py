@@ -1,6 +1,7 @@
 """What `network.value_inputs` names, the critic reads and the policy does not, in any algorithm that has a critic."""
 
 import dataclasses
+import functools
 import operator
 
 import fakes
@@ -18,6 +19,7 @@ from jrl.networks import NetworkConfig
 from jrl.run import checkpoint
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, Window
 
+pytestmark = pytest.mark.usefixtures("built_once")
 KEY = jax.random.key(7)
 CRITICS = tuple(name for name in algos.names() if algos.get_config_class(name).has_critic)
 GOAL = Dict((("at", Box((2,))), ("kind", Box((1,)))))
@@ -38,13 +40,20 @@ def changed(obs, by=5.0):
     return {**obs, "state": obs["state"] + by, "goal": {**obs["goal"], "at": obs["goal"]["at"] - by}}
 
 
-def drawn(name, core, observation=OBSERVATION):
-    """(algo, a state away from its start, observations [B, *] of consecutive steps)."""
+def observed(name):
+    """With a mask of actions where there can be one."""
+    return MASKED if fakes.acts_in(name, Discrete) else OBSERVATION
+
+
+@functools.cache
+def drawn(name, core):
+    """(algo, a state away from its start, observations [B, *] of consecutive steps, their rollout)."""
+    observation = observed(name)
     algo = fakes.make(name, spec(name, observation), network(core), normalize_obs=True)
     state = fakes.perturbed(fakes.begun(algo))
     made = fakes.rollouts(algo, spec(name, observation), algo.actor(state), count=1)[0]
     state = state.replace(obs_stats=jax.tree.map(lambda x: np.asarray(x) + np.float32(1), state.obs_stats))
-    return algo, state, [jax.tree.map(operator.itemgetter(t), jax.device_get(made.obs)) for t in range(4)]
+    return algo, state, [jax.tree.map(operator.itemgetter(t), jax.device_get(made.obs)) for t in range(4)], made
 
 
 QUICK = (("ppo", "gru"), ("sac", "none"))
@@ -58,8 +67,7 @@ COMBINATIONS = [
 @pytest.mark.parametrize(("name", "core"), COMBINATIONS)
 def test_acting_does_not_depend_on_it(name, core):
     """Actions, their probabilities and what the policy remembers are the same to the bit, exploring or not."""
-    masked = fakes.acts_in(name, Discrete)
-    algo, state, steps = drawn(name, core, MASKED if masked else OBSERVATION)
+    algo, state, steps, _ = drawn(name, core)
     act = jax.jit(algo.act, static_argnames="explore")
     for explore in (True, False):
         carry = other = algo.carry(fakes.COLUMNS)
@@ -81,18 +89,19 @@ def test_acting_does_not_depend_on_it(name, core):
 @pytest.mark.parametrize(("name", "core"), COMBINATIONS)
 def test_the_value_depends_on_it_and_the_policy_does_not(name, core):
     """By their derivatives in each array of an observation."""
-    algo, state, steps = drawn(name, core)
-    obs = steps[1]
+    algo, state, steps, _ = drawn(name, core)
+    obs = {k: x for k, x in steps[1].items() if k != "action_mask"}
+    whole = {k: np.ones_like(x) for k, x in steps[1].items() if k == "action_mask"}  # all actions are allowed
 
     def value(obs):
-        found = algo.outputs(state, obs)
+        found = algo.outputs(state, whole | obs)
         return found.get("value", found.get("q")).sum()
 
     def policy(obs):
         carry = algo.carry(fakes.COLUMNS)
         if name == "td3":
-            return algo.act(algo.actor(state), obs, carry, KEY, False).action.sum()
-        return algo.outputs(state, obs)["distribution"].entropy().sum()
+            return algo.act(algo.actor(state), whole | obs, carry, KEY, False).action.sum()
+        return algo.outputs(state, whole | obs)["distribution"].entropy().sum()
 
     of_value, of_policy = jax.jit(jax.grad(value))(obs), jax.jit(jax.grad(policy))(obs)
     assert all(np.all(np.abs(x) > 0) for x in jax.tree.leaves(of_value))
@@ -125,10 +134,9 @@ def test_no_gradient_of_the_policy_loss_comes_of_it(name, core):
         return value, metrics | found
 
     config = fakes.config(name, num_epochs=1, num_minibatches=1) if name != "a2c" else fakes.config(name)
-    algo = algos.get(name).make(config, spec(name), network(core), loss=loss)
+    algo = algos.get(name).make(config, spec(name, observed(name)), network(core), loss=loss)
     state = fakes.perturbed(fakes.begun(algo))
-    data = fakes.rollouts(algo, spec(name), algo.actor(state), count=1)[0]
-    _, aux = jax.jit(algo.update)(state, data, KEY)
+    _, aux = jax.jit(algo.update)(state, drawn(name, core)[3], KEY)
     assert float(aux.metrics["reached/loss/policy"]) == float(aux.metrics["reached/policy/entropy"]) == 0.0
     assert float(aux.metrics["reached/loss/value"]) > 0.0
 

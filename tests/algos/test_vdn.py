@@ -1,6 +1,7 @@
 """VDN and QMIX: what their mixers can represent, acting by agent, memory, absent agents, refusals."""
 
 import dataclasses
+import functools
 
 import fakes
 import games
@@ -51,6 +52,13 @@ def batch(rows=16, **changes):
     return dataclasses.replace(made, **changes)
 
 
+@functools.cache
+def learner(mixer):
+    """(algo, its first state, its jitted update)"""
+    algo = vdn.make(vdn.Config(mixer=mixer, gamma=0.9), SPEC, SMALL)
+    return algo, fakes.begun(algo), jax.jit(algo.update)
+
+
 # ---------------------------------------------------------------- mixers
 
 
@@ -80,15 +88,13 @@ def test_qmix_against_a_plain_loop():
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_targets_and_errors_are_of_the_joint_value(mixer):
     """One update's loss by hand: the chooser's best action of each agent among those allowed, valued by the target."""
-    cfg = vdn.Config(mixer=mixer, gamma=0.9)
-    algo = vdn.make(cfg, SPEC, SMALL)
-    state = fakes.begun(algo)
+    algo, state, update = learner(mixer)
     other = perturbed(state).params
     state = state.replace(target_params=other)
     allowed = np.ones((16, 12), np.int8)
     allowed[:, 5:8] = 0  # of the second agent action 0 alone
     data = batch(next_obs={**observations(16, 1), "action_mask": allowed})
-    _, aux = jax.jit(algo.update)(state, data, KEY)
+    _, aux = update(state, data, KEY)
     outputs = jax.jit(algo.outputs)
 
     def q(params, obs):
@@ -121,8 +127,7 @@ def test_targets_and_errors_are_of_the_joint_value(mixer):
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_an_absent_agent_changes_nothing(mixer):
     """Neither what it sees nor what it did matters to the update; of one that is present both do."""
-    algo = vdn.make(vdn.Config(mixer=mixer), SPEC, SMALL)
-    state, update = fakes.begun(algo), jax.jit(algo.update)
+    _, state, update = learner(mixer)
     others = np.array([1, 0, 1], np.int8)
     gone = lambda obs: {**obs, "present": obs["present"] * others}
     data = batch()
@@ -258,22 +263,14 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     env = team(games.two_step(16))
     cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
     algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
-    keys = jnp.stack([jax.random.key(seed) for seed in range(3)])
-    states, found = jax.vmap(by_replay(algo, env, iterations=150, batch_size=32))(keys)
-    np.testing.assert_array_equal(found, want)
-    outputs = jax.jit(algo.outputs)
-    for seed in range(3):
-        # the joint values of the second game, for QMIX of the four pairs of actions, too
-        third = np.eye(3, dtype=np.float32)[2]
-        obs = {
-            "agents": np.broadcast_to(third, (4, 2, 3)),
-            "state": np.broadcast_to(third, (4, 3)),
-            "present": np.ones((4, 2), np.int8),
-        }
-        agent_q = np.asarray(outputs(fakes.part(states, seed), obs)["q"])[0]
-        if mixer == "sum":
-            joint = agent_q[0][:, None] + agent_q[1][None]
-            np.testing.assert_allclose(joint, [[-1.5, 2.5], [2.5, 6.5]], atol=0.6)
+    state, found = by_replay(algo, env, iterations=150, batch_size=32)(jax.random.key(0))
+    assert found == want
+    if mixer == "sum":  # the joint values of the second game
+        third = np.eye(3, dtype=np.float32)[2:]
+        obs = {"agents": np.stack([third, third], 1), "state": third, "present": np.ones((1, 2), np.int8)}
+        agent_q = np.asarray(jax.jit(algo.outputs)(state, obs)["q"])[0]
+        joint = agent_q[0][:, None] + agent_q[1][None]
+        np.testing.assert_allclose(joint, [[-1.5, 2.5], [2.5, 6.5]], atol=0.6)
 
 
 @pytest.mark.parametrize("core", [pytest.param("gru"), pytest.param(None, marks=pytest.mark.slow)])

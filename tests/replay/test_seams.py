@@ -85,12 +85,12 @@ def collected(monkeypatch, cluster, *, length, lag=2, calls=40, num=2, learner=0
         make, options, num_envs=2 * num, like=numbered.like(length), join=join, lag=lag, window=4, stand_in=stand_in
     )
     for _ in range(calls):
-        rollouts.append(source.next({}, jax.random.key(0))[0])
+        rollouts.append(jax.device_get(source.next({}, jax.random.key(0))[0]))
         lags.append(source.metrics["rollout/policy_lag_max"])
         cluster.now += learner
     source.close()
     assert max(lags) <= (lag or 0)
-    return record, rollouts
+    return record, rollouts  # on the host: what lies where would be a program each
 
 
 SPEEDS = {
@@ -128,7 +128,7 @@ def test_a_runner_that_dies_leaves_a_seam(monkeypatch, change):
     cluster = numbered.Cluster(SPEEDS["uneven"], dies={1: 7})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        record, rollouts = collected(monkeypatch, cluster, length=2, calls=30, **change)
+        record, rollouts = collected(monkeypatch, cluster, length=3, calls=30, **change)
     who = {int(x) for rollout in rollouts[-5:] for x in np.asarray(rollout.obs["id"])[..., 0].ravel()}
     assert who == ({0, 1, 102, 103} if "recreate_failed_env_runners" in change else {0, 1})
     check(record, rollouts, in_step=False)
@@ -140,9 +140,9 @@ def test_synchronous_runners_one_of_which_is_gone(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         record, rollouts = collected(
-            monkeypatch, cluster, length=2, lag=None, calls=30, ignore_env_runner_failures=True
+            monkeypatch, cluster, length=3, lag=None, calls=30, ignore_env_runner_failures=True
         )
-    assert [int(rollout.count.sum()) for rollout in rollouts[5:10]] == [8, 8, 4, 4, 4]
+    assert [int(rollout.count.sum()) for rollout in rollouts[5:10]] == [12, 12, 6, 6, 6]
     assert check(record, rollouts, in_step=False)[1] > 0.85
 
 
@@ -159,7 +159,7 @@ def test_pools_that_are_reset():
     for i in range(20):
         if i in (7, 8, 15):
             pools.reset(jax.random.key(0))
-        rollouts.append(pools.next({}, jax.random.key(i))[0])
+        rollouts.append(jax.device_get(pools.next({}, jax.random.key(i))[0]))
     pools.close()
     _full, valid = check(record, rollouts, in_step=True)
     assert valid > 0.8
@@ -168,7 +168,7 @@ def test_pools_that_are_reset():
 def test_padding_of_whole_episodes_is_not_stored():
     record = {}
     source = Complete(numbered.Numbered(record, 0, length=4, ends=0.3, num_envs=4), limit=40)
-    rollouts = [source.next({}, jax.random.key(i))[0] for i in range(25)]
+    rollouts = [jax.device_get(source.next({}, jax.random.key(i))[0]) for i in range(25)]
     assert source.metrics["rollout/padding"] > 0.7
     _full, valid = check(record, rollouts, in_step=False)
     assert valid > 0.5  # between episodes of three steps is a row, and one between rollouts
@@ -201,7 +201,7 @@ def test_a_run_goes_on_without_runners_or_with_them(monkeypatch, in_step):
         warnings.simplefilter("ignore", RuntimeWarning)
         cluster = numbered.Cluster(SPEEDS["equal"], dies={1: 7})
         record, from_runners = collected(
-            monkeypatch, cluster, length=2, lag=None, calls=30, ignore_env_runner_failures=True
+            monkeypatch, cluster, length=3, lag=None, calls=30, ignore_env_runner_failures=True
         )
     source = numbered.Numbered(record, 50, length=3, num_envs=4, seed=9)
     from_here = [source.next(None, None)[0] for _ in range(12)]
@@ -260,22 +260,29 @@ def recorded(env):
     return record
 
 
-@pytest.mark.parametrize(("length", "batch_size"), [(1, 3), (4, 2)])
-def test_what_comes_from_environments_out_of_step(length, batch_size):
-    """EnvPool with `batch_size`: columns go on where they were, whatever padding the rollouts have in between."""
-    env = envs.make("CartPole-v1", num_envs=5, batch_size=batch_size, options={"max_episode_steps": 9}, seed=3)
-    record = recorded(env)
-    source = AsyncCollector(env, counting, length=length, carry=jnp.zeros)
-    rollouts = [source.next((), jax.random.key(i))[0] for i in range(120 // length)]
-    source.close()
-    counts = np.stack([rollout.count for rollout in rollouts])
-    assert (counts < length).any()  # there was padding
+@functools.cache
+def plain_buffers():
+    """Of CartPole's transitions and sequences, with their jitted samples."""
     options = {**SIZES, "num_envs": 5, "in_step": False}
     of_rows = ring.make(jax.ShapeDtypeStruct((4,), jnp.float32), numbered.ACTION, **options)
     of_sequences = sequences.make(
         jax.ShapeDtypeStruct((4,), jnp.float32), numbered.ACTION, length=LENGTH, burn_in=BURN_IN,
         extras={"carry": numbered.CARRY}, **options,
     )  # fmt: skip
+    return [(buffer, jax.jit(jax.vmap(buffer.sample, (None, 0)))) for buffer in (of_rows, of_sequences)]
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(1, 3), (4, 2)])
+def test_what_comes_from_environments_out_of_step(length, batch_size):
+    """EnvPool with `batch_size`: columns go on where they were, whatever padding the rollouts have in between."""
+    env = envs.make("CartPole-v1", num_envs=5, batch_size=batch_size, options={"max_episode_steps": 9}, seed=3)
+    record = recorded(env)
+    source = AsyncCollector(env, counting, length=length, carry=jnp.zeros)
+    rollouts = [jax.device_get(source.next((), jax.random.key(i))[0]) for i in range(120 // length)]
+    source.close()
+    counts = np.stack([rollout.count for rollout in rollouts])
+    assert (counts < length).any()  # there was padding
+    (of_rows, draw_rows), (of_sequences, draw_sequences) = plain_buffers()
     states = [buffer.init() for buffer in (of_rows, of_sequences)]
     adds = [jax.jit(buffer.add) for buffer in (of_rows, of_sequences)]
     for rollout in rollouts:
@@ -283,9 +290,7 @@ def test_what_comes_from_environments_out_of_step(length, batch_size):
     assert int(of_rows.size(states[0])) == counts.sum()  # nothing else is stored, and nothing twice
     assert int(of_rows.live(states[0])) == sum(int(rollout.mask.sum()) for rollout in rollouts)
 
-    batch = jax.device_get(
-        jax.jit(jax.vmap(of_rows.sample, (None, 0)))(states[0], jax.random.split(jax.random.key(0), 8))
-    )
+    batch = jax.device_get(draw_rows(states[0], jax.random.split(jax.random.key(0), 8)))
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
     spans = []
     for i in np.flatnonzero(batch.weight > 0):
@@ -303,8 +308,7 @@ def test_what_comes_from_environments_out_of_step(length, batch_size):
             spans.append(span)
     assert np.mean(np.asarray(spans) == N_STEP) > 0.9  # only the newest are cut
 
-    draw = jax.jit(jax.vmap(of_sequences.sample, (None, 0)))
-    sample = jax.device_get(draw(states[1], jax.random.split(jax.random.key(1), 4)))
+    sample = jax.device_get(draw_sequences(states[1], jax.random.split(jax.random.key(1), 4)))
     sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample)
     live = 0
     for n in range(len(sample.index)):

@@ -76,14 +76,11 @@ def rules(monkeypatch):
 @pytest.mark.parametrize(
     ("algo", "env_id", "mode", "core"),
     [
-        ("dqn", "CartPole-v1", "remote", None),
-        ("dqn", "CartPole-v1", "local", None),
         ("dqn", "CartPole-v1", "remote", "lstm"),
         ("dqn", "CartPole-v1", "local", "lstm"),
         ("dqn", "rules", "remote", None),
         ("dqn", "rules", "local", None),
         ("sac", "Pendulum-v1", "remote", None),
-        ("td3", "Pendulum-v1", "remote", None),
         ("td3", "Pendulum-v1", "local", None),
     ],
 )

@@ -36,6 +36,16 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def _said(envpool: Any, id: str) -> Any:
+    return envpool.make_spec(id)  # of an Atari game it takes a tenth of a second
+
+
+def _spec(id: str) -> Any:
+    """Returns what EnvPool says of an environment without options."""
+    return _said(envpool_import.load(), id)
+
+
 def ids() -> tuple[str, ...]:
     """Returns every id that EnvPool has; none where it is not installed."""
     try:
@@ -49,14 +59,14 @@ def family(id: str) -> str:
     """Returns the module that an id comes from: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():
         # the class itself is made at run time, in no module of EnvPool's; the one it extends is compiled
-        return type(envpool_import.load().make_spec(id)).__mro__[1].__module__
+        return type(_spec(id)).__mro__[1].__module__
 
 
 def num_players(id: str) -> int:
     """Returns the number of players of a game; 1 of other environments, and where something is not installed."""
     try:
         with _quiet():
-            return int(envpool_import.load().make_spec(id).config.max_num_players)
+            return int(_spec(id).config.max_num_players)
     except (ImportError, AttributeError, RuntimeError):  # of a family that cannot be imported: who makes it tells why
         return 1
 
@@ -64,7 +74,7 @@ def num_players(id: str) -> int:
 def check(id: str, options: dict[str, Any]) -> list[str]:
     """Returns faults in the options, each with its mend."""
     with _quiet():
-        spec = envpool_import.load().make_spec(id)
+        spec = _spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
     errors = []
     if spec.config.max_num_players > 1 and "max_episode_steps" in options:
@@ -91,7 +101,7 @@ class Frames(NamedTuple):
 def frames(id: str, options: dict[str, Any]) -> Frames:
     """Returns the stacks that an Atari game observes with these options."""
     with _quiet():
-        config = envpool_import.load().make_spec(id).config
+        config = _spec(id).config
     value = lambda name: options.get(name, getattr(config, name))
     return Frames(int(value("stack_num")), 1 if value("gray_scale") else 3, not value("episodic_life"))
 
@@ -108,7 +118,7 @@ def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, 
     if horizon is None:
         return options
     with _quiet():
-        own = options.get("max_episode_steps", envpool_import.load().make_spec(id).config.max_episode_steps)
+        own = options.get("max_episode_steps", _spec(id).config.max_episode_steps)
     game = num_players(id) > 1  # none of these ends at its limit
     if own and own <= horizon and not game:
         return options

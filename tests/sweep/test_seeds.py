@@ -99,11 +99,15 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert train.main(["--resume=runs/processes", "--processes=2"]) == 0  # none of them is begun again
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["complete", "complete"] and len(started) == 2
     found = [(float(row["algo.lr"]), row["run.seed"]) for row in table(Path("runs/sweep"))]
-    assert found == [(lr, seed) for lr in (1e-4, 1e-2) for seed in ("0", "1")]
-    assert said.count("4 members, each with its algo.lr, run.seed, in one program") == 3  # ASHA and PBT begin so, too
+    assert found == [(lr, seed) for lr in (1e-4, 1e-3, 1e-2) for seed in ("0", "1")]
+    assert "6 members, each with its algo.lr, run.seed, in one program" in said
     assert re.search(r"^  [\d.]+  algo.lr=0.01  \(2 seeds\)$", said, re.M)
     assert [row["ended"] for row in table(Path("runs/tpe"))] == ["env_steps"] * 6
-    assert sorted(row["ended"] for row in table(Path("runs/asha"))) == ["env_steps", *["stopped at 2048"] * 3]
+    assert sorted(row["ended"] for row in table(Path("runs/asha"))) == [
+        "env_steps",
+        *["stopped at 2048"] * 6,
+        *["stopped at 6144"] * 2,
+    ]
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 

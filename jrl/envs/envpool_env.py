@@ -24,8 +24,8 @@ from jrl.types import Array, EnvSpec, InputError, JaxEnv, PyTree, Space, StepRes
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
 _TINY = ("envpool.classic_control", "envpool.toy_text")
 _UNLIMITED = 2**31 - 1
-# On an H100 (EnvPool 1.2.7, jax 0.11.2) 1024 steps of 8, 64 and 128 CartPoles in a program were those of the host, of
-# 256 and more nothing was: see `jrl.run.parallel._CALLS`, whose option has not been measured.
+# On an H100 (EnvPool 1.2.7, jax 0.11.2) 1024 steps of 8, 64 and 128 CartPoles in a program were those of the host; of
+# 256 and more all was wrong or, by the program, the ends alone: see `jrl.run.parallel._CALLS`, which was not measured.
 _MOST_ON_ACCELERATOR = 64
 
 

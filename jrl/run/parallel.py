@@ -165,7 +165,7 @@ _GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
 }
 # XLA lets a call that is not its own write straight into a stacked array where each step's part of all results is so
-# many times 256 bytes (openxla/xla#43831). Of 256 CartPoles of EnvPool and more all came out wrong on an H100, or ends alone.
+# many times 256 bytes (openxla/xla#43831). Of 256 CartPoles of EnvPool and more all was wrong on an H100, or the ends.
 _CALLS = {"xla_gpu_enable_dynamic_slice_fusion": False}
 
 

@@ -259,12 +259,13 @@ def test_discrete_values_are_lower_where_there_are_no_data():
     spec, rows = fakes.spec(Discrete(3), Box((1,))), 32
     zeros, reward = jnp.zeros((rows, 1)), jnp.ones(rows)
     batch = Batch(zeros, jnp.arange(rows) % 2, reward, jnp.zeros(rows), zeros, jnp.ones(rows), jnp.arange(rows))
-    algo = dqn.make(dqn.Config(lr=1e-2, head="c51", conservative=True, cql_weight=0.3), spec, NETWORK)
-    state, update = fakes.begun(algo), jax.jit(algo.update)
-    for _ in range(150):
-        state, _ = update(state, batch, KEY)
-    q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]
-    assert q[2] < q[:2].min() - 1.0
+    for head in ("expected", "c51", "qr"):
+        algo = dqn.make(dqn.Config(lr=1e-2, head=head, conservative=True, cql_weight=0.3), spec, NETWORK)
+        state, update = fakes.begun(algo), jax.jit(algo.update)
+        for _ in range(150):
+            state, _ = update(state, batch, KEY)
+        q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]
+        assert q[2] < q[:2].min() - 1.0, head
 
 
 def test_what_is_refused():

@@ -269,8 +269,9 @@ def test_each_update_has_noise_of_its_own():
     assert_same(update(BASE, state, batch, KEY)[0], update(BASE, state, batch, jax.random.key(0))[0])
 
 
-def test_noise_is_learned():
-    cfg = change(BASE, noisy=True, dueling=True, head="c51", noisy_sigma=0.3)
+@pytest.mark.parametrize("head", ["expected", "c51"])
+def test_noise_is_learned(head):
+    cfg = change(BASE, noisy=True, dueling=True, head=head, noisy_sigma=0.3)
     _, state, batch = setting(cfg, network_of(cfg))
     after, _ = update(cfg, state, batch, network=network_of(cfg))
     layers = {"value_hidden_0", "value_head", "advantage_hidden_0", "advantage_head"}

@@ -14,7 +14,7 @@ train: $(BIN)/.installed
 	$(BIN)/python -m jrl.train configs/ppo.yaml
 
 test: $(BIN)/.installed
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

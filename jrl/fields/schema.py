@@ -18,7 +18,7 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jrl.fields import bounds
@@ -90,16 +90,16 @@ def build(
     prefix: str = "",
     swap: Mapping[str, type | None] = types.MappingProxyType({}),
     synonyms: Mapping[str, str] = types.MappingProxyType({}),
-    known: Iterable[str] = (),
+    known: Iterable[str] | Callable[[], Iterable[str]] = (),
 ) -> Any:
     """Makes an instance of `cls`. Faults are appended to `problems`, and the field keeps its default (else None).
 
     Args:
       swap: dotted key -> dataclass to use there in place of the annotation; None skips the field.
       synonyms: name used elsewhere -> ours, a name or a dotted key, for "did you mean".
-      known: further dotted keys that "did you mean" may offer.
+      known: further dotted keys that "did you mean" may offer, or a function that finds them when one is unknown.
     """
-    valid = [*_keys(cls, data, swap, prefix), *known] if not prefix else list(known)
+    offers = lambda: [*(() if prefix else _keys(cls, data, swap)), *(known() if callable(known) else known)]
     if not isinstance(data, Mapping):
         problems.append(Problem(prefix[:-1], f"{prefix[:-1] or 'the config'}: expected a mapping, got {short(data)}"))
         data = {}
@@ -110,6 +110,7 @@ def build(
     for name, given in data.items():
         if name not in fields:
             unknown += flatten(given, f"{prefix}{name}")
+    valid = offers() if unknown else []
     problems += [
         Problem(key, f"unknown key {shown(key)}: {_mend(key, valid, synonyms)}") for key in unknown[:_MOST_MENDS]
     ]
@@ -133,7 +134,7 @@ def build(
                 given = {**given, "name": next(n for n, c in choices.items() if c is section)}
             if isinstance(default, section) and isinstance(given, Mapping):
                 given = merge(plain(default), given)  # the defaults of this field, not those of its class
-            values[name] = build(section, given, problems, prefix=key + ".", swap=swap, synonyms=synonyms, known=valid)
+            values[name] = build(section, given, problems, prefix=key + ".", swap=swap, synonyms=synonyms, known=offers)
         elif name in data:
             value, found = _coerce(data[name], hints[name], key, field.default)
             problems += found
@@ -218,6 +219,7 @@ def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: st
 
 
 def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted keys of all leaves that the dataclass may be given beside `data`."""
     hints = _hints(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name

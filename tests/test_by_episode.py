@@ -243,6 +243,7 @@ def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, cap
 
 
 def test_a_policy_that_is_added_may_have_numbers_of_its_own(algo, tmp_path):
+    trained(algo, 1)
     given = algo.get_policy("main").get_state()
     both, train = {"left": "quick", "right": "still"}, ["quick", "still"]
     with compilations() as found:

@@ -29,8 +29,8 @@ def test_it_is_a_scan(monkeypatch, length, reverse):
 def test_accelerators_make_several_steps_in_one():
     run = jax.jit(lambda xs: scans.elementwise(body, jnp.ones(2), xs))
     like = jax.ShapeDtypeStruct((64, 2), jnp.float32)
-    steps = {
-        platform: export.export(run, platforms=(platform,))(like).mlir_module().count("call @")
-        for platform in ("cpu", "cuda", "tpu")
-    }
+    steps = {}
+    for platform in ("cpu", "cuda", "tpu"):
+        module = export.export(run, platforms=(platform,))(like).mlir_module()
+        steps[platform] = module.count("call @") + module.count("multiply")  # by the version of jax a body is inlined
     assert steps["cuda"] == steps["tpu"] >= steps["cpu"] + scans._TOGETHER - 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve
 from jrl.host import command
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the explanation; exit status 0, 1 if the update is finite when repeated, 2 for bad input."""
     args = parser().parse_args(argv)
     try:
-        meta, (algo, state, batch, key) = load(Path(args.bundle))
+        meta, (algo, state, batch, key) = load(resolve(args.bundle, "debug", "any"))
         explanation = explain(algo, state, batch, key)
     except InputError as e:
         return command.refused(e)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jrl.errors import InputError
 from jrl.fields import schema
+from jrl.fields.paths import resolve
 from jrl.host import command
 from jrl.metrics import report
 from jrl.report import figures, methods
@@ -53,9 +54,20 @@ def plot(
     Raises:
       InputError: a directory is no run, or has no row with both metrics.
     """
-    directories = [Path(run) for run in runs]
+    directories = [resolve(run, "plot", "any") for run in runs]
+    if png is not None or len(directories) > 1:
+        png = resolve(png or "learning_curve.png", "--out", "new file")
+    else:
+        png = directories[0] / "learning_curve.png"
+    try:
+        return _drawn(directories, png, x=x, y=y)
+    except OSError as e:
+        raise InputError(f"plot: {e.filename or png}: {e.strerror or e}: choose another --out, or other runs") from e
+
+
+def _drawn(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> Path:
     if len(directories) == 1 and (directories[0] / MEMBERS).is_dir():
-        return figures.learning_curve(directories, png or directories[0] / "learning_curve.png", x=x, y=y)
+        return figures.learning_curve(directories, png, x=x, y=y)
     y = y or "episode/return"
     configs = {directory: _config(directory) for directory in directories}
     for directory in directories:
@@ -66,11 +78,10 @@ def plot(
     stop = next(iter(configs.values())).get("stop") or {}
     title = f"{_name(configs.values(), 'algo.name')} on {_name(configs.values(), 'env.id')}"
     if len(directories) == 1:
-        png = directories[0] / "learning_curve.png" if png is None else png
         return report.plot_learning_curve(directories[0], png, x=x, y=y, stop=stop, title=title)
     same = {(config.get("stop") or {}).get(y) for config in configs.values()}
     target = same.pop() if len(same) == 1 else None
-    return report.plot_runs(grouped(configs), png or "learning_curve.png", x=x, y=y, stop=target, title=title)
+    return report.plot_runs(grouped(configs), png, x=x, y=y, stop=target, title=title)
 
 
 def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:

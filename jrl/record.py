@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jrl.errors import EnvironmentFailed, InputError, counted
+from jrl.fields.paths import resolve
 from jrl.host import command
 
 
@@ -39,10 +40,12 @@ def record(args: argparse.Namespace) -> Path:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise InputError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
-    out = Path(args.out)
+    out = resolve(args.out, "--out", "new file")
     from jrl.run import video
 
     video.check_file(out, "--out")
+    if args.fps is not None:
+        video.check_fps(args.fps, "--fps")
     from jrl.run import build, watched
 
     build.enable_compile_cache()
@@ -50,10 +53,7 @@ def record(args: argparse.Namespace) -> Path:
     fps = args.fps or shown.fps
     try:
         frames = video.frames(shown, episodes=args.episodes, max_steps=args.max_steps, ended=_tell)
-        try:
-            count = video.write(out, frames, fps)
-        except OSError as e:
-            raise InputError(f"--out: cannot write {out}: {e.strerror or e}") from e
+        count = video.write(out, frames, fps, key="--out")
     finally:
         shown.close()
     print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {shown.how}")

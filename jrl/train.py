@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import glob
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
-from jrl.fields import plain_yaml
+from jrl.fields import paths, plain_yaml
 from jrl.host import command, faults, files, output, runtime
 from jrl.settings import config, datasets, plan
 
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
 
 
 def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Clients | None) -> int:
-    files.absolute(Path())
+    _resolve_paths(args)
     over_it = _rllib(args.rllib)
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
@@ -163,6 +164,16 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
             cfg, start = _rolled_back(cfg, directory, start, count)
             end = _run(cfg, start, options, interrupted)
         return _tell_end(args, cfg, directory, end, interrupted)
+
+
+def _resolve_paths(args: argparse.Namespace) -> None:
+    """Makes the paths of the command line absolute. Raises InputError: one cannot be a path, or is a device."""
+    paths.resolve(".", "run.out")  # there is a working directory
+    for name in ("out", "resume", "init_from"):
+        given = getattr(args, name)
+        if given is not None and not (name == "resume" and given == "auto"):
+            expected: paths.Expected = "directory" if name == "out" else "any"
+            setattr(args, name, str(paths.resolve(given, f"--{name.replace('_', '-')}", expected)))
 
 
 def _name(args: argparse.Namespace, cfg: config.RunConfig) -> str:
@@ -304,14 +315,18 @@ def _directory(
             raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
         return directory, None
     if args.resume == "auto":
-        runs = [Path(cfg.run.out)] if cfg.run.out else sorted(Path("runs").glob(f"{name}_*"), reverse=True)
+        runs = (
+            [Path(cfg.run.out)]
+            if cfg.run.out
+            else sorted(Path("runs").absolute().glob(f"{glob.escape(name)}_*"), reverse=True)
+        )
         latest = next(filter(checkpoint.exists, runs), None)
         if latest is None:
             print("resume: no checkpoint found, starting afresh")
             return fresh(), None
         stack.enter_context(files.held(latest))
         return latest, checkpoint.locate(latest)
-    found = files.absolute(Path(args.resume))
+    found = Path(args.resume)
     own = Path(cfg.run.out) if cfg.run.out else checkpoint.run_of(found)
     if own is None or not found.exists():
         saved = checkpoint.locate(found)

@@ -174,10 +174,11 @@ def test_merge_replaces_a_section_whose_name_changes():
 def test_a_mix_of_inputs_is_one_value():
     rlpd = Path(__file__).parent.parent / "configs" / "rlpd.yaml"
     mixed = config.load(rlpd, ["data.input={sampler: 0.25, mine: 0.75}"]).data.input
-    assert mixed == {"sampler": 0.25, "mine": 0.75}
-    assert config.load(rlpd, ["data.input.sampler=0.75"]).data.input["runs/data/halfcheetah-medium"] == 0.5
+    assert mixed == {"sampler": 0.25, str(Path("mine").absolute()): 0.75}
+    shipped = config.load(rlpd, ["data.input.sampler=0.75"]).data.input
+    assert shipped[str(Path("runs/data/halfcheetah-medium").absolute())] == 0.5
     later = ["data.input.mine=1", "data.input={sampler: 0.5, x: 0.5}"]
-    assert config.load(rlpd, later).data.input == {"sampler": 0.5, "x": 0.5}
+    assert config.load(rlpd, later).data.input == {"sampler": 0.5, str(Path("x").absolute()): 0.5}
 
 
 def test_overrides(ppo_yaml):
@@ -193,7 +194,7 @@ def test_overrides(ppo_yaml):
     assert cfg.network.hidden == (8, 8)
     assert cfg.env == EnvConfig("Acrobot-v1", options={"frame_skip": 4, "extra": 1e-3})
     assert cfg.stop == {"env_steps": 100_000, "episode/return": 100}
-    assert cfg.run.out == "runs/here"
+    assert cfg.run.out == str(Path("runs/here").absolute())
 
 
 def test_another_algo_drops_the_settings_of_the_first(ppo_yaml):

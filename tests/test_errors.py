@@ -120,8 +120,8 @@ def test_a_file_of_any_kind_is_read_or_refused(data, message, tmp_path):
 
 
 def test_what_is_no_file(tmp_path):
-    assert "Is a directory" in errors(config.load, tmp_path)[0]
-    assert "larger than" in errors(config.load, "/dev/zero")[0]
+    assert "expected a file, got a directory" in errors(config.load, tmp_path)[0]
+    assert "expected a file, got a device" in errors(config.load, "/dev/zero")[0]
     assert "null" in errors(config.load, "a\x00b.yaml")[0]
     assert len(errors(config.load, "x" * 5_000)[0]) < 400
     assert errors(config.load, write(tmp_path / "empty.yaml", ""))[0].startswith("algo.name is missing")

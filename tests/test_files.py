@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from jrl.errors import InputError
+from jrl.fields import paths
 from jrl.host import files
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
+from jrl.fields import paths
 from jrl.host import files
 with files.held(Path(sys.argv[1])):
     (ended := os.fork()) or os._exit(0)  # a forked process that ends does not release it
@@ -78,8 +80,8 @@ def test_a_directory_that_was_made_for_nothing_goes(tmp_path):
 
 def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        refused = pytest.raises(InputError, match=r"run\.out: cannot write to .*a part of its path is a file: choose")
+    for path, why in ((tmp_path / "file", "expected a directory, got a file"), (tmp_path / "file" / "run", "is a file")):
+        refused = pytest.raises(InputError, match=rf"run\.out: .*{why}: choose")
         with refused, files.held(path):
             pass
 
@@ -122,9 +124,9 @@ def test_a_deleted_working_directory(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert files.absolute(tmp_path) == tmp_path
+    assert paths.resolve(tmp_path, "--out") == tmp_path
     with pytest.raises(InputError, match="the working directory was deleted"):
-        files.absolute(files.Path("runs"))
+        paths.resolve("runs", "--out")
 
 
 def test_new_names_never_meet(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 from jrl.api.config import AlgorithmConfig
 from jrl.api.weights_file import read_weights
+from jrl.fields.paths import resolve
 from jrl.run import checkpoint
 from jrl.run.by_hand import POLICY, Learns, known
 from jrl.run.session import Session
@@ -48,7 +49,7 @@ class ByHand(Learns):
           InputError: the file cannot be read, unknown names, or other shapes.
         """
         name = known(self.session).named(policy_id) if self.session.policies else None
-        weights, names = read_weights(Path(path), mapping, self.session.get_weights(name))
+        weights, names = read_weights(resolve(path, "import_weights", "file"), mapping, self.session.get_weights(name))
         self.session.set_weights(weights, name)
         return names
 

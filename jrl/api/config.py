@@ -15,6 +15,7 @@ from jrl.api import groups, translation
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.data import Fixed, learns_from
+from jrl.fields.paths import resolve, written
 from jrl.host import elsewhere
 from jrl.migrate import exploration_names
 from jrl.migrate.job import Job
@@ -320,7 +321,8 @@ class AlgorithmConfig:
         """Returns the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
         text = schema.dump(self._resolved(defaults=True))
         if path is not None:
-            Path(path).write_text(text)
+            with written(resolve(path, "to_yaml", "new file"), "to_yaml") as part:
+                part.write_text(text, encoding="utf-8")
         return text
 
     @classmethod
@@ -336,7 +338,7 @@ class AlgorithmConfig:
     @classmethod
     def from_yaml(cls, path: str | Path) -> "AlgorithmConfig":
         """Reads the config of a YAML file. Raises InputError."""
-        return cls.from_dict(schema.read_yaml(Path(path)))
+        return cls.from_dict(schema.read_yaml(resolve(path, "from_yaml", "file")))
 
     def validate(self) -> Self:
         """Raises InputError with all that is wrong, the environment's options included."""

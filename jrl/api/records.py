@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve, unwritable
 from jrl.host import files
 from jrl.run import checkpoint, run_directory
 from jrl.run.checkpointer import Checkpointer
@@ -55,7 +56,7 @@ class Saved(str):
 def path_of(given: Any) -> Path:
     """Returns the path of `save`'s result, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
-    return Path(given if isinstance(given, str) else getattr(given, "path", given))
+    return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
 def hold(out: str | None, *, continued: bool) -> contextlib.ExitStack:
@@ -119,10 +120,10 @@ class Records:
         if self._directory is None:
             cfg = self._session.config
             if cfg.run.out:
-                self._directory = Path(cfg.run.out).absolute()
+                self._directory = Path(cfg.run.out)
             else:
                 name = f"{self._name}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
-                self._directory = files.new(Path("runs") / name.replace("/", "-").replace(":", "-")).absolute()
+                self._directory = files.new(Path("runs") / name.replace("/", "-").replace(":", "-"))
         return self._directory
 
     def begin(self) -> None:
@@ -158,13 +159,18 @@ class Records:
         """Writes a checkpoint: see `Algorithm.save`."""
         session = self._session
         target = path_of(path) if path is not None else self.directory / "checkpoints" / str(session.iteration)
-        target, again = target.absolute(), 1
+        again = 1
         while path is None and target.exists():
             target, again = target.with_name(f"{session.iteration}-{again + 1}"), again + 1
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if path is not None:
+            resolve(target, "save", "new directory")
+        if target.exists() and any(target.iterdir()):
             raise InputError(f"save: {target} exists already: name another, or leave the path out")
         parts, description = session.to_save()
-        checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
+        try:
+            checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
+        except OSError as e:
+            raise unwritable(target, "save", e) from e
         if path is None:
             self._saved = session.iteration
         return Saved(str(target), session.result)

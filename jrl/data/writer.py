@@ -16,6 +16,7 @@ import jax
 from jrl.data import formats
 from jrl.data.store import Episode, fault, of_episodes
 from jrl.errors import InputError
+from jrl.fields.paths import resolve, unwritable
 from jrl.types import Space
 
 PREFIX = "output"
@@ -52,11 +53,11 @@ class Writer:
             )
         if not max_file_mb > 0:
             raise InputError(f"max_file_mb: expected more than 0, got {max_file_mb}")
-        self._directory = Path(directory)
+        self._directory = resolve(directory, "data", "new directory")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise InputError(f"data: {directory} cannot be made ({e.strerror or e}): choose another path") from e
+            raise unwritable(self._directory, "data", e) from e
         self._spaces = observation, action_space
         self._most = max_file_mb * 2**20
         self._compress = compress

@@ -57,7 +57,7 @@ def of(env: Any, id: str, turn_based: bool | None) -> Play:
     """
     agents = _agents(env, id)
     if _is_aec(env):
-        if not getattr(env, "metadata", {}).get("is_parallelizable", False):
+        if not (getattr(env, "metadata", None) or {}).get("is_parallelizable", False):
             return TurnTaking(env, agents)
         try:
             from pettingzoo.utils import conversions

@@ -5,12 +5,13 @@ Games of several agents are drawn by themselves, or by what their agents observe
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
 from jrl.envs.make import backends_of, check, resolve, section, seed_range
 from jrl.envs.make import make as make_env
+from jrl.fields.bounds import short
 from jrl.fields.env import EnvConfig
 from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, PyTree, Space, StepResult, Tuple
 
@@ -31,7 +33,9 @@ from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, 
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
 _LONGER_SIDE = 256  # pixels that an observation is enlarged to, by a whole factor
 _FPS = 30.0  # where none is given
+MIN_FPS, MAX_FPS = 0.01, 1000.0  # a GIF holds at most 655 s per frame; encoders take no more than a few thousand
 _FPS_OBSERVED = 10.0  # of observations as pictures
+_log = logging.getLogger(__name__)
 _PROBE = "import json, sys; from jrl.envs import render; render.probe(*json.loads(sys.argv[1]))"
 
 
@@ -106,7 +110,7 @@ def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvS
             if _kind(space) != _kind(wanted):
                 raise _CannotDraw(f"its {what} are {_kind(space)}, the policy's {_kind(wanted)}")
         env.reset()
-        _check_picture(env.render())
+        env.render()
     except Exception as e:  # whatever a library raises
         env.close()
         if isinstance(e, _CannotDraw):
@@ -115,10 +119,58 @@ def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvS
     return env
 
 
-def _check_picture(frame: Any) -> None:
-    """Raises _CannotDraw: what a renderer gave is no [H, W, 3] u8."""
-    if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
-        raise _CannotDraw(f"its render() gives {type(frame).__name__}, no picture")
+class Frames:
+    """Makes pictures of what a `render()` gives: grey, RGBA, floats and other whole numbers are converted.
+
+    Floats are in [0, 1] until one is above 1: from then on in [0, 255].
+    """
+
+    def __init__(self) -> None:
+        self._count, self._white = 0, 1.0
+
+    def picture(self, frame: Any) -> np.ndarray:
+        """Returns a picture [H, W, 3] u8. Raises InputError: the frame is not one; says its number, shape and dtype."""
+        self._count += 1
+        try:
+            found = np.asarray(frame)
+        except Exception:  # rows of different lengths, the user's own class
+            found = np.asarray(None)
+        what = "None" if frame is None else f"{type(frame).__name__} {list(found.shape)} of {found.dtype}"
+        if found.ndim == 2:
+            found = found[:, :, None]
+        if found.ndim != 3 or found.shape[2] not in (1, 3, 4) or not found.size or found.dtype.kind not in "buif":
+            raise self._refused(what)
+        found = np.repeat(found, 3, 2) if found.shape[2] == 1 else found[:, :, :3]
+        if found.dtype.kind == "b":
+            found = found * 255
+        elif found.dtype.kind == "f":
+            found = np.nan_to_num(found.astype(np.float64))
+            self._white = 255.0 if found.max() > 1 else self._white
+            found = np.rint(np.clip(found / self._white, 0, 1) * 255)
+        elif found.dtype != np.uint8 and not 0 <= found.min() <= found.max() <= 255:
+            raise self._refused(f"{what} from {found.min()} to {found.max()}")
+        return np.ascontiguousarray(found, np.uint8)
+
+    def _refused(self, what: str) -> InputError:
+        return InputError(
+            f"render(): frame {self._count} is {what}: return a picture, [H, W], [H, W, 3] or [H, W, 4], uint8 in "
+            "[0, 255] or floats in [0, 1]"
+        )
+
+
+def metadata_fps(metadata: Any) -> float:
+    """Returns the frames per second of an environment's metadata, which may be anything; 30 where there are none."""
+    said = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    if said is None:
+        return _FPS
+    try:
+        fps = float(said)
+    except (TypeError, ValueError, OverflowError):
+        fps = math.nan
+    if MIN_FPS <= fps <= MAX_FPS:
+        return fps
+    _log.warning("metadata render_fps: expected a number above 0, got %s: %g is taken", short(said), _FPS)
+    return _FPS
 
 
 def _kind(space: Space) -> tuple:
@@ -189,7 +241,7 @@ def _native_fps(id: str) -> float:
     try:
         entry: Any = gymnasium.spec(id).entry_point
         creator: Any = gymnasium.envs.registration.load_env_creator(entry)
-        return float(creator.metadata["render_fps"])
+        return metadata_fps(creator.metadata)
     except Exception:  # no such id, its module needs what is not installed, it does not say
         return _FPS
 
@@ -203,11 +255,12 @@ class _Gymnasium(GymnasiumEnv):
     def __init__(self, cfg: EnvConfig, seed: int):
         _without_devices()
         super().__init__(cfg, seed=seed)
-        self.fps = float(self._vector.metadata.get("render_fps") or _FPS)
+        self.fps = metadata_fps(self._vector.metadata)
+        self._frames = Frames()
 
     def render(self) -> np.ndarray:
         frames: Any = self._vector.render()
-        return frames[0]
+        return self._frames.picture(frames[0])
 
 
 def _without_devices() -> None:
@@ -328,9 +381,9 @@ class Games(_Stepped):
         self.reset()
         errors = []
         for how, fps, draw in self._ways():
-            self.how, self.fps, self._draw = how, fps, draw
+            self.how, self.fps, self._draw, self._frames = how, fps, draw, Frames()
             try:
-                _check_picture(self.render(0))
+                self.render(0)
                 return
             except Exception as e:  # whatever a library raises
                 errors.append(f"{self.how}: {_last_line(str(e)) or type(e).__name__}")
@@ -342,8 +395,8 @@ class Games(_Stepped):
         """Yields the ways to draw: in words, frames per second, the function from a game's number to its picture."""
         env: Any = self._env
         if not isinstance(env, JaxEnv):
-            said = getattr(env.games[0].env, "metadata", None) or {}
-            yield "its own render()", float(said.get("render_fps") or _FPS), lambda i: env.games[i].render()
+            fps = metadata_fps(getattr(env.games[0].env, "metadata", None))
+            yield "its own render()", fps, lambda i: env.games[i].render()
         elif (draw := env.draw) is not None:
             yield "its own picture", env.fps, lambda i: draw(self._state, i)
         own = [(picture(one.observation), max(1, len(one.agents))) for one in spaces.by_kind(self.spec)]
@@ -361,7 +414,7 @@ class Games(_Stepped):
 
     def render(self, number: int) -> np.ndarray:
         """Draws the game of that number as the latest observations show it, [H, W, 3] u8."""
-        return self._draw(number)
+        return self._frames.picture(self._draw(number))
 
 
 def games(env: EnvConfig, make: Callable[[EnvConfig], JaxEnv | Env], *, seed: int = 0) -> Games:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jrl.errors import InputError
 from jrl.export.directory import check_free
+from jrl.fields.paths import resolve
 from jrl.host import command
 
 FORMATS = ("npz", "stablehlo", "onnx")
@@ -45,7 +46,7 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
       InputError: bad input, or a policy that the format cannot express.
     """
-    out = Path(args.out)
+    out = resolve(args.out, "--out", "new directory")
     check_free(out)
     if args.format == "onnx":
         check_onnx()

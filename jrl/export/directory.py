@@ -1,11 +1,11 @@
 """The directory of an export: files written beside each other, and nothing of anybody else's overwritten."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve
 
 ABOUT = "policy.json"  # names the other files of an export
 KIND = "jrl policy"  # its mark
@@ -13,13 +13,9 @@ KIND = "jrl policy"  # its mark
 
 def check_free(out: Path) -> None:
     """Raises InputError if `out` cannot be made, or holds anything that is not an earlier export."""
+    resolve(out, "--out", "new directory")
     try:
-        if out.exists() and not out.is_dir():
-            raise InputError(f"--out: {out} is a file: name a directory")
         foreign = sorted(_names(out) - set(_exported(out)))
-        there = next(p for p in (out, *out.absolute().parents) if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise InputError(f"--out: cannot write to {there}: name another directory")
     except OSError as e:
         raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
     if foreign:

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+from jrl.fields import paths
+
 
 @functools.cache
 def directory() -> Path:
@@ -18,9 +20,15 @@ def names() -> tuple[str, ...]:
 
 
 def locate(given: str | Path) -> Path:
-    """Returns the file that `given` means: itself, or the shipped config of that name where there is no such file."""
-    path = Path(given)
-    return directory() / f"{path}.yaml" if str(path) in names() and not path.is_file() else path
+    """Returns the file that `given` means: itself, or the shipped config of that name where there is no such file.
+
+    Raises:
+      InputError: it cannot be the path of a file.
+    """
+    if str(given) in names() and not Path(given).is_file():
+        return directory() / f"{given}.yaml"
+    found = paths.resolve(given, "config", "file")
+    return Path(given) if Path(given).absolute() == found else found  # errors name a file as it was typed
 
 
 def lines() -> Iterator[str]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve
 
 LOCK = "run.lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # of file systems that have none
@@ -45,7 +46,7 @@ def held(directory: Path, *, made: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    directory = absolute(directory)
+    directory = resolve(directory, "run.out", "directory")
     path = directory / LOCK
     lock = FileLock(path, timeout=0, mode=0o644, on_acquired=_sign, thread_local=False)
     try:
@@ -93,21 +94,9 @@ def _holder(path: Path) -> str:
         return "another process"
 
 
-def absolute(path: Path) -> Path:
-    """Returns the path from the root.
-
-    Raises:
-      InputError: it is relative to a working directory that was deleted.
-    """
-    try:
-        return path.absolute()
-    except FileNotFoundError as e:
-        raise InputError("the working directory was deleted: change to one that exists") from e
-
-
 def new(directory: Path) -> Path:
     """Makes a directory of that name, or with -2, -3, ... behind it where there is one already; returns its path."""
-    absolute(directory)
+    directory = resolve(directory, "run.out")
     for path in (directory, *(directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))):
         try:
             path.mkdir(parents=True)

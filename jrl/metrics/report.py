@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.fields.paths import written
 from jrl.host import room
 from jrl.host.installed import version
 from jrl.metrics.loggers import read_rows
@@ -293,8 +294,9 @@ def _axes(x: str, y: str, title: str):
 
 
 def save(figure, png: str | Path) -> Path:
-    """Writes a figure as a PNG file, whose directory is made if missing, and returns its path."""
+    """Writes a figure as a PNG file, whose directory is made if missing, and returns its path. Raises OSError."""
     png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, format="png", dpi=120)
+    with written(png) as part:
+        figure.savefig(part, format="png", dpi=120)
     return png

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.bounds import short
+from jrl.fields.paths import resolve
 from jrl.host import command
 from jrl.migrate import defaults, hyper, memory, offline, rules, several
 from jrl.migrate.experiment import conditions, experiment, is_experiment
@@ -249,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drop", action="store_true", help=config.DROP)
     args = parser.parse_args(argv)
     try:
-        data = schema.read_mapping(Path(args.config))
+        data = schema.read_mapping(resolve(args.config, "config", "file"))
         if not looks_like_rllib(data):
             raise InputError(f"{args.config}: no configuration of RLlib: there is none of its keys at the top")
         job = _job(data, args.algo, args.env, args.name)

@@ -3,7 +3,8 @@
     found = locate(path); meta = read_meta(found); state = restore(found, "learner", template)
 
 Those of a run are written by `jrl.run.checkpointer`. Nothing is pickled. `checkpoint.json` is read by
-`jrl.run.checkpoint_file`, which trusts nothing of it.
+`jrl.run.checkpoint_file`, which trusts nothing of it. It is written last, once the arrays were read back: a directory
+that has it can be restored.
 """
 
 import contextlib
@@ -11,8 +12,10 @@ import errno
 import logging
 import math
 import os
+import re
 import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +26,7 @@ import numpy as np
 import psutil
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve
 from jrl.host import files
 from jrl.run import checkpoint_file
 from jrl.run.checkpoint_file import FILE, FORMAT, meta, read_meta, spec
@@ -36,6 +40,9 @@ __all__ = [
 Renew = Callable[[PyTree, PyTree], PyTree]
 OVERHEAD = 1_000_000  # bytes of a checkpoint beside its arrays
 UNFINISHED = ".unfinished"  # suffix of what is being written or deleted
+_READ_BACK = 2**28  # bytes of a part that is compared with what was written; larger ones would need the memory twice
+# Orbax lists files by a glob of the whole path: a directory named `x[1]` is not found, and `a*b` means `acb` as well
+_PATTERN = re.compile(r"[*?\[\]\\]" if os.sep == "/" else r"[*?\[\]]")
 
 
 def on_host(parts: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -45,7 +52,11 @@ def on_host(parts: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
-    """Writes the arrays of `parts` and `meta` to a new directory; complete once this returns."""
+    """Writes the arrays of `parts` and `meta` to a new directory; complete once this returns.
+
+    Raises:
+      OSError: the directory cannot be written, or what was written cannot be read back.
+    """
     directory = directory.absolute()  # which Orbax asks for
     import orbax.checkpoint as ocp  # a second of imports: not before the first save
 
@@ -59,20 +70,44 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
             errno.ENOSPC, f"{needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free", str(directory.parent)
         )
     try:
-        for part, tree in parts.items():
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-                writer.save(directory / part, args=ocp.args.StandardSave(tree))
+        with _without_pattern(directory) as target:
+            for part, tree in parts.items():
+                with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+                    writer.save(target / part, args=ocp.args.StandardSave(tree))
     except ValueError as e:
         if not files.no_room(e):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory.parent)) from e
-    checkpoint_file.write(directory, {**meta, "checksums": {part: _checksum(tree) for part, tree in parts.items()}})
+    checksums = {part: _checksum(tree) for part, tree in parts.items()}
+    for part, tree in parts.items():
+        try:
+            _whole(directory, part, checksums[part] if _nbytes(tree) <= _READ_BACK else None)
+        except Exception as e:  # whatever keeps Orbax from reading its own files
+            why = f"what was written cannot be read back: {first_line(e)}"
+            raise OSError(errno.EIO, why, str(directory / part)) from e
+    checkpoint_file.write(directory, {**meta, "checksums": checksums})
     files.sync(directory)
+
+
+@contextlib.contextmanager
+def _without_pattern(directory: Path) -> Iterator[Path]:
+    """Yields a path of `directory` that Orbax can list: a link to it, where its own path would be a pattern."""
+    if not _PATTERN.search(str(directory)):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="jrl-checkpoint-") as place:
+        link = Path(place) / "link"
+        link.symlink_to(directory, target_is_directory=True)
+        yield link
 
 
 def size_of(parts: Mapping[str, PyTree]) -> int:
     """Returns the bytes that a checkpoint takes at most."""
-    return sum(x.nbytes for x in jax.tree.leaves(parts)) + OVERHEAD
+    return _nbytes(parts) + OVERHEAD
+
+
+def _nbytes(tree: PyTree) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
 def locate(path: Path, *, best: bool | None = False) -> Path:
@@ -83,7 +118,7 @@ def locate(path: Path, *, best: bool | None = False) -> Path:
     Raises:
       InputError: there is none.
     """
-    path = files.absolute(path)
+    path = resolve(path, "checkpoint", "any")
     if not path.exists():
         raise InputError(f"checkpoint: {path} does not exist: give a run directory or a checkpoint inside it")
     if (path / FILE).is_file():
@@ -180,19 +215,23 @@ def damaged(checkpoint: Path, why: str) -> InputError:
     return checkpoint_file.damaged(checkpoint, why, next(filter(_is_whole, checkpoint_file.others(checkpoint)), None))
 
 
-def _whole(checkpoint: Path, part: str, checksum: str) -> PyTree:
-    """Reads the arrays of a part. Raises whatever shows that they are not what was written."""
+def _whole(checkpoint: Path, part: str, checksum: str | None) -> PyTree:
+    """Reads the arrays of a part; without a checksum their description alone. Raises whatever shows that they are not
+    what was written.
+    """
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    with _quiet(), ocp.StandardCheckpointer() as reader:
-        described = reader.metadata(checkpoint / part).item_metadata
+    with _quiet(), _without_pattern(checkpoint.absolute()) as place, ocp.StandardCheckpointer() as reader:
+        described = reader.metadata(place / part).item_metadata
         if described is None:
             raise ValueError("its files cannot be read")
         size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(described.tree))
         if size > (there := psutil.virtual_memory().total):
             raise ValueError(f"it would take {size / 2**30:,.0f} GiB of memory, of {there / 2**30:,.0f} GiB")
-        found = reader.restore(checkpoint / part)
+        if checksum is None:
+            return None
+        found = reader.restore(place / part)
     if _checksum(found) != checksum:
         raise ValueError("it is not what was written")
     return found

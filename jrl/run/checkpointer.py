@@ -36,7 +36,7 @@ class Checkpointer:
         keep: CheckpointConfig | None = None,
         pool: concurrent.futures.ThreadPoolExecutor | None = None,
     ):
-        self._directory, self._keep = files.absolute(directory), keep or CheckpointConfig()
+        self._directory, self._keep = directory.absolute(), keep or CheckpointConfig()
         self._reserve, self._room = files.Reserve(self._directory / f"reserve{checkpoint.UNFINISHED}"), 0
         self._spent: int | None = None  # the checkpoint that took the room that was kept, while there is no other
         self._own_pool = pool is None
@@ -101,9 +101,10 @@ class Checkpointer:
                 pending.result()
             except (OSError, ValueError) as e:
                 self.last_saved = None
+                mend = "free space, then continue" if files.no_room(e) else "continue"
                 raise InputError(
                     f"checkpoint: cannot write to {self._directory}: {checkpoint.first_line(e)}: "
-                    "earlier checkpoints are complete: free space, then continue with --resume"
+                    f"earlier checkpoints are complete: {mend} with --resume"
                 ) from e
 
     def check(self) -> None:

@@ -61,7 +61,8 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
 
 def _source(cfg: RunConfig, name: str) -> EpisodeStore:
     """Reads the store that an input names: files, or the result of a user's function."""
-    if registry.registered(name) is not None or (":" in name and not Path(name).exists()):
+    is_path = ":" not in name or Path(name).is_absolute() or Path(name).exists()
+    if registry.registered(name) is not None or not is_path:
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jrl.errors import EnvironmentFailed, InputError, counted
-from jrl.host import command, files
+from jrl.fields.paths import resolve, unwritable
+from jrl.host import command
 
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
@@ -101,7 +102,7 @@ def _mixed(given: Sequence[str]) -> list[tuple[str, float]]:
 def record(args: argparse.Namespace) -> Iterator[str]:
     """Plays, writes the data set, and prints what is in it."""
     who = shares(args)
-    out = files.absolute(Path(args.out))
+    out = resolve(args.out, "--out", "new directory")
     if out.exists():
         raise InputError(f"--out: {out} exists: choose another directory, or remove it")
     from jrl import data
@@ -114,10 +115,11 @@ def record(args: argparse.Namespace) -> Iterator[str]:
     unfinished = out.with_name(f".{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with files.opening(out.parent):
-            unfinished.mkdir(parents=True)
+        unfinished.mkdir(parents=True)
         written = _play(args, players, unfinished)
         unfinished.rename(out)
+    except OSError as e:
+        raise unwritable(out, "--out", e) from e
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     for name in written:

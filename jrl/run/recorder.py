@@ -16,6 +16,7 @@ from jrl.data.spaces_json import space_to_json
 from jrl.data.store import Episode, of_episodes
 from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
+from jrl.fields.paths import resolve
 from jrl.host import files
 from jrl.rollout.unroll import RECORD
 from jrl.run import build_policies
@@ -130,7 +131,7 @@ class Recorder:
         if path is None:
             raise InputError("data.output.path is missing: expected a directory: this run has none of its own")
         self._checkpoints = directory and directory / "checkpoints"
-        root = files.absolute(Path(path))
+        root = resolve(path, "data.output.path", "new directory")
         self._directories = directories(root, self._spec)
         gone = [self._go_back(one, iteration, anew=anew) for one in self._directories]
         self._writers = writers(root, self._spec, self._meta, self._output)

@@ -16,7 +16,6 @@ import yaml
 from jrl.data.spaces_json import plain
 from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
-from jrl.host import files
 from jrl.metrics.episodes import Columns, restarted
 from jrl.replay import layout, mixed
 from jrl.replay.regroup import regroup, renewed
@@ -164,7 +163,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
     """
     data, found = None, checkpoint.locate(path) if checkpoint.exists(path) else None
     directory = checkpoint.run_of(path)
-    if found != files.absolute(path) and (file := path / "config.yaml").exists():
+    if found != path.absolute() and (file := path / "config.yaml").exists():
         try:
             data = yaml.safe_load(file.read_text(encoding="utf-8"))
             if not isinstance(data, dict) or not isinstance(data.get("run", {}), dict):

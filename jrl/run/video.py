@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import contextlib
+import errno
 import logging
 import math
-import os
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jrl.errors import InputError
+from jrl.fields import paths
 
 if TYPE_CHECKING:
     from jrl.run.watched import Watched
@@ -30,24 +33,23 @@ _log = logging.getLogger(__name__)
 
 
 def check_file(out: Path, key: str) -> None:
-    """Raises InputError, about `key`, unless a video can be written to `out`."""
+    """Raises InputError, about `key`, unless there is an encoder for the name of a video."""
     if out.suffix not in (".mp4", ".gif"):
         raise InputError(f"{key} {out}: expected a name that ends in .mp4 or .gif")
     if out.suffix == ".mp4":
         check_encoder(f"{key} {out}", "choose a name that ends in .gif")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        probe = _unfinished(out)
-        probe.touch()
-        probe.unlink()
-    except OSError as e:
-        raise InputError(f"{key} {out}: cannot write there: {e.strerror}: choose another file") from e
+
+
+def check_fps(fps: float, key: str) -> None:
+    """Raises InputError, about `key`, unless files can hold so many frames per second."""
+    from jrl.envs.render import MAX_FPS, MIN_FPS
+
+    if not MIN_FPS <= fps <= MAX_FPS:
+        raise InputError(f"{key}: expected a number in [{MIN_FPS:g}, {MAX_FPS:g}], got {fps:g}")
 
 
 def check_encoder(key: str, otherwise: str) -> None:
     """Raises InputError, about `key`, where there is no encoder of mp4."""
-    # otherwise it starts the encoder by a plain fork, which may deadlock beside jax's threads
-    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")
     try:
         import imageio_ffmpeg
 
@@ -59,47 +61,87 @@ def check_encoder(key: str, otherwise: str) -> None:
         ) from e
 
 
-def write(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
+def write(out: Path, frames: Iterable[np.ndarray], fps: float, key: str | None = None) -> int:
     """Writes pictures [H, W, 3] u8 as a video, mp4 or GIF by the name; a file that is there is replaced at the end.
 
+    Args:
+      out: the file.
+      frames: pictures; those of another size than the first are fitted into it.
+      fps: frames per second.
+      key: of the option that named the file, for errors.
     Returns:
       The number of frames in the file.
     Raises:
-      OSError: it cannot be written. Nothing is left of it then, nor of one whose frames raise.
+      OSError: the file could not be written whole; with a key an InputError. Nothing is left of it then, nor of one
+        whose frames raise.
     """
-    part = _unfinished(out)
-    try:
-        count = (_write_gif if out.suffix == ".gif" else _write_mp4)(part, frames, fps)
-        part.replace(out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return count
+    with paths.written(out, key) as part:  # encoders go by the ending, which is the same
+        return (_write_gif if out.suffix == ".gif" else _write_mp4)(part, _of_one_size(frames), fps)
 
 
-def _unfinished(out: Path) -> Path:
-    return out.with_name(f"{out.stem}.unfinished{out.suffix}")  # encoders go by the ending
+def _of_one_size(frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields pictures of the first one's size: others are scaled into it, with black at two sides."""
+    shape = None
+    for frame in frames:
+        shape = shape or frame.shape
+        if frame.shape != shape:
+            from PIL import Image, ImageOps
+
+            frame = np.asarray(ImageOps.pad(Image.fromarray(frame), shape[1::-1]))
+        yield frame
 
 
 def _write_mp4(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
-    """Writes H.264, which every player reads; returns the number of frames."""
+    """Writes H.264, which every player reads; returns the number of frames.
+
+    Raises:
+      OSError: the encoder failed, as on a full disk. imageio_ffmpeg's own writer does not ask for its exit status.
+    """
+    count, encoder = 0, None
+    with tempfile.TemporaryFile() as said:
+        try:
+            for frame in frames:
+                odd = [(0, side % 2) for side in frame.shape[:2]]  # sides must be even
+                frame = np.ascontiguousarray(np.pad(frame, [*odd, (0, 0)], mode="edge"))
+                if encoder is None:
+                    encoder = _encoder(out, frame.shape[1::-1], fps, said)
+                assert encoder.stdin is not None
+                encoder.stdin.write(frame.data)
+                count += 1
+        except BrokenPipeError:
+            pass  # the encoder has ended before the frames have: its status follows
+        except BaseException:
+            if encoder is not None:
+                encoder.kill()
+            raise
+        finally:
+            status = 0 if encoder is None else _ended(encoder)
+        if status:
+            said.seek(0)
+            lines = said.read()[-2000:].decode(errors="replace").strip().splitlines()
+            raise OSError(errno.EIO, f"the encoder failed: {lines[-1][:200] if lines else f'status {status}'}")
+    return count
+
+
+def _encoder(out: Path, size: tuple[int, ...], fps: float, said: Any) -> subprocess.Popen:
+    """Starts ffmpeg, which reads frames of that size (width, height) and says in the file `said` what fails."""
     import imageio_ffmpeg
 
-    count, writer = 0, None
-    with contextlib.ExitStack() as stack:
-        for frame in frames:
-            odd = [(0, side % 2) for side in frame.shape[:2]]  # sides must be even
-            frame = np.ascontiguousarray(np.pad(frame, [*odd, (0, 0)], mode="edge"))
-            if writer is None:
-                # macro_block_size: otherwise pictures are scaled to multiples of 16
-                writer = imageio_ffmpeg.write_frames(
-                    str(out), frame.shape[1::-1], fps=fps, codec="libx264", quality=8, macro_block_size=1
-                )
-                stack.callback(writer.close)
-                writer.send(None)
-            writer.send(frame)
-            count += 1
-    return count
+    read = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", f"{fps:.6f}", "-i", "-"]
+    coded = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "10"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *read, *coded, f"file:{out}"]
+    # a session of its own: Ctrl-C is for the run, which ends the encoder
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+    )
+
+
+def _ended(encoder: subprocess.Popen) -> int:
+    """Waits for the encoder, and returns its exit status."""
+    with contextlib.suppress(BrokenPipeError):
+        assert encoder.stdin is not None
+        encoder.stdin.close()
+    return encoder.wait()
 
 
 def _write_gif(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:

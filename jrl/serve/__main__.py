@@ -12,8 +12,10 @@ from typing import Any
 from jrl import train
 from jrl.errors import InputError
 from jrl.fields import schema
+from jrl.fields.paths import resolve
 from jrl.host import command, faults
 from jrl.serve import single_file
+from jrl.settings import paths
 from jrl.settings.external import ExternalConfig
 
 _OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
@@ -69,7 +71,7 @@ def _no_learn(args: argparse.Namespace) -> int:
         name, equals, path = text.partition("=")
         if not (name and equals and path) or name in runs:
             raise InputError(f"--policy {text}: expected NAME=RUN, each name once")
-        runs[name] = path
+        runs[name] = str(resolve(path, f"--policy {name}", "any"))
     if not runs:
         raise InputError("--no-learn: name a run directory or a checkpoint, or several with --policy NAME=RUN")
     cfg = _section(args.overrides)
@@ -94,7 +96,7 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
     found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
     if problems:
         raise InputError(*(p.message for p in problems))
-    return found
+    return paths.external(found)
 
 
 class _Clients:

@@ -3,9 +3,9 @@
 import ipaddress
 import socket
 import ssl
-from pathlib import Path
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve
 from jrl.settings.external import ExternalConfig
 
 
@@ -41,7 +41,7 @@ def token_of(cfg: ExternalConfig) -> bytes | None:
     if cfg.token_file is None:
         return None
     try:
-        lines = Path(cfg.token_file).read_text().split()
+        lines = resolve(cfg.token_file, "external.token_file", "file").read_text().split()
     except (OSError, UnicodeDecodeError) as e:
         raise InputError(f"external.token_file: cannot read {cfg.token_file}: {e}") from e
     if not lines or len(lines[0]) < 16 or not lines[0].isascii():
@@ -57,6 +57,9 @@ def tls(cfg: ExternalConfig) -> ssl.SSLContext | None:
     if cfg.certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for name in ("certificate", "private_key"):
+        if getattr(cfg, name) is not None:
+            resolve(getattr(cfg, name), f"external.{name}", "file")
     try:
         context.load_cert_chain(cfg.certificate, cfg.private_key)
     except (OSError, ssl.SSLError) as e:

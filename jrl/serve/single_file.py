@@ -4,6 +4,7 @@ import pprint
 from pathlib import Path
 
 from jrl.errors import InputError
+from jrl.fields.paths import resolve, written
 
 _HERE = Path(__file__).parent
 _PARTS = (_HERE / "acting.py", _HERE.parent / "export" / "interpreter.py")
@@ -19,10 +20,8 @@ def text() -> str:
 
 def write(path: str | Path) -> None:
     """Writes that file. Raises InputError where one is there already, or where none can be written."""
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text())
-    except FileExistsError:
-        raise InputError(f"--write-client: {path} is there already: name another, or move it away") from None
-    except OSError as e:
-        raise InputError(f"--write-client: cannot write {path}: {e.strerror or e}") from None
+    out = resolve(path, "--write-client", "new file")
+    if out.exists():
+        raise InputError(f"--write-client: {path} is there already: name another, or move it away")
+    with written(out, "--write-client") as part:
+        part.write_text(text(), encoding="utf-8")

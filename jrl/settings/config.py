@@ -27,7 +27,7 @@ from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import limited
 from jrl.fields.schema import Problem
 from jrl.host import files
-from jrl.settings import metric_names
+from jrl.settings import metric_names, paths
 from jrl.settings.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
 from jrl.settings.plan_faults import endless, faults
 from jrl.settings.sections import (
@@ -341,6 +341,8 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         RunConfig, data, problems,
         swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
     )  # fmt: skip
+    cfg, of_paths = paths.resolved(cfg)
+    problems += [Problem(name, message) for name, message in of_paths]
     key = counts_by(cfg)
     steps = cfg.stop.get(key)
     if isinstance(steps, float) and steps.is_integer():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.fields.paths import resolve
 from jrl.host import command, files, output, runtime
 from jrl.settings import config
 from jrl.sweep import members, search, settings, space, train
@@ -75,7 +76,7 @@ def sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
 
 def _goes_on(args: argparse.Namespace, transcript: output.Transcript) -> int:
     """Goes on with a sweep that was begun before."""
-    directory = Path(args.resume)
+    directory = resolve(args.resume, "--resume", "directory")
     if not members.is_population(directory):
         raise InputError(f"--resume: {directory} is no sweep: give the --out of one")
     given_options = [name for name in _OPTIONS if getattr(args, name) is not None]

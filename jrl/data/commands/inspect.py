@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jrl.data.commands import paths
 from jrl.errors import InputError, counted
+from jrl.fields.paths import resolve, written
 from jrl.host import command
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Prints what was found. Returns the exit status: 0, or 1 with --strict where something is wrong."""
-    if args.out is not None and (args.out.suffix != ".png" or args.out.exists()):
-        raise InputError(f"--out: {args.out} exists, or is no name of a PNG file: choose another")
+    if args.out is not None:
+        args.out = resolve(args.out, "--out", "new file")
+        if args.out.suffix != ".png" or args.out.exists():
+            raise InputError(f"--out: {args.out} exists, or is not a name of a PNG file: choose another")
     store = paths.read(args)
     from jrl.data import inspection
     from jrl.data.findings import findings
@@ -70,7 +73,5 @@ def _draw(store: "EpisodeStore", png: Path) -> None:
         axes.hist(x, bins=min(50, max(10, store.num_episodes // 5)))
         axes.set(xlabel=f"{name} of an episode", ylabel="episodes")
     figure.suptitle(store.name)
-    try:
-        figure.savefig(png, dpi=150)
-    except OSError as e:
-        raise InputError(f"--out: cannot write {png}: {e.strerror or e}") from e
+    with written(png, "--out") as part:
+        figure.savefig(part, dpi=150)

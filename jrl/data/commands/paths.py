@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jrl.errors import InputError, counted
+from jrl.fields.paths import resolve, unwritable
 
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
@@ -34,7 +35,7 @@ def where(args: argparse.Namespace) -> dict[str, str]:
 
 def take_output(parser: argparse.ArgumentParser, out: str) -> None:
     """Adds `--out`, which `out` describes, and how files are written."""
-    parser.add_argument("--out", required=True, type=Path, help=f"{out}; existing files are not overwritten")
+    parser.add_argument("--out", required=True, type=_absolute, help=f"{out}; existing files are not overwritten")
     parser.add_argument(
         "--compress", action=argparse.BooleanOptionalAction, default=True, help="smaller, slower (default: yes)"
     )
@@ -44,6 +45,13 @@ def take_output(parser: argparse.ArgumentParser, out: str) -> None:
         help="of formats of files: another file begins before the arrays in one are larger (default 64 MiB; a file "
         "that --out names is one file)",
     )
+
+
+def _absolute(given: str) -> Path:
+    try:
+        return resolve(given, "--out")
+    except InputError as e:
+        raise argparse.ArgumentTypeError(str(e).removeprefix("--out: ")) from e
 
 
 def read(args: argparse.Namespace) -> "EpisodeStore":
@@ -58,6 +66,7 @@ def check_output(args: argparse.Namespace, format: str, *outs: Path) -> None:
     from jrl.data import formats
 
     formats.module(format)
+    outs = tuple(resolve(out, "--out", "new file" if _is_file(out, format) else "new directory") for out in outs)
     if args.max_file_mb is not None:
         if not (args.max_file_mb > 0 and math.isfinite(args.max_file_mb)):
             raise InputError(f"--max-file-mb: expected more than 0, got {args.max_file_mb:g}")
@@ -92,7 +101,7 @@ def write(store: "EpisodeStore", out: Path, format: str, args: argparse.Namespac
                     w.add(episode)
             files = w.files
     except OSError as e:
-        raise InputError(f"--out: cannot write {out}: {e.strerror or e}") from e
+        raise unwritable(out, "--out", e) from e
     size = sum(path.stat().st_size for path in files)
     what = f"{counted(store.num_episodes, 'episode', ',')}, {counted(store.num_steps, 'step', ',')}"
     print(f"wrote {out}: {format}, {what}, {counted(len(files), 'file')}, {size / 2**20:.1f} MiB")

@@ -17,6 +17,7 @@ from typing import Any
 
 from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
+from jrl.fields.paths import resolve, resolve_glob, unwritable
 
 # name in configs and commands -> its module here
 _MODULES = {
@@ -69,16 +70,17 @@ def _named(store: EpisodeStore, name: str) -> EpisodeStore:
 
 def located(path: str | Path) -> list[Path]:
     """Returns the paths that a path or a glob stands for. Raises InputError: there are none."""
-    found = [Path(path)] if Path(path).exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+    one = resolve(path, "data", "any")
+    found = [one] if one.exists() else [Path(p) for p in sorted(glob.glob(resolve_glob(path, "data"), recursive=True))]
     if not found:
-        raise InputError(f"data: {path} does not exist: {_instead(Path(path))}")
-    return found
+        raise InputError(f"data: {path} does not exist: {_instead(one)}")
+    return [resolve(p, "data", "any") for p in found]
 
 
 def _instead(path: Path) -> str:
     """Returns what to do where no data set is at `path`: for the sets of shipped configs how they are made."""
     name, _, kind = path.name.partition("-")
-    if path.parent != _SETS or not kind.isalpha():
+    if path.parent.parts[-2:] != _SETS.parts or not kind.isalpha():
         return "give a file, a directory of files, or a glob of such"
     record = f"record one with `python -m jrl.data record RUN --out {path}`"
     if not _MAKER.is_file():
@@ -136,12 +138,14 @@ def write(store: EpisodeStore, path: str | Path, format: str = "jrl", *, compres
     Raises:
       InputError: it exists, or the format cannot hold what the store has.
     """
-    kind, path = module(format), Path(path)
-    if format in OF_FILES:
-        if not path.name.endswith(tuple(kind.SUFFIXES)):
-            path = path / f"data{kind.SUFFIXES[0]}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+    kind, path = module(format), resolve(path, "data")
+    if format in OF_FILES and not path.name.endswith(tuple(kind.SUFFIXES)):
+        path = path / f"data{kind.SUFFIXES[0]}"
+    path = resolve(path, "data", "new file" if format in OF_FILES else "new directory")
     if path.exists():
         raise InputError(f"data: {path} exists: choose another path, or remove it")
-    (kind.write_file if format in OF_FILES else kind.write)(store, path, compress=compress)
+    try:
+        (kind.write_file if format in OF_FILES else kind.write)(store, path, compress=compress)
+    except OSError as e:
+        raise unwritable(path, "data", e) from e
     return path

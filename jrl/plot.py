@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line; nothing heavy is imported for it."""
     p = command.parser("plot", "Draw the learning curve of a run, or of several: the seeds of one config are a group.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
-    p.add_argument("--out", type=Path, help="PNG (default: learning_curve.png, of one run in its directory)")
+    p.add_argument("--out", help="PNG (default: learning_curve.png, of one run in its directory)")
     p.add_argument(
         "--y",
         metavar="METRIC",

@@ -40,10 +40,10 @@ def record(args: argparse.Namespace) -> Path:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise InputError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
-    out = resolve(args.out, "--out", "new file")
     from jrl.run import video
 
-    video.check_file(out, "--out")
+    video.check_file(resolve(args.out, "--out"), "--out")
+    out = resolve(args.out, "--out", "new file")
     if args.fps is not None:
         video.check_fps(args.fps, "--fps")
     from jrl.run import build, watched

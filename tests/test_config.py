@@ -279,7 +279,7 @@ def test_files_that_are_no_config(tmp_path, monkeypatch):
     assert message("list.yaml") == "list.yaml: expected a mapping of keys such as 'rollout:', got [1, 2]"
     assert message("broken.yaml").startswith("broken.yaml: not valid YAML at line 3, column 1: ")
     assert "expected ',' or ']'" in message("broken.yaml")
-    assert message("configs") == "configs: cannot be read: Is a directory"
+    assert message("configs") == f"config: {tmp_path}/configs: expected a file, got a directory: choose another path"
 
 
 def test_batch_plan():

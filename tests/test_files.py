@@ -80,7 +80,10 @@ def test_a_directory_that_was_made_for_nothing_goes(tmp_path):
 
 def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    for path, why in ((tmp_path / "file", "expected a directory, got a file"), (tmp_path / "file" / "run", "is a file")):
+    for path, why in (
+        (tmp_path / "file", "expected a directory, got a file"),
+        (tmp_path / "file" / "run", "is a file"),
+    ):
         refused = pytest.raises(InputError, match=rf"run\.out: .*{why}: choose")
         with refused, files.held(path):
             pass

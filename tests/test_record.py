@@ -166,11 +166,11 @@ def test_a_gif_shows_50_frames_per_second_at_most(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--out", "video.avi"], "--out video.avi: expected a name that ends in .mp4 or .gif"),
+        (["--out", "video.avi"], "video.avi: expected a name that ends in .mp4 or .gif"),
         (["--episodes", "0"], "--episodes: expected more than 0, got 0"),
         (["--max-steps", "-1"], "--max-steps: expected more than 0, got -1"),
         (["--fps", "nan"], "--fps: expected more than 0, got nan"),
-        (["--out", "/proc/x/video.gif"], "--out /proc/x/video.gif: cannot write there"),
+        (["--out", "/proc/x/video.gif"], "--out: cannot write to /proc/x/video.gif: No such file"),
         (["--best", "--out", "{tmp}/a.gif"], "has the metric of its checkpoint.keep_best_by"),
     ],
 )

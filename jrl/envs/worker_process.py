@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib.util
+import io
 import mmap
 import os
 import pickle
@@ -358,6 +359,9 @@ def _main(control: socket.socket) -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
     faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an environment may print what a pipe cannot encode
+            stream.reconfigure(errors="backslashreplace")
     # of a BLAS that was told to have several: those are safe, and Python 3.12 cannot know
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     setup = pickle.loads(receive(control))

@@ -29,7 +29,8 @@ _DATED = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a record in log
 
 
 class Lasting:
-    """A text stream that outlives its reader: once that is gone, what is written is dropped.
+    """A text stream that outlives its reader: once that is gone, what is written is dropped. Characters that the stream
+    cannot encode are written as escapes.
 
     Args:
       stream: sys.stdout or sys.stderr; None, as Python has them where the file was closed: nothing is shown.
@@ -60,7 +61,12 @@ class Lasting:
         if self._stream is None:
             return
         try:
-            getattr(self._stream, method)(*args)
+            try:
+                getattr(self._stream, method)(*args)
+            except UnicodeEncodeError:  # a terminal or a pipe that knows no such character
+                encoding = getattr(self._stream, "encoding", None) or "ascii"
+                known = [text.encode(encoding, "backslashreplace").decode(encoding) for text in args]
+                getattr(self._stream, method)(*known)
         except (OSError, ValueError):  # ValueError: closed in Python
             stream, self._stream = self._stream, None
             _to_nowhere(stream)

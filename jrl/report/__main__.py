@@ -24,16 +24,14 @@ def parser() -> argparse.ArgumentParser:
         "differ in the seed alone are one method.",
     )
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory, directory of runs, or CSV file of others'")
-    p.add_argument("--out", type=Path, required=True, help="directory of the report; an earlier one in it is replaced")
+    p.add_argument("--out", required=True, help="directory of the report; an earlier one in it is replaced")
     p.add_argument(
         "--objective", default="evaluation/return", metavar="METRIC",
         help="of the result rows, greater is better (default evaluation/return, or else episode/return)",
     )  # fmt: skip
     p.add_argument("--axis", choices=("env_steps", "updates", "time_s"), default="env_steps", help="of curves")
     p.add_argument("--against", metavar="NAME", help="method that others are compared with, or a CSV file of its rows")
-    p.add_argument(
-        "--normalize", type=Path, metavar="FILE", help='JSON: {"task": [score that becomes 0, score that becomes 1]}'
-    )
+    p.add_argument("--normalize", metavar="FILE", help='JSON: {"task": [score that becomes 0, score that becomes 1]}')
     p.add_argument(
         "--by", default="", metavar="KEY,...", help="keys that make a method, such as algo.name (default all)"
     )
@@ -67,7 +65,9 @@ def report(args: argparse.Namespace) -> None:
     args.out = resolve(args.out, "--out", "new directory")
     if args.against and Path(args.against).suffix == ".csv":
         args.against = str(resolve(args.against, "--against", "file"))
-    bounds = content.normalization(resolve(args.normalize, "--normalize", "file")) if args.normalize else None
+    bounds = (
+        content.normalization(resolve(args.normalize, "--normalize", "file")) if args.normalize is not None else None
+    )
     code = page.library() if args.serve is None else page.required()
     try:
         _write(args, *_read(args, bounds), code)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from jrl import train
 from jrl.errors import InputError
 from jrl.fields import schema
@@ -41,13 +43,18 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: as `jrl.train`."""
     args = parser().parse_args(argv)
-    if args.write_client:
+    if args.write_client is not None:
         try:
             single_file.write(args.write_client)
         except InputError as e:
             return command.refused(e)
         return 0
     sys.setswitchinterval(_SWITCH_S)
+    try:
+        if args.token_file is not None:
+            args.token_file = schema.flow(str(resolve(args.token_file, "--token-file", "file")))
+    except InputError as e:
+        return command.refused(e)
     short = {"host": args.host, "port": args.port, "token_file": args.token_file}
     args.overrides += [f"external.{name}={value}" for name, value in short.items() if value is not None]
     if not args.no_learn:
@@ -90,7 +97,10 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
         section, _, name = key.partition(".")
         if section != "external" or not name or not equals:
             raise InputError(f"--set {text}: --no-learn takes keys of external alone, such as external.port=9900")
-        data[name] = schema.parse(value)
+        try:
+            data[name] = schema.parse(value)
+        except (ValueError, yaml.YAMLError):  # ValueError: bytes that are not UTF-8
+            raise InputError(f"--set {schema.shown(text)!r}: expected a value in YAML") from None
     problems: list[schema.Problem] = []
     known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
     found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     )
     paths.take_input(p)
     p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.add_argument("--out", type=Path, metavar="PNG", help="a picture of returns and lengths")
+    p.add_argument("--out", metavar="PNG", help="a picture of returns and lengths")
     p.add_argument("--strict", action="store_true", help="exit status 1 if there are findings")
     return p
 

@@ -1,5 +1,7 @@
 """A Gymnasium environment whose pictures are known, for the tests of what shows them."""
 
+import os
+
 import gymnasium
 import numpy as np
 
@@ -7,7 +9,9 @@ import numpy as np
 class Painted(gymnasium.Env):
     """Its picture's red is the number of steps so far; four of them, 1.5 each."""
 
-    def __init__(self, render_mode: str | None = None, shade: int = 0, draws: bool = True):
+    def __init__(self, render_mode: str | None = None, shade: int = 0, draws: bool = True, moves_to: str | None = None):
+        if moves_to is not None:
+            os.chdir(moves_to)
         self.observation_space = gymnasium.spaces.Box(0, 10, (1,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
         self.render_mode, self.shade, self.draws, self.steps = render_mode, shade, draws, 0

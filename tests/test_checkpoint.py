@@ -428,3 +428,38 @@ def test_kinds_of_agents_come_back_and_those_that_do_not_fit_are_damage():
         read["spec"]["kinds"] = kinds
         with pytest.raises(ValueError, match=r"^spec: "):
             checkpoint.spec(read)
+
+
+# ---------------------------------------------------------------- names that a library below takes for patterns
+
+
+@pytest.mark.parametrize("name", ["x[1]", "a*b", "q?", "[!x]", "a\\b", "**"])
+def test_a_directory_of_any_name_is_read_back_and_no_neighbour(tmp_path, name):
+    for neighbour in ("x1", "acb", "qq", "y", "ab"):
+        (tmp_path / neighbour / "3").mkdir(parents=True)
+        (tmp_path / neighbour / "3" / "learner").write_text("not what is meant")
+    save_all(tmp_path / name, [3])
+    restored = checkpoint.restore(checkpoint.locate(tmp_path / name), "learner", TREE)
+    np.testing.assert_array_equal(restored["w"], TREE["w"])
+    moved = (tmp_path / name).rename(tmp_path / "moved")
+    np.testing.assert_array_equal(checkpoint.restore(moved / "3", "learner", TREE)["w"], TREE["w"])
+
+
+def test_what_cannot_be_read_back_is_no_checkpoint(tmp_path, monkeypatch):
+    """Whatever the library leaves: a directory counts as a checkpoint once its arrays were read."""
+    import orbax.checkpoint as ocp
+
+    real = ocp.Checkpointer.save
+
+    def loses_a_file(self, directory, *args, **keywords):
+        real(self, directory, *args, **keywords)
+        for path in directory.rglob("manifest.ocdbt"):
+            path.unlink()
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", loses_a_file)
+    with pytest.raises(OSError, match="cannot be read back"):
+        checkpoint.write(tmp_path / "1", {"learner": TREE}, {"format": 1})
+    refused = pytest.raises(InputError, match=r"cannot be read back: .*earlier checkpoints are complete: continue with")
+    with refused:
+        save_all(tmp_path, [2])
+    assert not checkpoint.exists(tmp_path)

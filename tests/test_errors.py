@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jrl import __main__, migrate, networks, train
@@ -161,6 +162,41 @@ def test_data_from_python_is_held_to_the_same():
         config.from_dict(schema.merge(BASE, {"env": {"options": {"k" * 2_000: 1}}}))
     with pytest.raises(InputError, match=r"expected text for keys, got \(1, 2\)"):
         config.from_dict(schema.merge(BASE, {"env": {"options": {"a": {(1, 2): 3}}}}))
+
+
+def test_numbers_and_arrays_of_numpy_are_plain_in_a_config():
+    given = {
+        "a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": np.arange(3), "e": np.str_("x"),
+        "f": {"g": [np.ones((1, 2)), (np.array(2.0),)]}, "h": Path("/x"), "i": float("nan"),
+    }  # fmt: skip
+    data = {"algo": {"name": "ppo", "lr": np.float64(1e-3)}, "env": {"id": "CartPole-v1", "options": given}}
+    cfg = config.from_dict(data)
+    found = dict(cfg.env.options)
+    assert np.isnan(found.pop("i")) and found == {
+        "a": 0.5, "b": 3, "c": True, "d": [0, 1, 2], "e": "x", "f": {"g": [[[1.0, 1.0]], (2.0,)]}, "h": "/x",
+    }  # fmt: skip
+    assert type(found["c"]) is bool and type(found["e"]) is str and type(cfg.algo.lr) is float
+    config.to_yaml(cfg)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [len, object, object(), {1, 2}, b"x", 1j, np.array([None]), np.zeros(1, [("a", int)]), iter("x"), np.float32],
+    ids=str,
+)
+def test_an_option_that_yaml_cannot_hold_is_one_error_with_the_way_to_do_it(value):
+    data = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1", "options": {"x": {"y": [value]}}}}
+    (found,) = errors(config.from_dict, data)
+    assert found.startswith("env.options.x.y.0: expected numbers, text, lists or mappings, which YAML holds, got a ")
+    assert "jrl.api.register_env(NAME, lambda context: ...)" in found and "\n" not in found
+    from jrl.api import PPOConfig
+
+    def made():
+        return PPOConfig().environment("CartPole-v1", env_config={"x": value})
+
+    (found,) = errors(lambda: made().to_run_config())
+    assert found.startswith("env.options.x: expected numbers")
+    assert errors(lambda: made().to_yaml())[0] == found
 
 
 def test_dates_are_text_and_aliases_stay(tmp_path):

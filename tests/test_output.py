@@ -41,6 +41,16 @@ def test_streams_that_are_closed_or_were_never_there():
             stream.fileno()
 
 
+def test_a_character_that_a_stream_cannot_encode_silences_nothing(tmp_path):
+    below = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict", newline="\n")
+    kept = []
+    stream = Lasting(below, kept.append)
+    for text in ("one \u2713", "two \U0001f600 \udcff", "three"):
+        print(text, file=stream, flush=True)
+    assert below.buffer.getvalue() == b"one \\u2713\ntwo \\U0001f600 \\udcff\nthree\n"
+    assert "".join(kept) == "one \u2713\ntwo \U0001f600 \udcff\nthree\n"
+
+
 def test_a_stream_is_the_one_below():
     below = io.StringIO()
     stream = Lasting(below)

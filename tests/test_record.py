@@ -7,6 +7,7 @@ from PIL import Image
 from saved import save
 
 from jrl import record
+from jrl.envs import render
 from jrl.errors import InputError
 from jrl.run import build, video
 from jrl.settings import config
@@ -91,6 +92,83 @@ def test_mp4(painted, tmp_path, capsys):
     np.testing.assert_allclose([f[15, 20, 0] for f in frames], [0, 50, 100, 150, 200], atol=12)
 
 
+def test_an_encoder_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    encoder = tmp_path / "encoder"
+    encoder.write_text("#!/bin/sh\nhead -c 100 > /dev/null\neval last=\\${$#}\necho half > ${last#file:}\n"
+                       "echo No space left >&2\nexit $STATUS\n")  # fmt: skip
+    encoder.chmod(0o755)
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: str(encoder))
+    out = tmp_path / "video.mp4"
+    out.write_text("before")
+    frames = [np.zeros((64, 64, 3), np.uint8)] * 40
+    monkeypatch.setenv("STATUS", "3")
+    with pytest.raises(InputError, match=r"--out: cannot write to .*video\.mp4: the encoder failed: No space left: "):
+        video.write(out, frames, 30.0, key="--out")
+    with pytest.raises(OSError, match="the encoder failed: No space left"):
+        video.write(out, frames, 30.0)
+    assert out.read_text() == "before" and sorted(p.name for p in tmp_path.iterdir()) == ["encoder", "video.mp4"]
+    monkeypatch.setenv("STATUS", "0")
+    video.write(out, frames[:1], 30.0)
+    assert out.read_text() == "half\n"
+
+
+COLOURS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3) * 10
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (np.dstack([COLOURS, COLOURS[..., :1]]), COLOURS),
+        (COLOURS / 255, COLOURS),
+        (COLOURS.astype(np.float32), COLOURS),
+        (COLOURS[..., 1], np.repeat(COLOURS[..., 1:2], 3, 2)),
+        (COLOURS[..., 1:2], np.repeat(COLOURS[..., 1:2], 3, 2)),
+        (COLOURS.astype(np.int64), COLOURS),
+        (COLOURS.tolist(), COLOURS),
+        (COLOURS > 100, (COLOURS > 100) * 255),
+        (np.full((2, 4, 3), np.nan), np.zeros((2, 4, 3))),
+    ],
+    ids=["rgba", "floats", "floats to 255", "grey", "one channel", "int64", "lists", "flags", "nan"],
+)
+def test_frames_of_other_kinds_are_converted(frame, expected):
+    found = render.Frames().picture(frame)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (None, "frame 2 is None:"),
+        ("x", "frame 2 is str"),
+        (np.zeros((3, 2, 5), np.uint8), "frame 2 is ndarray [3, 2, 5] of uint8:"),
+        (COLOURS[:0], "[0, 4, 3] of uint8"),
+        (COLOURS[0, 0], "[3] of uint8"),
+        (COLOURS.astype(int) * 300, "of int64 from 0 to 69000"),
+        ([[1], [1, 2]], "frame 2 is list"),
+        (COLOURS.astype(object), "of object"),
+    ],
+    ids=["none", "text", "channels first", "empty", "a pixel", "large", "ragged", "objects"],
+)
+def test_a_frame_that_is_no_picture_is_named_with_shape_and_dtype(frame, said):
+    frames = render.Frames()
+    frames.picture(COLOURS)
+    with pytest.raises(InputError) as e:
+        frames.picture(frame)
+    assert said in str(e.value) and "return a picture" in str(e.value)
+
+
+def test_frames_that_change_their_size_and_metadata_of_any_kind(tmp_path):
+    frames = [COLOURS, COLOURS[:1, :1], np.full((9, 5, 3), 200, np.uint8)]
+    for name in ("a.gif", "a.mp4"):
+        assert video.write(tmp_path / name, iter(frames), 10.0) == 3
+    fps = [render.metadata_fps(x) for x in (None, {}, {"render_fps": None}, [1], {"render_fps": np.float32(25)})]
+    assert fps == [30.0, 30.0, 30.0, 30.0, 25.0]
+    for bad in ("fast", 0, -1, float("nan"), float("inf"), 10**400, [], np.ones(3)):
+        assert render.metadata_fps({"render_fps": bad}) == 30.0
+    assert render.metadata_fps({"render_fps": "25"}) == 25.0
+
+
 # ---------------------------------------------------------------- of a run under way
 
 
@@ -170,6 +248,7 @@ def test_a_gif_shows_50_frames_per_second_at_most(tmp_path):
         (["--episodes", "0"], "--episodes: expected more than 0, got 0"),
         (["--max-steps", "-1"], "--max-steps: expected more than 0, got -1"),
         (["--fps", "nan"], "--fps: expected more than 0, got nan"),
+        (["--fps", "1e9"], "--fps: expected a number in [0.01, 1000], got 1e+09"),
         (["--out", "/proc/x/video.gif"], "--out: cannot write to /proc/x/video.gif: No such file"),
         (["--best", "--out", "{tmp}/a.gif"], "has the metric of its checkpoint.keep_best_by"),
     ],

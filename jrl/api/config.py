@@ -161,7 +161,10 @@ class AlgorithmConfig:
             return {name: self._plain(f"network.{name}", given) for name, given in value.items()}
         if key == "evaluation.config" and isinstance(value, Mapping):
             return self._overriding(value)
-        return copy.deepcopy(value)
+        try:
+            return copy.deepcopy(value)
+        except Exception:
+            return _copied(translation.nested(key, value))  # raises, with the name of the key
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
@@ -211,7 +214,7 @@ class AlgorithmConfig:
                 f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.config_class({str(name)!r})"
             )
         # copied at once: the caller's dicts are not ours
-        self._merge(copy.deepcopy({**tree, "algo": algo} if "algo" in tree else dict(tree)))
+        self._merge(_copied({**tree, "algo": algo} if "algo" in tree else dict(tree)))
 
     def arguments(self) -> dict[str, Any]:
         """Returns what was set, by the names that methods take, searches included: Tune's tables, its schedulers and
@@ -319,7 +322,10 @@ class AlgorithmConfig:
 
     def to_yaml(self, path: str | Path | None = None) -> str:
         """Returns the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
-        text = schema.dump(self._resolved(defaults=True))
+        tree, odd = config.plain(self._resolved(defaults=True))
+        if odd:
+            raise InputError(*(message for _, message in odd))
+        text = schema.dump(tree)
         if path is not None:
             with written(resolve(path, "to_yaml", "new file"), "to_yaml") as part:
                 part.write_text(text, encoding="utf-8")
@@ -443,3 +449,13 @@ class AlgorithmConfig:
 
 for _group in (*groups.GROUPS, *groups.THEIRS):
     setattr(AlgorithmConfig, _group, groups.method(_group, None, AlgorithmConfig._set))
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a deep copy. Raises InputError: a value has none, such as a generator or a lock."""
+    try:
+        return copy.deepcopy(dict(tree))
+    except Exception as e:
+        if odd := config.plain(tree)[1]:
+            raise InputError(*(message for _, message in odd)) from e
+        raise

@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 import math
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -153,9 +154,45 @@ def limited(data: Any) -> None:
             if isinstance(part, Mapping | list | tuple):
                 rest.append((part, f"{key}.{name}"[:200].removeprefix("."), level + 1))
         if level > _MOST_LEVELS or count > _MOST_VALUES:
-            what = f"{_MOST_LEVELS} levels of nesting" if level > _MOST_LEVELS else f"{_MOST_VALUES:,} values"
-            where = f"{short(key.partition('.')[0])[1:-1]}: " if key else ""
-            raise InputError(f"{where}more than {what}: that is no configuration: keep data in a file of its own")
+            most = f"{_MOST_LEVELS} levels of nesting" if level > _MOST_LEVELS else f"{_MOST_VALUES:,} values"
+            raise InputError(_too_much(key, most))
+
+
+def as_plain(data: Any, key: str = "") -> tuple[Any, list[tuple[str, Any]]]:
+    """Returns nested data with numbers and arrays of numpy and jax as Python's, paths and other texts as text.
+
+    Args:
+      data: of any kind, but neither endless nor deep: see `limited`.
+      key: of it.
+    Returns:
+      The data, and (key, value) of each value that no YAML can hold, which stays as it is.
+    """
+    if data is None or type(data) in (bool, int, float, str):
+        return data, []
+    if isinstance(data, Mapping | list | tuple):
+        inside = data.items() if isinstance(data, Mapping) else enumerate(data)
+        found = {name: as_plain(value, f"{key}.{name}".removeprefix(".")) for name, value in inside}
+        odd = [one for _, below in found.values() for one in below]
+        if isinstance(data, Mapping):
+            return {name: value for name, (value, _) in found.items()}, odd
+        parts = [value for value, _ in found.values()]
+        return (tuple(parts) if isinstance(data, tuple) else parts), odd
+    if isinstance(data, str):
+        return str.__str__(data), []
+    if isinstance(data, int | float):
+        return (int if isinstance(data, int) else float)(data), []
+    if isinstance(data, os.PathLike) and isinstance(path := os.fspath(data), str):
+        return path, []
+    if getattr(getattr(data, "dtype", None), "kind", "") in ("b", "i", "u", "f", "U") and hasattr(data, "tolist"):
+        if data.size > _MOST_VALUES:
+            raise InputError(_too_much(key, f"{_MOST_VALUES:,} values"))
+        return data.tolist(), []
+    return data, [(key, data)]
+
+
+def _too_much(key: str, most: str) -> str:
+    where = f"{short(key.partition('.')[0])[1:-1]}: " if key else ""
+    return f"{where}more than {most}: that is no configuration: keep data in a file of its own"
 
 
 def fault_of_yaml(e: yaml.YAMLError) -> str:

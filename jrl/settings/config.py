@@ -24,7 +24,7 @@ from jrl.fields import schema, shipped
 from jrl.fields.bounds import Count, short
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
-from jrl.fields.plain_yaml import limited
+from jrl.fields.plain_yaml import as_plain, limited
 from jrl.fields.schema import Problem
 from jrl.host import files
 from jrl.settings import metric_names, paths
@@ -290,9 +290,25 @@ class _Iterations:
     training_iteration: Count = 1
 
 
+def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Returns a config's data as YAML can hold it, and (key, message) of each value that it cannot hold.
+
+    Raises:
+      InputError: the data are too large or too deep for a config.
+    """
+    limited(data)
+    found, odd = as_plain(data)
+    limited(found)
+    expected = "expected numbers, text, lists or mappings, which YAML holds"
+    make = "make it where the environment is made: jrl.api.register_env(NAME, lambda context: ...), with env.id=NAME"
+    return found, [
+        (key, f"{schema.shown(key)}: {expected}, got a {type(value).__name__}: {make}") for key, value in odd
+    ]
+
+
 def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
     """Returns a config and all problems; where there are any, the config is for further checks only."""
-    limited(data)
+    data, odd = plain(data)
     problems: list[Problem] = []
     algo = data.get("algo")
     cls = None
@@ -341,6 +357,10 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         RunConfig, data, problems,
         swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
     )  # fmt: skip
+    told = [p.key for p in problems]
+    problems += [
+        Problem(name, message) for name, message in odd if not any(f"{name}.".startswith(f"{k}.") for k in told)
+    ]
     cfg, of_paths = paths.resolved(cfg)
     problems += [Problem(name, message) for name, message in of_paths]
     key = counts_by(cfg)

@@ -16,8 +16,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the data set, and returns the exit status."""
-    paths.check_output(args, args.to, args.out)
+    (out,) = paths.check_output(args, args.to)
     store = paths.read(args)
     paths.tell_notes(store)
-    paths.write(store, args.out, args.to, args)
+    paths.write(store, out, args.to, args)
     return 0

@@ -17,12 +17,12 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the data set, and returns the exit status."""
-    paths.check_output(args, args.to, args.out)
+    (out,) = paths.check_output(args, args.to)
     from jrl.data import formats
 
     if len([path for given in args.paths for path in formats.located(given)]) < 2:
         raise InputError(f"data merge: {args.paths[0]} is one data set: give two or more, or a glob of them")
     store = paths.read(args)
     paths.tell_notes(store)
-    paths.write(store, args.out, args.to, args)
+    paths.write(store, out, args.to, args)
     return 0

@@ -35,7 +35,7 @@ def where(args: argparse.Namespace) -> dict[str, str]:
 
 def take_output(parser: argparse.ArgumentParser, out: str) -> None:
     """Adds `--out`, which `out` describes, and how files are written."""
-    parser.add_argument("--out", required=True, type=_absolute, help=f"{out}; existing files are not overwritten")
+    parser.add_argument("--out", required=True, help=f"{out}; existing files are not overwritten")
     parser.add_argument(
         "--compress", action=argparse.BooleanOptionalAction, default=True, help="smaller, slower (default: yes)"
     )
@@ -47,13 +47,6 @@ def take_output(parser: argparse.ArgumentParser, out: str) -> None:
     )
 
 
-def _absolute(given: str) -> Path:
-    try:
-        return resolve(given, "--out")
-    except InputError as e:
-        raise argparse.ArgumentTypeError(str(e).removeprefix("--out: ")) from e
-
-
 def read(args: argparse.Namespace) -> "EpisodeStore":
     """Reads the paths as one data set. Raises InputError: they cannot be."""
     from jrl.data import formats
@@ -61,12 +54,19 @@ def read(args: argparse.Namespace) -> "EpisodeStore":
     return formats.read(args.paths, args.source_format, where(args))
 
 
-def check_output(args: argparse.Namespace, format: str, *outs: Path) -> None:
-    """Raises InputError: an option of the output is wrong, or one of the paths exists."""
+def check_output(args: argparse.Namespace, format: str, *names: str) -> tuple[Path, ...]:
+    """Returns the path that `--out` names, or those of these names in it.
+
+    Raises:
+      InputError: an option of the output is wrong, or one of the paths exists or cannot be written.
+    """
     from jrl.data import formats
 
     formats.module(format)
-    outs = tuple(resolve(out, "--out", "new file" if _is_file(out, format) else "new directory") for out in outs)
+    out = resolve(args.out, "--out")
+    outs = tuple(out / name for name in names) or (out,)
+    for path in outs:
+        resolve(path, "--out", "new file" if _is_file(path, format) else "new directory")
     if args.max_file_mb is not None:
         if not (args.max_file_mb > 0 and math.isfinite(args.max_file_mb)):
             raise InputError(f"--max-file-mb: expected more than 0, got {args.max_file_mb:g}")
@@ -77,6 +77,7 @@ def check_output(args: argparse.Namespace, format: str, *outs: Path) -> None:
     for out in outs:
         if out.exists() and not (out.is_dir() and not any(out.iterdir()) and format in formats.OF_FILES):
             raise InputError(f"--out: {out} exists: choose another path, or remove it")
+    return outs
 
 
 def _is_file(out: Path, format: str) -> bool:

@@ -23,8 +23,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--share: expected a number above 0 and below 1, got {args.share:g}")
     if args.seed < 0:
         raise InputError(f"--seed: expected a number of at least 0, got {args.seed}")
-    outs = args.out / "train", args.out / "validation"
-    paths.check_output(args, args.to, *outs)
+    outs = paths.check_output(args, args.to, "train", "validation")
     store = paths.read(args)
     paths.tell_notes(store)
     for out, part in zip(outs, store.split(args.share, args.seed), strict=True):

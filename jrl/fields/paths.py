@@ -51,6 +51,12 @@ def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
     return path
 
 
+def as_typed(given: Any, key: str, expected: Expected) -> Path:
+    """Returns `resolve`'s path in the words of the user: for commands that name it and make no environment."""
+    found = resolve(given, key, expected)
+    return Path(given) if Path(given).absolute() == found else found
+
+
 def resolve_glob(given: Any, key: str) -> str:
     """Returns an absolute glob, in which the working directory is not a pattern; of a path that exists the path."""
     path = resolve(given, key)

@@ -27,8 +27,7 @@ def locate(given: str | Path) -> Path:
     """
     if str(given) in names() and not Path(given).is_file():
         return directory() / f"{given}.yaml"
-    found = paths.resolve(given, "config", "file")
-    return Path(given) if Path(given).absolute() == found else found  # errors name a file as it was typed
+    return paths.as_typed(given, "config", "file")
 
 
 def lines() -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jrl.errors import InputError
-from jrl.fields.paths import resolve
+from jrl.fields.paths import as_typed
 from jrl.host import command, files
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ def report(args: argparse.Namespace) -> None:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
     if args.serve is not None and not 0 <= args.serve < 65536:
         raise InputError(f"--serve {args.serve}: expected a port, 0 to 65535")
-    args.runs = [str(resolve(run, "report", "any")) for run in args.runs]
-    args.out = resolve(args.out, "--out", "new directory")
+    args.runs = [str(as_typed(run, "report", "any")) for run in args.runs]
+    args.out = as_typed(args.out, "--out", "new directory")
     if args.against and Path(args.against).suffix == ".csv":
-        args.against = str(resolve(args.against, "--against", "file"))
+        args.against = str(as_typed(args.against, "--against", "file"))
     bounds = (
-        content.normalization(resolve(args.normalize, "--normalize", "file")) if args.normalize is not None else None
+        content.normalization(as_typed(args.normalize, "--normalize", "file")) if args.normalize is not None else None
     )
     code = page.library() if args.serve is None else page.required()
     try:

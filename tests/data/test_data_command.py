@@ -247,15 +247,15 @@ REFUSED = [
     ("zzz", "expected one of record, inspect, convert, split, merge"),
     ("inspect no/such", "data: no/such does not exist: give a file, a directory of files, or a glob"),
     ("inspect GIVEN --from csv", "data format 'csv': expected one of jrl"),
-    ("inspect GIVEN --out x.jpg", "--out: x.jpg exists, or is no name of a PNG file"),
-    ("inspect GIVEN --out no/such/x.png", "--out: cannot write no/such/x.png: No such file"),
+    ("inspect GIVEN --out x.jpg", "x.jpg exists, or is not a name of a PNG file"),
+    ("inspect GIVEN --out /proc/no/x.png", "--out: cannot write to /proc/no/x.png: No such file"),
     ("inspect", "the following arguments are required: PATH"),
     ("inspect GIVEN --where policy", "--where: expected LABEL=VALUE, such as policy=main, got 'policy'"),
     ("inspect GIVEN --where agent=red", "has no label agent: it has policy, seed"),
     ("inspect GIVEN --where seed=3", "has no episode with seed=3: it has 10, 11, 12, 13, 14"),
     ("convert GIVEN --to csv --out OUT", "data format 'csv': expected one of jrl"),
     ("convert GIVEN --to jrl --out GIVEN", "exists: choose another path, or remove it"),
-    ("convert GIVEN --to minari --out GIVEN", "exists: choose another path, or remove it"),
+    ("convert GIVEN --to minari --out GIVEN", "expected a directory, got a file: choose another path"),
     ("convert GIVEN --to minari --out OUT --max-file-mb 3", "--max-file-mb: minari is one directory: leave it out"),
     ("convert GIVEN --to jrl --out OUT.npz --max-file-mb 3", "OUT.npz is one file: give a directory, or leave it out"),
     ("convert GIVEN --to jrl --out OUT --max-file-mb nan", "--max-file-mb: expected more than 0, got nan"),
@@ -269,14 +269,15 @@ REFUSED = [
 def test_a_set_of_a_shipped_config_that_is_not_there_is_told_how_to_make(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = ["bc", "--out", str(tmp_path / "run")]
-    record = "record one with `python -m jrl.data record RUN --out runs/data/cartpole-expert`"
+    sets = tmp_path / "runs" / "data"
+    record = f"record one with `python -m jrl.data record RUN --out {sets}/cartpole-expert`"
     assert train.main(given) == 2
     script = os.path.relpath(ROOT / "scripts" / "make_data.py")
-    make = f"make it with `python {script} cartpole --kinds expert --out runs/data`, or "
-    assert capsys.readouterr().err == f"error: data: runs/data/cartpole-expert does not exist: {make}{record}\n"
+    make = f"make it with `python {script} cartpole --kinds expert --out {sets}`, or "
+    assert capsys.readouterr().err == f"error: data: {sets}/cartpole-expert does not exist: {make}{record}\n"
     monkeypatch.setattr(formats, "_MAKER", tmp_path / "scripts" / "make_data.py")  # as in an installed package
     assert train.main(given) == 2
-    assert capsys.readouterr().err == f"error: data: runs/data/cartpole-expert does not exist: {record}\n"
+    assert capsys.readouterr().err == f"error: data: {sets}/cartpole-expert does not exist: {record}\n"
     assert not (tmp_path / "run").exists()
 
 

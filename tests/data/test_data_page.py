@@ -95,7 +95,7 @@ def test_recording(recorded):
     given = config.load(
         {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 1}, **yaml.safe_load(section)}
     )
-    assert given.data.output == OutputConfig("sets/replay", columns=("log_prob",))
+    assert given.data.output == OutputConfig(str(Path("sets/replay").absolute()), columns=("log_prob",))
 
 
 def test_judging(recorded, monkeypatch, capsys):

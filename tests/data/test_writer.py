@@ -79,5 +79,5 @@ def test_a_writer_that_cannot_be(tmp_path, options, message):
 
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be made"):
+    with pytest.raises(InputError, match="a part of its path is a file"):
         Writer(tmp_path / "file" / "out", OBSERVATION, ACTION)

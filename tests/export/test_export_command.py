@@ -80,7 +80,7 @@ def test_a_directory_of_somebody_elses_is_refused(run, tmp_path, capsys):
 def test_bad_input_is_named(run, tmp_path, capsys, monkeypatch):
     file = tmp_path / "file"
     file.touch()
-    assert f"{file} is a file" in refused(capsys, run, "--out", file)
+    assert f"{file}: expected a directory, got a file" in refused(capsys, run, "--out", file)
     assert f"cannot write to {file}" in refused(capsys, run, "--out", file / "below")
     assert "does not exist" in refused(capsys, tmp_path / "none", "--out", tmp_path / "out")
     assert "holds no complete checkpoint" in refused(capsys, tmp_path, "--out", tmp_path / "out")

@@ -85,7 +85,7 @@ def test_the_page_tells_of_every_option():
         ("run --out r --normalize none.json", "none.json"),
         ("run --out r --by algo.nam", "did you mean algo.name?"),
         ("run --out r --seed -1", "--seed -1: expected 0 or more"),
-        ("run --out two.csv", "--out two.csv: cannot write there"),
+        ("run --out two.csv", "two.csv: expected a directory, got a file"),
     ],
 )
 def test_bad_input_is_one_error(tmp_path, monkeypatch, capsys, line, says):

@@ -86,7 +86,7 @@ def _instead(path: Path) -> str:
     if not _MAKER.is_file():
         return record
     script = os.path.relpath(_MAKER)
-    return f"make it with `python {script} {name} --kinds {kind} --out {_SETS}`, or {record}"
+    return f"make it with `python {script} {name} --kinds {kind} --out {path.parent}`, or {record}"
 
 
 def files(path: Path, kind: Any) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.data.store import EpisodeStore
+from jrl.data.store import EpisodeStore, array_fault
 from jrl.errors import InputError, counted
 from jrl.types import Dict, PyTree, Space, Tuple
 
@@ -36,9 +36,10 @@ def store_of(
     observations a true end repeats the last observation, and of any other end the last transition is left out.
 
     Raises:
-      InputError: there is no transition in it.
+      InputError: there is no transition in it, or its columns are not arrays of numbers of the same length.
     """
     name, told = meta.get("path", "the data set"), list(notes)
+    _check(steps, name)
     order = _order(steps.episode, steps.t)
     if order is not None:
         steps = _rows(steps, order)
@@ -85,6 +86,27 @@ def store_of(
         meta=dict(meta),
         notes=tuple(told),
     )
+
+
+def _check(steps: Transitions, name: str) -> None:
+    """Raises InputError: a column is not an array of numbers with a row for each step."""
+    size = len(steps.reward)
+    faults = [
+        array_fault(what, x, size, shape, kinds)
+        for what, tree, shape, kinds in (
+            ("observations", steps.obs, None, "biuf"), ("next observations", steps.next_obs, None, "biuf"),
+            ("actions", steps.action, None, "biuf"), ("rewards", steps.reward, (), "biuf"),
+            ("terminated", steps.terminated, (), "b"), ("truncated", steps.truncated, (), "b"),
+            ("episode", steps.episode, (), "iu"), ("the step in its episode", steps.t, (), "iuf"),
+            *((f"column {k}", x, None, "biuf") for k, x in steps.columns.items()),
+            *((f"label {k}", x, (), "biufUS") for k, x in steps.labels.items()),
+        )
+        for x in jax.tree.leaves(tree)
+    ]  # fmt: skip
+    if not size:
+        raise InputError(f"{name}: there is no transition in it")
+    if faults := [fault for fault in faults if fault]:
+        raise InputError(f"data: {name} is damaged: {'; '.join(faults[:8])}: write it anew")
 
 
 def numbered(*keys: np.ndarray) -> np.ndarray:

@@ -307,7 +307,8 @@ def checked(store: EpisodeStore) -> EpisodeStore:
         leaves = zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)
         expected += [(f"{name} {path}".strip(), x, leaf.shape, "biuf") for (path, leaf), x in leaves]
     for name, tree in store.columns.items():
-        expected += [(f"column {name}", x, None, "biuf") for x in jax.tree.leaves(tree)]
+        shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
+        expected += [(f"column {name}", x, shape, "biuf") for x in jax.tree.leaves(tree)]
     faults += filter(None, (array_fault(name, x, rows, shape, kinds) for name, x, shape, kinds in expected))
     ends = {"terminated": store.terminated, "truncated": store.truncated}
     of_episodes = [(name, x, "biu") for name, x in ends.items()]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import data, registry, spaces
-from jrl.data import EpisodeStore
+from jrl.data import EpisodeStore, findings
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB
 from jrl.envs.history import History, history
@@ -157,24 +157,35 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
 
 def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
     """Casts arrays of one space to another of the same shapes. Raises InputError: the shapes differ."""
-    want = spaces.leaves(wanted)
-    if not _same_shapes(found, wanted):
+    want, given = spaces.leaves(wanted), spaces.leaves(found)
+    if [path for path, _ in want] != [path for path, _ in given] or not all(
+        _fits(a, b) for (_, a), (_, b) in zip(given, want, strict=True)
+    ):
         raise InputError(
             f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: {OTHER_ENV}"
         )
     arrays = []
     for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
-        choices = getattr(leaf, "n", None) or np.asarray(getattr(leaf, "nvec", 0))
-        if x.dtype.kind in "iu" and np.any(choices) and x.size and (x.min() < 0 or (x.max(0) >= choices).any()):
-            row = int(np.argmax(((x < 0) | (x >= choices)).reshape(len(x), -1).any(1)))
-            episode = int(np.searchsorted(store.offsets, row, "right")) - 1
-            name = f"{what} {path}".strip()
+        x = x.reshape(len(x), *leaf.shape)
+        rows = findings.rows_where(store, x, findings.unlike(leaf), what == "observations")
+        if rows.any():
+            first = int(np.argmax(rows))
             raise InputError(
-                f"data.input: {store.name}: episode {episode}, step {row - store.offsets[episode]}: its {name} "
-                f"{x[row].tolist()} is outside {leaf}: python -m jrl.data inspect tells more"
+                f"data.input: {store.name}: {f'{what} {path}'.strip()}: expected {leaf}, got "
+                f"{str(x[first].tolist())[:80]} in {findings.place(store, rows)}: python -m jrl.data inspect shows "
+                "what is in the data"
             )
-        arrays.append(x.astype(leaf.dtype, copy=False))
+        with np.errstate(invalid="ignore", over="ignore"):  # final rows of actions, which nothing reads
+            arrays.append(x.astype(leaf.dtype, copy=False))
     return spaces.of_leaves(wanted, arrays)
+
+
+def _fits(found: Any, wanted: Any) -> bool:
+    """Returns whether arrays of one leaf can be those of another: of its shape, or [N, 1] for [N] and the reverse."""
+    if found.shape == wanted.shape:
+        return True
+    is_one = {found.shape, wanted.shape} == {(), (1,)}
+    return is_one and (isinstance(found, Box) or not isinstance(wanted, Box))  # a choice is not a number of a continuum
 
 
 def _same_shapes(a: Space, b: Space) -> bool:
@@ -235,9 +246,11 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
         if own == chosen or not isinstance(own, Box):
             return x
         (low, high), (least, most) = own.bounds(), chosen.bounds()
-        with np.errstate(invalid="ignore"):
-            scale = np.where(least == low, 1.0, (high - low) / (most - least))
-            middle = np.where(least == low, 0.0, (high + low) / 2)
+        # as `action_transform` maps them: each element by itself, whatever one of its bounds happens to be
+        affine = np.isfinite(low) & np.isfinite(high) & (least == -1) & (most == 1) & (low < high)
+        with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
+            scale = np.where(affine, (high - low) / 2, 1.0)
+            middle = np.where(affine, (high + low) / 2, np.where(low == high, low, 0.0))
         total += float(np.log(scale).sum())
         return ((x - middle) / scale).astype(np.float32)
 

@@ -156,6 +156,7 @@ NPZ = {  # member, its content or a function of the content, and the error
     "offsets down": ("offsets.npy", npy(np.array([0, 12, 3, ROWS])), "to rise by 2 or more"),
     "offsets beyond": ("offsets.npy", npy(np.array([0, 2**64 - 1], np.uint64)), "to rise by 2 or more"),
     "ends": ("terminated.npy", npy(np.zeros(5)), "terminated: expected numbers, got the dtype float64"),
+    "log_prob": ("column/log_prob.npy", npy(np.zeros((ROWS, 0))), r"log_prob: expected the shape \(20,\), got"),
     "label": ("label/seed.npy", npy(np.zeros((5, 2))), r"label seed: expected the shape \(5,\)"),
     "negative": ("reward.npy", header("(-20, -1)", bytes(80)), "shape"),
     "huge": ("reward.npy", header("(" + "9" * 400 + ",)"), "damaged"),

@@ -131,7 +131,7 @@ def rollout(mask, done, count=None, contiguous=True):
     column = lambda x, dtype: jnp.asarray(x, dtype)[:, None]
     flags = {"terminated": column(done, bool), "truncated": column(np.zeros(steps), bool), "mask": column(mask, bool)}
     record = {
-        "reward": column(np.ones(steps), np.float32), "truncated": flags["truncated"],
+        "reward": column(np.ones(steps), np.float32), **{name: flags[name] for name in ("terminated", "truncated")},
         "failed": column(np.zeros(steps), bool), "length": column(np.arange(1, steps + 1), np.int32),
     }  # fmt: skip
     return Rollout(

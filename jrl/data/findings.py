@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.data import jumps
 from jrl.data.store import LOG_PROB, EpisodeStore
 from jrl.errors import counted
 from jrl.types import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, PyTree
@@ -24,7 +25,7 @@ class Finding(NamedTuple):
 def findings(store: EpisodeStore) -> list[Finding]:
     """Returns all findings about a data set; [] for none."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
-        _notes, _not_finite, _outside, log_probs, _ends, _rewards, _constant, _duplicates,
+        _notes, _not_finite, _outside, log_probs, _ends, _jumps, _rewards, _constant, _duplicates,
     )  # fmt: skip
     return [finding for check in checks for finding in check(store)]
 
@@ -169,6 +170,11 @@ def _ends(store: EpisodeStore) -> Iterator[Finding]:
             "if they should be longer: ends are marked at every row, or transitions were shuffled before they were "
             "stored; returns, n-step targets and sequences need them in order",
         )
+
+
+def _jumps(store: EpisodeStore) -> Iterator[Finding]:
+    for what, mend in jumps.evidence(store):
+        yield Finding("ends in other rows", what, mend)
 
 
 def _rewards(store: EpisodeStore) -> Iterator[Finding]:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import data, registry, spaces
-from jrl.data import EpisodeStore, findings
+from jrl.data import EpisodeStore, findings, jumps
 from jrl.data.spaces_json import space_from_json
-from jrl.data.store import LOG_PROB
+from jrl.data.store import LOG_PROB, checked
 from jrl.envs.history import History, history
 from jrl.envs.spec import NARROW
 from jrl.envs.wrappers import action_transform
@@ -36,6 +36,7 @@ class Inputs(NamedTuple):
     validation: dict[str, EpisodeStore]  # what is held out; {} for nothing
     spec: EnvSpec  # of one environment
     checksums: dict[str, str]  # of the data as they were read
+    notes: tuple[str, ...] = ()  # of their readers, and evidence that ends are in other rows
 
 
 def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
@@ -56,7 +57,10 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
         if cfg.data.validation:
             store, validation[name] = store.split(cfg.data.validation, cfg.run.seed)
         train[name] = store
-    return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()})
+    notes = [f"data: {store.name}: {note}" for store in raw.values() for note in store.notes]
+    for store in raw.values():
+        notes += [f"data: {store.name}: {what}: {mend}" for what, mend in jumps.evidence(store)]
+    return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()}, tuple(notes))
 
 
 def _source(cfg: RunConfig, name: str) -> EpisodeStore:
@@ -65,7 +69,7 @@ def _source(cfg: RunConfig, name: str) -> EpisodeStore:
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
-        return found.where(cfg.data.where or {})
+        return checked(found).where(cfg.data.where or {})
     return data.read(datasets.paths(cfg, name), cfg.data.format, cfg.data.where)
 
 

@@ -26,13 +26,17 @@ class Transitions(NamedTuple):
     labels: Mapping[str, np.ndarray] = {}  # [N] each, the same for all steps of an episode
 
 
+_ROUNDING = 4 * float(np.finfo(np.float32).eps)
+
+
 def store_of(
     steps: Transitions, observation: Space, action: Space, *, meta: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> EpisodeStore:
     """Returns the episodes of a table.
 
     The rows of an episode may stand apart. It ends where they say so, where a step is missing, and where the next
-    observation of a row is not the observation of the following one: no transition becomes another one. Without next
+    observation of a row is not the observation of the following one, up to float32's rounding: no transition becomes
+    another one. Without next
     observations a true end repeats the last observation, and of any other end the last transition is left out.
 
     Raises:
@@ -183,13 +187,24 @@ def _tell(notes: list[str], where: np.ndarray, what: str) -> None:
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN equals itself."""
+    """Returns where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN equals itself.
+
+    Floats may differ by a few roundings of float32: programs compute an observation twice, or store one copy of it in
+    another dtype. Near 0 the rounding is that of the numbers that a feature usually has.
+    """
     found = np.zeros(len(a), bool)
+    usual: Any = 0.0
+    if {a.dtype.kind, b.dtype.kind} & {"f"}:
+        some = b[:: max(1, len(b) // 2**16)].astype(np.float64)
+        usual = abs(np.where(np.isfinite(some), some, 0)).mean(0)
     for start in range(0, len(a), 2**14):  # so many that they stay in the cache
         x, y = a[start : start + 2**14], b[start : start + 2**14]
         unlike = x != y
         if unlike.any():
             unlike &= (x == x) | (y == y)
+            if x.dtype.kind == "f" or y.dtype.kind == "f":
+                with np.errstate(all="ignore"):
+                    unlike &= ~(abs(x - y) <= _ROUNDING * (np.maximum(abs(x), abs(y)) + usual))
             found[start : start + 2**14] = unlike.reshape(len(x), -1).any(1)
     return found
 

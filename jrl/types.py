@@ -159,6 +159,9 @@ class EnvSpec(NamedTuple):
     # `action` are Tuples of the spaces by kind, and of kind k, of A_k agents, observations and actions have G * A_k
     # columns: environment i's j-th agent of the kind has i * A_k + j. All else has the B columns of all agents
     kinds: tuple[tuple[int, ...], ...] = ()
+    # what an end means to the learner, as `env.no_done_at_end`: see `envs.limits`. Results of steps have the
+    # environment's own ends, and rollouts those of the learner
+    no_done_at_end: bool | None = None
 
     @property
     def games(self) -> int:

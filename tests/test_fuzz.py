@@ -1,7 +1,15 @@
-"""Mutants of the shipped configs are refused with an InputError or are valid; scripts/fuzz_configs.py makes them."""
+"""Mutants of the shipped configs, and of data sets, are refused with an InputError or are valid.
 
+scripts/fuzz_configs.py and scripts/fuzz_data.py make them.
+"""
+
+import dataclasses
+
+import numpy as np
 import pytest
 from test_scripts import load
+
+from jrl.errors import InputError
 
 
 def outcome(count, seed):
@@ -46,3 +54,43 @@ def test_the_fuzz_finds_what_is_raw_slow_or_wordy(monkeypatch):
 @pytest.mark.slow
 def test_ten_thousand_mutants():
     assert outcome(10_000, seed=0)["faults"] == []
+
+
+# ---------------------------------------------------------------- data sets
+
+
+def test_damaged_data_sets_are_read_or_refused():
+    found = load("fuzz_data").run(40, seed=1)
+    assert found["faults"] == []
+    assert found["refused"] > 15 and found["read"] > 2
+
+
+def test_the_fuzz_of_data_finds_what_is_raw_wordy_large_or_from_outside(monkeypatch):
+    fuzz = load("fuzz_data")
+    store = next(iter(fuzz.stores().values()))
+    faults = lambda fn: fuzz.run(1, first=0, seconds=2.0)["faults"] if not monkeypatch.setattr(fuzz, "look", fn) else []
+    look = fuzz.look
+
+    def of(read):
+        def found(path):
+            with monkeypatch.context() as m:
+                m.setattr(fuzz.data, "read", lambda path: read())
+                return look(path)
+
+        return faults(found)[0]
+
+    def raises(error, cause=None):
+        raise error from cause
+
+    secret = np.frombuffer(fuzz.SECRET[:8] * store.num_rows, np.float64)
+    assert "KeyError" in of(lambda: raises(KeyError("x")))
+    assert "5000 characters" in of(lambda: raises(InputError("x" * 5000)))
+    assert "more memory" in of(lambda: raises(InputError("x"), MemoryError()))
+    assert "outside of the data set" in of(lambda: dataclasses.replace(store, reward=secret))
+    assert "reward: expected the shape" in of(lambda: dataclasses.replace(store, reward=secret[1:]))
+
+
+@pytest.mark.slow
+def test_five_thousand_damaged_data_sets():
+    tell = lambda line: None
+    assert load("fuzz_data").watched(5000, 0, first=0, seconds=10.0, tell=tell)["faults"] == []

@@ -22,7 +22,7 @@ ARROWS = {
     "types": {"errors", "fields"},
     "spaces": {"errors", "types"},
     "host": {"errors", "fields"},
-    "data": {"errors", "fields", "spaces", "types"},
+    "data": {"errors", "fields", "host", "spaces", "types"},
     "distributions": {"ops", "spaces", "types"},
     "networks": {"errors", "fields", "ops", "registry", "spaces", "types"},
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},

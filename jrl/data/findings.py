@@ -1,12 +1,13 @@
 """Findings about a data set: what is wrong with it, or may be, and what to do about it; all at once."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.data import jumps
 from jrl.data.store import LOG_PROB, EpisodeStore
 from jrl.errors import counted
 from jrl.types import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, PyTree
@@ -24,7 +25,7 @@ class Finding(NamedTuple):
 def findings(store: EpisodeStore) -> list[Finding]:
     """Returns all findings about a data set; [] for none."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
-        _notes, _not_finite, _outside, log_probs, _ends, _rewards, _constant, _duplicates,
+        _notes, _not_finite, _outside, log_probs, _ends, _jumps, _rewards, _constant, _duplicates,
     )  # fmt: skip
     return [finding for check in checks for finding in check(store)]
 
@@ -45,8 +46,17 @@ def _named(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
             yield " ".join(["column", name, *(str(key.key) for key in place)]), x, False
 
 
-def _rows(store: EpisodeStore, x: np.ndarray, wrong: Callable[[np.ndarray], np.ndarray], final: bool) -> np.ndarray:
-    """Returns whether `wrong(part)` [n, *] holds of any number of a row, [R] bool; looked at block by block."""
+def rows_where(
+    store: EpisodeStore, x: np.ndarray, wrong: Callable[[np.ndarray], np.ndarray], final: bool
+) -> np.ndarray:
+    """Returns whether `wrong(part)` [n, *] holds for any number of a row, [R] bool; computed block by block.
+
+    Args:
+      store: whose rows these are.
+      x: [R, *].
+      wrong: function of some of the rows.
+      final: whether final observations count.
+    """
     found = np.zeros(len(x), bool)
     size = max(1, _BLOCK_BYTES // max(1, x[:1].nbytes))
     for at in range(0, len(x), size):
@@ -55,8 +65,8 @@ def _rows(store: EpisodeStore, x: np.ndarray, wrong: Callable[[np.ndarray], np.n
     return found if final else found & store.is_step()
 
 
-def _place(store: EpisodeStore, rows: np.ndarray) -> str:
-    """Describes how many of the rows [R] bool there are, and where the first is."""
+def place(store: EpisodeStore, rows: np.ndarray) -> str:
+    """Returns the number of the rows [R] bool and the episode and step of the first, in words."""
     first = int(np.argmax(rows))
     episode = int(np.searchsorted(store.offsets, first, "right")) - 1
     place = f"episode {episode}, step {first - int(store.offsets[episode])}"
@@ -65,10 +75,10 @@ def _place(store: EpisodeStore, rows: np.ndarray) -> str:
 
 def _not_finite(store: EpisodeStore) -> Iterator[Finding]:
     for name, x, final in _named(store):
-        if x.dtype.kind == "f" and (rows := _rows(store, x, lambda part: ~np.isfinite(part), final)).any():
+        if x.dtype.kind == "f" and (rows := rows_where(store, x, lambda part: ~np.isfinite(part), final)).any():
             yield Finding(
                 "not finite",
-                f"{name}: numbers are NaN or infinite in {_place(store, rows)}",
+                f"{name}: numbers are NaN or infinite in {place(store, rows)}",
                 "leave out these episodes, or mend what wrote them: one such number makes every weight NaN",
             )
 
@@ -80,25 +90,52 @@ def _outside(store: EpisodeStore) -> Iterator[Finding]:
          "clipping: a policy can neither take nor learn them as they are"),
     ):  # fmt: skip
         for (path, leaf), x in zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True):
-            rows = _rows(store, x, _beyond(leaf), what == "obs")
+            rows = rows_where(store, x, _beyond(leaf), what == "obs")
             if rows.any():
                 name = f"{what} {path}".strip()
-                yield Finding(f"{what} outside its space", f"{name}: outside of {leaf} in {_place(store, rows)}", mend)
+                yield Finding(f"{what} outside its space", f"{name}: outside of {leaf} in {place(store, rows)}", mend)
 
 
 def _beyond(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
     """Returns which numbers are outside a leaf's space; NaN is not among them."""
     match leaf:
-        case Discrete():
-            return lambda x: (x < 0) | (x >= leaf.n)
-        case MultiDiscrete():
-            return lambda x: (x < 0) | (x >= np.array(leaf.nvec))
-        case MultiBinary():
-            return lambda x: (x != 0) & (x != 1)
+        case Discrete() | MultiDiscrete() | MultiBinary():
+            most = _choices(leaf)
+            return lambda x: (x < 0) | (x >= most) | _is_fraction(x)
     low, high = leaf.bounds()
     margin = lambda bound: np.where(np.isfinite(bound), _TOLERANCE * np.maximum(1, abs(bound)), 0)
     least, most = low - margin(low), high + margin(high)
     return lambda x: (x < least) | (x > most)
+
+
+def unlike(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns which numbers are not a leaf's own once they have its dtype, so that a cast would change them silently.
+
+    Files keep integers as floats, which is fine; 0.6 for a choice, 300 for a uint8 or 1e300 for a float32 are not. The
+    bounds of a Box are not looked at: numbers beyond them are a finding, and can be learned from.
+    """
+    if isinstance(leaf, Box) and np.dtype(leaf.dtype).kind == "f":
+        most = float(np.finfo(leaf.dtype).max)
+        width = np.dtype(leaf.dtype).itemsize
+        return lambda x: _no(x) if x.dtype.itemsize <= width else np.isfinite(x) & (abs(x) > most)
+    if isinstance(leaf, Box):
+        kind = np.dtype(leaf.dtype)
+        low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+        return lambda x: _no(x) if x.dtype in (kind, bool) else ~((x >= low) & (x <= high)) | _is_fraction(x)
+    choices = _choices(leaf)
+    return lambda x: ~((x >= 0) & (x < choices)) | _is_fraction(x)  # NaN is neither
+
+
+def _choices(leaf: Any) -> Any:
+    return 2 if isinstance(leaf, MultiBinary) else leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec)
+
+
+def _is_fraction(x: np.ndarray) -> np.ndarray:
+    return _no(x) if x.dtype.kind in "biu" else np.isfinite(x) & (x != np.floor(x))
+
+
+def _no(x: np.ndarray) -> np.ndarray:
+    return np.zeros(x.shape, bool)
 
 
 def log_probs(store: EpisodeStore) -> Iterator[Finding]:
@@ -109,12 +146,12 @@ def log_probs(store: EpisodeStore) -> Iterator[Finding]:
     choices = all(not isinstance(leaf, Box) for _, leaf in spaces.leaves(store.action_space))
     given = found[store.is_step()]
     probabilities = bool(len(given) and ((given >= 0) & (given <= 1)).all() and given.min() < given.max())
-    rows = _rows(store, found, lambda x: x > 1e-5, False)
+    rows = rows_where(store, found, lambda x: x > 1e-5, False)
     if (choices and rows.any()) or probabilities:
         what = "they are probabilities" if probabilities else "no probability is above 1"
         mend = "take their logarithm" if probabilities else "store the logarithm of the probability of the action taken"
         kind = "choices" if choices else "a continuum"
-        yield Finding("log_prob", f"column {LOG_PROB}: above 0 in {_place(store, rows)}, of {kind}: {what}", mend)
+        yield Finding("log_prob", f"column {LOG_PROB}: above 0 in {place(store, rows)}, of {kind}: {what}", mend)
 
 
 def _ends(store: EpisodeStore) -> Iterator[Finding]:
@@ -133,6 +170,11 @@ def _ends(store: EpisodeStore) -> Iterator[Finding]:
             "if they should be longer: ends are marked at every row, or transitions were shuffled before they were "
             "stored; returns, n-step targets and sequences need them in order",
         )
+
+
+def _jumps(store: EpisodeStore) -> Iterator[Finding]:
+    for what, mend in jumps.evidence(store):
+        yield Finding("ends in other rows", what, mend)
 
 
 def _rewards(store: EpisodeStore) -> Iterator[Finding]:

@@ -68,7 +68,7 @@ def _shape(shape: list[Any]) -> tuple[int, ...]:
 def _dtype(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"spec: expected the name of a dtype, got {str(name)[:40]}")
-    if np.dtype(name).kind in "OMmSU":
+    if np.dtype(name).kind not in "biuf" or np.dtype(name).itemsize > 8:
         raise TypeError(f"spec: {name} is no dtype of numbers")
     return name
 

@@ -14,9 +14,11 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.data.spaces_json import space_from_json
 from jrl.errors import InputError, counted
 from jrl.types import Box, Discrete, MultiDiscrete, PyTree, Space
 
+_MOST_CHOICES = 2**31 - 2  # the largest choice: jax counts them in int32
 LOG_PROB = "log_prob"  # the column of the log-probability [R] f32 that the behaviour policy gave to each action
 
 
@@ -222,8 +224,9 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
     """Joins the episodes of all stores, in their order. Columns and labels that one of them lacks are left out.
 
     Raises:
-      InputError: their spaces, or what their actions are, differ.
+      InputError: their spaces, or what their actions are, differ; or see `checked`.
     """
+    stores = list(map(checked, stores))
     first = stores[0]
     for other in stores[1:]:
         for what, a, b in (
@@ -240,6 +243,10 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
     for name in dict.fromkeys(k for s in stores for k in s.columns):
         if any(name not in s.columns for s in stores):
             notes[f"the column {name} is not in all of the files, and was left out"] = None
+    kinds = lambda store, name: [(x.shape[1:], x.dtype.kind) for x in jax.tree.leaves(store.columns[name])]
+    unlike = [n for n in shared([s.columns for s in stores]) if any(kinds(s, n) != kinds(first, n) for s in stores)]
+    for name in unlike:
+        notes[f"the column {name} has not the same shape in all of the files, and was left out"] = None
     joined = lambda trees: jax.tree.map(lambda *x: _end_to_end(x), *trees)
     starts = np.cumsum([0, *(s.num_rows for s in stores)])
     return EpisodeStore(
@@ -251,7 +258,9 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
         offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
         terminated=np.concatenate([s.terminated for s in stores]),
         truncated=np.concatenate([s.truncated for s in stores]),
-        columns={k: joined([s.columns[k] for s in stores]) for k in shared([s.columns for s in stores])},
+        columns={
+            k: joined([s.columns[k] for s in stores]) for k in shared([s.columns for s in stores]) if k not in unlike
+        },
         labels={k: np.concatenate([s.labels[k] for s in stores]) for k in shared([s.labels for s in stores])},
         meta={k: v for k, v in first.meta.items() if all(s.meta.get(k) == v for s in stores)},
         notes=tuple(notes),
@@ -271,6 +280,84 @@ def _end_to_end(parts: Sequence[np.ndarray]) -> np.ndarray:
     ):
         return whole
     return np.concatenate(parts)
+
+
+def checked(store: EpisodeStore) -> EpisodeStore:
+    """Returns a store whose arrays fit each other and its spaces, in the byte order and with the flags that numpy has.
+
+    Readers check what only their format knows. This is the one check of all that they return: whatever stood in the
+    files, code behind it can rely on the fields of EpisodeStore.
+
+    Raises:
+      InputError: the arrays that are no numbers, have another shape or length, or offsets that are not episodes.
+    """
+    offsets = store.offsets
+    if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) < 2:
+        raise _unfit(store, [f"offsets: expected [E + 1] integers, got {_kind(offsets)}"])
+    offsets = offsets.astype(np.int64)  # of uint64 beyond int64 some are negative then, and refused
+    if offsets[0] != 0 or (offsets[1:] - 2 < offsets[:-1]).any():
+        raise _unfit(store, ["offsets: expected to begin at 0 and to rise by 2 or more with each episode"])
+    rows, episodes = int(offsets[-1]), len(offsets) - 1
+    expected: list[tuple[str, Any, tuple[int, ...] | None, str]] = [("reward", store.reward, (), "biuf")]
+    faults = []
+    for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
+        if not _same_structure(tree, spaces.map_leaves(lambda leaf: 0, space)):
+            faults.append(f"{name}: expected an array for each part of {space}")
+            continue
+        leaves = zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)
+        expected += [(f"{name} {path}".strip(), x, leaf.shape, "biuf") for (path, leaf), x in leaves]
+    for name, tree in store.columns.items():
+        shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
+        expected += [(f"column {name}", x, shape, "biuf") for x in jax.tree.leaves(tree)]
+    faults += filter(None, (array_fault(name, x, rows, shape, kinds) for name, x, shape, kinds in expected))
+    ends = {"terminated": store.terminated, "truncated": store.truncated}
+    of_episodes = [(name, x, "biu") for name, x in ends.items()]
+    of_episodes += [(f"label {name}", x, "biufUS") for name, x in store.labels.items()]
+    faults += filter(None, (array_fault(name, x, episodes, (), kinds) for name, x, kinds in of_episodes))
+    if "env_action" in store.meta:
+        try:
+            space_from_json(store.meta["env_action"])
+        except (ValueError, TypeError, OverflowError, RecursionError) as e:
+            faults.append(f"meta env_action: expected a space as JSON ({e})")
+    if faults:
+        raise _unfit(store, faults)
+    native = lambda x: x.astype(x.dtype.newbyteorder("="), copy=False)
+    store = store.map_rows(native)
+    return dataclasses.replace(
+        store,
+        offsets=offsets,
+        labels={name: native(x) for name, x in store.labels.items()},
+        **{name: x != 0 for name, x in ends.items()},
+    )
+
+
+def array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
+    """Describes what is wrong with an array [rows, *shape]; "" for nothing.
+
+    Args:
+      name: of the array, for the message.
+      x: the array.
+      rows: expected.
+      shape: of a row; None: any.
+      kinds: of dtypes, as numpy's letters.
+    """
+    if not isinstance(x, np.ndarray):
+        return f"{name}: expected an array, got {type(x).__name__}"
+    what = "numbers" if "U" not in kinds else "numbers or texts"
+    if x.dtype.kind not in kinds or (x.dtype.kind in "iuf" and x.dtype.itemsize > 8):
+        return f"{name}: expected {what}, got {_kind(x)}"
+    if x.ndim < 1 or len(x) != rows or (shape is not None and x.shape[1:] != shape):
+        return f"{name}: expected the shape {(rows, *(shape if shape is not None else ('*',)))}, got {x.shape}"
+    return ""
+
+
+def _kind(x: Any) -> str:
+    return f"the dtype {str(x.dtype)[:40]} and the shape {x.shape}"
+
+
+def _unfit(store: EpisodeStore, faults: Sequence[str]) -> InputError:
+    more = [f"{len(faults) - 8} more arrays"] if len(faults) > 8 else []
+    return InputError(f"data: {store.name} is damaged: {'; '.join([*faults[:8], *more])}: write it anew")
 
 
 def fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
@@ -315,7 +402,11 @@ def guessed_action(x: np.ndarray) -> Space:
     [-1, 1] where they lie in it, else of the smallest and the largest number of each element.
     """
     if x.dtype.kind in "iub":
-        most = x.astype(np.int64).max(0) + 1
+        if not x.size or x.max() > _MOST_CHOICES:
+            raise InputError(
+                f"integer actions: expected 0 to {_MOST_CHOICES}, got {int(x.max()) if x.size else 'none'}"
+            )
+        most = np.maximum(x.astype(np.int64).max(0), 0) + 1  # what is below 0 is a finding
         return Discrete(int(most), x.dtype.name) if x.ndim == 1 else MultiDiscrete(tuple(map(int, most)), x.dtype.name)
     low, high = x.min(0), x.max(0)
     if (low >= -1).all() and (high <= 1).all():

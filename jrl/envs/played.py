@@ -1,16 +1,16 @@
 """Environments that clients play: known by their spaces alone, which a config or an environment gives."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from jrl.envs import limits, wrappers
+from jrl.envs import wrappers
 from jrl.errors import InputError
 from jrl.spaces import leaves, masks_actions, of_agents, of_leaves
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
+from jrl.types import Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 _KINDS = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple")
 _MOST = 2**31 - 1
@@ -22,14 +22,13 @@ class Played:
     Attributes:
       spec: as the policy sees them.
       to_env: from the policy's actions [N, *] to the environment's; None where they are the same.
-      ends: from (terminated, truncated) as clients tell them to those of the learner; None where they are the same.
     """
 
     def __init__(self, spec: EnvSpec, *, normalize: bool, clip: bool, no_done_at_end: bool | None):
         """Makes them of the environment's own spaces; the other arguments as `wrappers.wrap`."""
         action, self.to_env = wrappers.action_transform(spec.action, normalize=normalize, clip=clip)
+        spec = spec._replace(no_done_at_end=no_done_at_end)
         self.spec = spec if self.to_env is None else spec._replace(action=action, env_action=spec.action)
-        self.ends: Callable[[Array, Array], tuple[Array, Array]] | None = limits.flags(no_done_at_end)
 
     def reset(self) -> NoReturn:
         raise TypeError("clients play these environments: nobody here resets them")

@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs import limits
 from jrl.envs import spec as spaces
 from jrl.envs.behind import View, through
 from jrl.spaces import columns
@@ -127,48 +126,40 @@ def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
 def wrap(
     env: JaxEnv | Env | AsyncEnv, *, normalize: bool, clip: bool, no_done_at_end: bool | None
 ) -> JaxEnv | Env | AsyncEnv:
-    """Returns `env` behind `action_transform` and `limits.flags`; `env` itself where they change nothing."""
+    """Returns `env` behind `action_transform`, whose spec says what its ends mean to the learner.
+
+    Results of steps keep the environment's own ends, which data sets and callbacks report; `unroll.finish` makes those
+    of the learner. `env` itself where nothing changes.
+    """
     space, fn = action_transform(env.spec.action, normalize=normalize, clip=clip)
-    ends = limits.flags(no_done_at_end)
-    if fn is None and ends is None:
+    if fn is None and no_done_at_end is None:
         return env
     spec = env.spec if fn is None else env.spec._replace(action=space, env_action=env.spec.action)
+    spec = spec._replace(no_done_at_end=no_done_at_end)
     if isinstance(env, JaxEnv):
-        return _in_jax(env, spec, fn, ends)
-    return through(env, _Transformed(spec, fn, ends))
+        return _in_jax(env, spec, fn)
+    return through(env, _Transformed(spec, fn))
 
 
 _Action = Callable[[PyTree], PyTree] | None
-_Ends = Callable[[Array, Array], tuple[Array, Array]] | None
 
 
-def _told(result: StepResult, ends: _Ends) -> StepResult:
-    if ends is None:
-        return result
-    terminated, truncated = ends(result.terminated, result.truncated)
-    return result._replace(terminated=terminated, truncated=truncated)
-
-
-def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> JaxEnv:
+def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action) -> JaxEnv:
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         spaces.check_action(spec.action, columns(spec), action)  # before the transform, which would broadcast it
-        state, result = env.step(state, action if fn is None else fn(action), key)
-        return state, _told(result, ends)
+        return env.step(state, action if fn is None else fn(action), key)
 
     return env._replace(spec=spec, step=step)
 
 
 class _Transformed(View):
-    """Environments whose actions, whose ends or both are others for the learner."""
+    """Environments whose actions are others for the learner, or whose spec says more."""
 
-    def __init__(self, spec: EnvSpec, fn: _Action, ends: _Ends):
+    def __init__(self, spec: EnvSpec, fn: _Action):
         super().__init__(spec)
-        self._fn, self._ends = fn, ends
+        self._fn = fn
 
     def taken(self, action: PyTree, rows: Array | None) -> PyTree:
         action, games = spaces.on_host(action), self.spec.games if rows is None else len(rows)
         spaces.check_action(self.spec.action, columns(self.spec, games), action)  # the transform would broadcast it
         return action if self._fn is None else self._fn(action)
-
-    def told(self, result: StepResult, rows: Array | None) -> StepResult:
-        return _told(result, self._ends)

@@ -76,6 +76,7 @@ class FromHost(Source):
                 cut=cut,
                 record=record,
                 count_agents=count_agents,
+                no_done_at_end=env.spec.no_done_at_end,
             ),
             donate_argnums=0,
         )

@@ -84,17 +84,18 @@ class Replay:
           goes_on: whether its columns continue those of the call before; None: as the rollout says.
         """
         seen = (rollout.obs, rollout.last_obs, rollout.action) if self._moments.history != 0 else (None, None, None)
-        flags = (rollout.terminated, rollout.mask, rollout.contiguous)
+        flags = (rollout.mask, rollout.contiguous)
         recorded = rollout.extras.get(RECORD)
         if recorded is None:
-            recorded = {"reward": rollout.reward, "truncated": rollout.truncated}
+            recorded = {"reward": rollout.reward, "terminated": rollout.terminated, "truncated": rollout.truncated}
         (obs, last_obs, action), flags, found = jax.device_get((seen, flags, recorded))
-        terminated, mask, contiguous = flags
+        mask, contiguous = flags
         if goes_on is not None:
             contiguous = np.full_like(contiguous, goes_on)
         if "length" not in found:
-            found |= self._derived(found["reward"], terminated | found["truncated"], mask, contiguous)
-        reward, truncated, failed = found["reward"], found["truncated"], found["failed"]
+            found |= self._derived(found["reward"], found["terminated"] | found["truncated"], mask, contiguous)
+        reward, failed = found["reward"], found["failed"]
+        terminated, truncated = found["terminated"], found["truncated"]
         block = Block(obs, last_obs, action, reward, infos)
         self._of_column = self._homes(block)
         self._goes_on(contiguous)

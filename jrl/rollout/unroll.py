@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import spaces
+from jrl.envs import limits
 from jrl.metrics import episodes
 from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, Several
 
@@ -108,6 +109,7 @@ def make(
             gamma=running_return_gamma,
             record=record,
             count_agents=count_agents,
+            no_done_at_end=env.spec.no_done_at_end,
         )
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
@@ -133,7 +135,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
     no = scalar(bool)
     if record:
         floats = {name: scalar("float32") for name in ("reward", "episode_return")}
-        extras[RECORD] = {**floats, "length": scalar("int32"), "truncated": no, "failed": no}
+        extras[RECORD] = {**floats, "length": scalar("int32"), "terminated": no, "truncated": no, "failed": no}
     contiguous: Any = jax.ShapeDtypeStruct((num_envs,), jnp.dtype(bool))
     action = jax.tree.map(rows, out.action)
     over: Any = jax.ShapeDtypeStruct((length, num_envs // len(spec.agents)), jnp.dtype(bool)) if spec.agents else None
@@ -162,6 +164,7 @@ def finish(
     cut: bool = True,
     record: bool = False,
     count_agents: bool = False,
+    no_done_at_end: bool | None = None,
 ) -> tuple[episodes.Columns, Rollout, Episodes]:
     """Makes a Rollout of recorded rows, and what is known of its episodes; the same for all that collect.
 
@@ -178,14 +181,17 @@ def finish(
       cut: where a masked row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
         observation is a true one of the same episode, so that bootstrapping from it is right.
       record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
-        `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row included; [T, B] each.
-        With `count_agents`, `over` of its game, too.
+        `terminated`, `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row
+        included; [T, B] each. With `count_agents`, `over` of its game, too.
       count_agents: steps are counted of agents, not of environments, by the report and by who learns (`Rollout.over` is
         left out).
+      no_done_at_end: what the environment's ends mean to the learner, as `EnvSpec.no_done_at_end`.
     """
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = ended = terminated | truncated
-    limited = truncated
+    own = {"terminated": terminated, "truncated": truncated}
+    if (for_learner := limits.flags(no_done_at_end)) is not None:
+        terminated, truncated = for_learner(terminated, truncated)
     if failed is not None:
         contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end
     together = several if isinstance(several, Several) else None
@@ -218,6 +224,6 @@ def finish(
         recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
         if together is not None and count_agents:
             recorded["over"] = jnp.repeat(together.over, mask.shape[1] // together.over.shape[1], axis=1)
-        extras = {**extras, RECORD: {**recorded, "truncated": limited, "failed": broken}}
+        extras = {**extras, RECORD: {**recorded, **own, "failed": broken}}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry, over=over)
     return columns, rollout, report

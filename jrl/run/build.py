@@ -76,6 +76,7 @@ class Run(NamedTuple):
     recorder: recorders.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
+    data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
     of_config: Callable[[RunConfig], Fused] | None = None
 
@@ -141,6 +142,7 @@ class _Learning(NamedTuple):
     replay: str
     groups: tuple[several.Group, ...]
     data: Mapping[str, str] = MappingProxyType({})
+    data_notes: tuple[str, ...] = ()
 
     def run(self, **more: Any) -> Run:
         """Returns the run, with what else it has."""
@@ -157,6 +159,7 @@ class _Learning(NamedTuple):
             mesh=self.devices.learners,
             groups=self.groups,
             data=self.data,
+            data_notes=self.data_notes,
             **more,
         )
 
@@ -180,8 +183,10 @@ def _learning(
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     with_data: build_learner.WithData | None = None
     checksums: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
     if datasets.is_mixed(cfg):
-        checksums, with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
+        found, with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
+        checksums, notes = found.checksums, found.notes
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
         devices=devices.learners.devices.size, length=length, with_data=with_data,
@@ -189,7 +194,7 @@ def _learning(
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(
         devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups,
-        checksums,
+        checksums, notes,
     )  # fmt: skip
 
 
@@ -265,7 +270,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         batches=cfg.data.validation_batches,
         epoch=made.epoch,
     )
-    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, (), found.checksums).run(
+    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, (), found.checksums, found.notes).run(
         program=program,
         backend=f"data alone, {counted(iterations, 'update', ',')} per call",
         in_program=True,

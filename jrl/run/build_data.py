@@ -81,8 +81,8 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
     return Made(learn, unguarded, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
 
 
-def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Mapping[str, str], build_learner.WithData]:
-    """Returns the checksums of a run's data sets, and the function that puts them beside its replay.
+def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Inputs, build_learner.WithData]:
+    """Returns a run's data sets, and the function that puts them beside its replay.
 
     Args:
       cfg, algo: the run and its algorithm.
@@ -98,7 +98,7 @@ def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Map
         buffer, data = of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
         return buffer, data, f"{_size(found)}, {_placed_beside(buffer, online, devices)}"
 
-    return found.checksums, with_data
+    return found, with_data
 
 
 def of_stores(

@@ -202,11 +202,11 @@ def learning(
 def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | None = None) -> Roster:
     """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
     number: Any = rollout.carry[NUMBER]
-    rows: Any = (rollout.extras[PLACE], rollout.extras[COUNT], rollout.extras[RECORD], rollout.terminated, rollout.mask)
+    rows: Any = (rollout.extras[PLACE], rollout.extras[COUNT], rollout.extras[RECORD], rollout.mask)
     number = collectives.all_gather(number, axis_name)  # the same on all devices
     rows = collectives.all_gather(rows, axis_name, axis=1)
-    who, count, record, terminated, mask = rows
-    ended = terminated | record["truncated"]
+    who, count, record, mask = rows
+    ended = record["terminated"] | record["truncated"]
     tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
     count_one = lambda recent, number: episodes.reduce(recent, tracked, ended, mask & (who == number))[0]
     recent = jax.vmap(count_one)(roster.recent, roster.numbers)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import data, registry, spaces
-from jrl.data import EpisodeStore
+from jrl.data import EpisodeStore, findings, jumps
 from jrl.data.spaces_json import space_from_json
-from jrl.data.store import LOG_PROB
+from jrl.data.store import LOG_PROB, checked
 from jrl.envs.history import History, history
 from jrl.envs.spec import NARROW
 from jrl.envs.wrappers import action_transform
@@ -36,6 +36,7 @@ class Inputs(NamedTuple):
     validation: dict[str, EpisodeStore]  # what is held out; {} for nothing
     spec: EnvSpec  # of one environment
     checksums: dict[str, str]  # of the data as they were read
+    notes: tuple[str, ...] = ()  # of their readers, and evidence that ends are in other rows
 
 
 def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
@@ -56,7 +57,10 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
         if cfg.data.validation:
             store, validation[name] = store.split(cfg.data.validation, cfg.run.seed)
         train[name] = store
-    return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()})
+    notes = [f"data: {store.name}: {note}" for store in raw.values() for note in store.notes]
+    for store in raw.values():
+        notes += [f"data: {store.name}: {what}: {mend}" for what, mend in jumps.evidence(store)]
+    return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()}, tuple(notes))
 
 
 def _source(cfg: RunConfig, name: str) -> EpisodeStore:
@@ -66,7 +70,7 @@ def _source(cfg: RunConfig, name: str) -> EpisodeStore:
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
-        return found.where(cfg.data.where or {})
+        return checked(found).where(cfg.data.where or {})
     return data.read(datasets.paths(cfg, name), cfg.data.format, cfg.data.where)
 
 
@@ -158,24 +162,35 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
 
 def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
     """Casts arrays of one space to another of the same shapes. Raises InputError: the shapes differ."""
-    want = spaces.leaves(wanted)
-    if not _same_shapes(found, wanted):
+    want, given = spaces.leaves(wanted), spaces.leaves(found)
+    if [path for path, _ in want] != [path for path, _ in given] or not all(
+        _fits(a, b) for (_, a), (_, b) in zip(given, want, strict=True)
+    ):
         raise InputError(
             f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: {OTHER_ENV}"
         )
     arrays = []
     for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
-        choices = getattr(leaf, "n", None) or np.asarray(getattr(leaf, "nvec", 0))
-        if x.dtype.kind in "iu" and np.any(choices) and x.size and (x.min() < 0 or (x.max(0) >= choices).any()):
-            row = int(np.argmax(((x < 0) | (x >= choices)).reshape(len(x), -1).any(1)))
-            episode = int(np.searchsorted(store.offsets, row, "right")) - 1
-            name = f"{what} {path}".strip()
+        x = x.reshape(len(x), *leaf.shape)
+        rows = findings.rows_where(store, x, findings.unlike(leaf), what == "observations")
+        if rows.any():
+            first = int(np.argmax(rows))
             raise InputError(
-                f"data.input: {store.name}: episode {episode}, step {row - store.offsets[episode]}: its {name} "
-                f"{x[row].tolist()} is outside {leaf}: python -m jrl.data inspect tells more"
+                f"data.input: {store.name}: {f'{what} {path}'.strip()}: expected {leaf}, got "
+                f"{str(x[first].tolist())[:80]} in {findings.place(store, rows)}: python -m jrl.data inspect shows "
+                "what is in the data"
             )
-        arrays.append(x.astype(leaf.dtype, copy=False))
+        with np.errstate(invalid="ignore", over="ignore"):  # final rows of actions, which nothing reads
+            arrays.append(x.astype(leaf.dtype, copy=False))
     return spaces.of_leaves(wanted, arrays)
+
+
+def _fits(found: Any, wanted: Any) -> bool:
+    """Returns whether arrays of one leaf can be those of another: of its shape, or [N, 1] for [N] and the reverse."""
+    if found.shape == wanted.shape:
+        return True
+    is_one = {found.shape, wanted.shape} == {(), (1,)}
+    return is_one and (isinstance(found, Box) or not isinstance(wanted, Box))  # a choice is not a number of a continuum
 
 
 def _same_shapes(a: Space, b: Space) -> bool:
@@ -236,9 +251,11 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
         if own == chosen or not isinstance(own, Box):
             return x
         (low, high), (least, most) = own.bounds(), chosen.bounds()
-        with np.errstate(invalid="ignore"):
-            scale = np.where(least == low, 1.0, (high - low) / (most - least))
-            middle = np.where(least == low, 0.0, (high + low) / 2)
+        # as `action_transform` maps them: each element by itself, whatever one of its bounds happens to be
+        affine = np.isfinite(low) & np.isfinite(high) & (least == -1) & (most == 1) & (low < high)
+        with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
+            scale = np.where(affine, (high - low) / 2, 1.0)
+            middle = np.where(affine, (high + low) / 2, np.where(low == high, low, 0.0))
         total += float(np.log(scale).sum())
         return ((x - middle) / scale).astype(np.float32)
 

@@ -115,6 +115,8 @@ def _first(rollout: Rollout, steps: int, agents: int) -> tuple[Rollout, int]:
     names = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras", "over")
     last = jax.tree.map(lambda x: x[rows], rollout.obs)
     short = {name: head(getattr(rollout, name)) for name in names}
+    if rollout.count is not None:  # rows that each column has of them
+        short["count"] = np.minimum(rollout.count, rows)
     return dataclasses.replace(rollout, **short, last_obs=last), int(taken[:rows].sum())
 
 
@@ -157,14 +159,15 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
     is_one = not recorder.who(player.cfg, spec) or not _apart(player.cfg, spec)
     if epsilon and (spec.kinds or not is_one):
         raise InputError("--epsilon: the run has several policies: leave it out")
-    explore = _has_distribution(player, spec) if acts.explore is None else acts.explore
-    of_policy = _log_prob_of(player, spec, explore=explore, mixed=epsilon > 0) if is_one else None
-    known = of_policy is not None or (not is_one and explore and not epsilon)
+    draws = _has_distribution(player, spec) if acts.explore is None else acts.explore
+    of_policy = _log_prob_of(player, spec, explore=draws, mixed=epsilon > 0) if is_one else None
+    known = of_policy is not None or (not is_one and draws and not epsilon)
 
-    def act(given: Any, obs: PyTree, carry: PyTree, key: Key, _: bool = True) -> ActOut:
+    # `explore` is what sources pass: how this one plays is fixed here
+    def act(given: Any, obs: PyTree, carry: PyTree, key: Key, explore: bool = True) -> ActOut:
         actor, state = given
         own, anything, choice = jax.random.split(key, 3)
-        out = algo.act(actor, obs, carry, own, explore)
+        out = algo.act(actor, obs, carry, own, draws)
         if not is_one:
             return out
         action, best = out.action, out.action

@@ -148,17 +148,25 @@ class Columns:
             raise InputError("data.output: these rollouts do not say what their environments did: leave it out")
         extras = kept(rollout.extras, self._who, self._wanted)
         arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
-        flags = (rollout.mask, rollout.terminated, rollout.contiguous, rollout.count)
+        flags = (rollout.mask, rollout.contiguous, rollout.count)
         (obs, last_obs, action, columns, record), flags = jax.device_get((arrays, flags))
         games = {name: np.asarray(rollout.extras[name]) for name in _OF_GAMES if name in rollout.extras}
-        mask, terminated, contiguous, count = flags
+        mask, contiguous, count = flags
         if self._who and self._who.by_number:  # beside the number of the game
             obs, last_obs = obs[OBS], last_obs[OBS]
         if goes_on is not None:
             contiguous = np.full_like(contiguous, goes_on)
         rows = np.full(mask.shape[1], len(mask)) if count is None else count
         self._cut(contiguous & (mask[0] | (rows == 0)))
-        per_column = (mask, terminated, record["truncated"], record["reward"], record["length"], columns, games)
+        per_column = (
+            mask,
+            record["terminated"],
+            record["truncated"],
+            record["reward"],
+            record["length"],
+            columns,
+            games,
+        )
         for kind, own in enumerate(self._own):
             seen = [tree[kind] if self._by_kind else tree for tree in (obs, action, last_obs)]
             block = (seen[0], seen[1], jax.tree.map(lambda x, own=own: x[:, own], per_column))

@@ -189,7 +189,7 @@ def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | 
     learns = jnp.arange(num_agents)[None] == seat[:, None]  # [G, A]
     split = lambda x: x.reshape(steps, games, num_agents)
     of_mine = lambda x: jnp.take_along_axis(split(x), seat[None, :, None], -1)[..., 0]
-    ended = of_mine((rollout.terminated | record["truncated"]) & rollout.mask)
+    ended = of_mine((record["terminated"] | record["truncated"]) & rollout.mask)
     counts = ended & (of_mine(rollout.extras[LEAGUE]) == league.since)
     mine = of_mine(record["episode_return"])
     best = jnp.where(learns, -jnp.inf, split(record["episode_return"])).max(-1)

@@ -159,6 +159,7 @@ class Session(Policies):
             learner, lines = resume.weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
+        notes += self.run.data_notes
         self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)

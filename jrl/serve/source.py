@@ -89,16 +89,13 @@ class ClientSource(FromHost):
         self.columns = jax.device_put(self.columns, device)
         if restarted.any() or steps.any():
             self.columns = self._forget(self.columns, restarted, total, steps)
-        terminated, truncated = taken.ends.terminated, taken.ends.truncated
-        if self._env.ends is not None:
-            terminated, truncated = self._env.ends(terminated, truncated)
         rows, last, carry, count = jax.device_put((taken.rows, taken.last_obs, taken.carry, taken.filled), device)
         observed, action, extras = rows
         told, leads = None, {}
         if self._env.spec.agents:
             extras = dict(extras)
             told, leads = self._games(extras.pop(STEP)), {LEADS: extras.pop(LEADS)}
-        flags = (taken.ends.reward, terminated, truncated, taken.mask)
+        flags = (taken.ends.reward, taken.ends.terminated, taken.ends.truncated, taken.mask)
         self.columns, rollout, report = self._finish(
             self.columns, (observed, action, *flags, extras), last, carry, taken.contiguous, taken.failed, told
         )

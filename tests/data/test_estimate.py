@@ -108,7 +108,7 @@ def test_the_command_prints_a_table_of_all_methods(trained, capsys):
         ({"columns": {}}, [], r"no column log_prob.*is, wis, pdis, dr need: record the data with jrl .*--methods dm"),
         ({"log_prob": 0.5}, [], r"above 0 in .*no probability is above 1: store the logarithm"),
         ({"log_prob": -np.inf}, ["--methods", "wis"], r"log_prob: [\d]+ numbers not finite .*wis needs them"),
-        ({"action": Discrete(5)}, [], r"action.* is outside Discrete\(n=2"),
+        ({"action": Discrete(5)}, [], r"actions: expected Discrete\(n=2.*, got [2-4] in \d+ rows?, first in episode"),
         ({"action": PLANE}, [], r"has actions Box.*where the environment has Discrete.*: give data of the env"),
         ({}, ["--methods", "is,magic"], r"--methods: magic: expected one of is, wis"),
         ({}, ["--gamma", "2"], r"--gamma: expected a number in \[0, 1\], got 2"),

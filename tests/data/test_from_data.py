@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from jrl import data, registry, spaces
+from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError
 from jrl.replay import ring
 from jrl.run import build_collect, build_data, data_sets
 from jrl.run.session import Session
 from jrl.settings import config
-from jrl.types import Box, Discrete, element
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -150,6 +151,99 @@ def test_actions_of_the_environment_become_those_of_the_policy(tmp_path):
     as_they_are = run_config(str(tmp_path / "set"), "data.actions_in_input_normalized=true", algo={"name": "sac"})
     (raw,) = data_sets.read(as_they_are, None).train.values()
     np.testing.assert_allclose(raw.action, given.action, rtol=1e-6)
+
+
+BOUNDS = [(-1, 3), (-1, 0), (-3, 1), (0, 1), (-1, 1), (2, 2), (-2, np.inf), (-1, np.inf), (-np.inf, np.inf), (0.1, 0.3)]
+
+
+@pytest.mark.parametrize("where", ["one box", "an element each", "a tree"])
+@pytest.mark.parametrize("clip", [True, False])
+def test_actions_of_a_data_set_are_what_the_policy_would_have_chosen(where, clip):
+    """Whatever the bounds: the environment's transform of the prepared actions gives the recorded ones again."""
+    low, high = np.array(BOUNDS).T.astype(np.float32)
+    if where == "one box":
+        each = [Box((2,), "float32", float(a), float(b)) for a, b in BOUNDS]
+    elif where == "an element each":
+        each = [Box((len(BOUNDS),), "float32", tuple(map(float, low)), tuple(map(float, high)))]
+    else:
+        parts = tuple((f"{i}", Box((), "float32", float(a), float(b))) for i, (a, b) in enumerate(BOUNDS))
+        each = [Dict((("box", Dict(parts)), ("choice", Discrete(3, "int32"))))]
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        if isinstance(leaf, Discrete):
+            return rng.integers(0, leaf.n, 8)
+        first, last = (np.clip(b, -5, 5) for b in leaf.bounds())
+        return (first + (last - first) * rng.random((8, *leaf.shape))).astype(np.float32)
+
+    for space in each:
+        cfg = run_config("x", f"env.clip_actions={str(clip).lower()}", algo={"name": "bc"})
+        taken = spaces.of_leaves(space, [draw(leaf) for _, leaf in spaces.leaves(space)])
+        episode = data.Episode(np.zeros((9, 1), np.float32), taken, np.zeros(8), True, False, {"log_prob": np.zeros(8)})
+        held = data.of_episodes(Box((1,)), space, [episode])
+        chosen, to_env = action_transform(space, normalize=True, clip=clip)
+        spec = EnvSpec(Box((1,)), chosen, 1, None, None if chosen == space else space)
+        ready = data_sets.prepared(cfg, held, spec)
+        steps = jax.tree.map(lambda x: x[:-1], ready.action)
+        again = steps if to_env is None else to_env(steps)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, taken)
+        for (_, leaf), x in zip(spaces.leaves(chosen), jax.tree.leaves(steps), strict=True):
+            if isinstance(leaf, Box):
+                assert (x >= leaf.bounds()[0] - 1e-5).all() and (x <= leaf.bounds()[1] + 1e-5).all()
+        assert np.isfinite(ready.columns["log_prob"]).all()
+
+
+VALUES = {  # the space of the environment, what the file has, and what it becomes: a dtype, or the number that is wrong
+    "floats": (Discrete(3, "int64"), [0.0, 2.0, 1.0], "int32"),
+    "fractions": (Discrete(3, "int64"), [0.0, 0.6, 1.6], "got 0.6 in 2 rows, first in episode 0, step 1"),
+    "too large": (Discrete(3, "int64"), [0.0, 4.0, 8.0], "got 4.0 in 2 rows, first in episode 0, step 1"),
+    "below": (Discrete(3, "int64"), [0, -1, 1], "got -1 in 1 row, first in episode 0, step 1"),
+    "NaN": (Discrete(3, "int64"), [0, 1, np.nan], "got nan in 1 row, first in episode 0, step 2"),
+    "bools": (Discrete(2, "int64"), [True, False, True], "int32"),
+    "one axis more": (Discrete(3, "int64"), [[0], [2], [1]], "int32"),
+    "one axis less": (Box((1,), "float32", -1.0, 1.0), [0.5, 0.2, 0.1], "float32"),
+    "several": (MultiDiscrete((2, 3), "int64"), [[1.0, 2.0], [0.0, 0.0], [1.0, 2.5]], r"got \[1.0, 2.5\] in 1 row"),
+    "bits": (MultiBinary((2,)), [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], r"got \[0.0, 2.0\] in 1 row"),
+}
+
+
+@pytest.mark.parametrize("as_observation", [False, True])
+@pytest.mark.parametrize("case", VALUES)
+def test_numbers_are_read_by_the_space_and_not_by_the_dtype_of_the_file(case, as_observation):
+    space, given, expected = VALUES[case]
+    given = np.array(given)
+    if as_observation:
+        held = of_arrays(np.concatenate([given, given[:1]]), np.zeros(3, int))
+        spec = EnvSpec(data_sets.narrow(space), Discrete(2), 1, None)
+    else:
+        held = of_arrays(np.zeros((4, 1), np.float32), given)
+        spec = EnvSpec(Box((1,)), data_sets.narrow(space, action=True), 1, None)
+    cfg = run_config("x", algo={"name": "bc"})
+    if "got" in expected:
+        with pytest.raises(InputError, match=f"(observations|actions): expected {type(space).__name__}.*{expected}"):
+            data_sets.prepared(cfg, held, spec)
+        return
+    found = data_sets.prepared(cfg, held, spec)
+    x, leaf = (found.obs, spec.observation) if as_observation else (found.action, spec.action)
+    assert x.dtype == leaf.dtype and x.shape[1:] == leaf.shape
+    np.testing.assert_array_equal(x[:3].reshape(-1), given.reshape(-1).astype(x.dtype))
+
+
+def of_arrays(obs, action):
+    """One episode of arrays as a file has them, whose spaces are of their dtypes."""
+    space = Box(action.shape[1:], action.dtype.name)
+    return data.of_episodes(
+        Box(obs.shape[1:], obs.dtype.name), space, [data.Episode(obs, action, np.zeros(len(action)), True, False)]
+    )
+
+
+@pytest.mark.parametrize(("name", "given"), [("uint8", 300), ("uint8", 0.25), ("int32", 2**40), ("float32", 1e300)])
+def test_observations_that_a_cast_would_change_are_refused(name, given):
+    obs = np.zeros((4, 1), np.asarray(given).dtype)
+    obs[2] = given
+    spec = EnvSpec(Box((1,), name), Discrete(2), 1, None)
+    with pytest.raises(InputError, match=r"observations: expected Box.*, got .* in 1 row, first in episode 0, step 2"):
+        data_sets.prepared(run_config("x", algo={"name": "bc"}), of_arrays(obs, np.zeros(3, int)), spec)
 
 
 def test_what_observations_tell_of_earlier_steps(written):

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,8 +12,12 @@ import stores
 from PIL import Image
 
 from jrl import data
+from jrl.data.__main__ import main as command
+from jrl.data.findings import findings
 from jrl.data.formats import gymnasium_json
 from jrl.errors import InputError
+from jrl.run.session import Session
+from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 h5py = pytest.importorskip("h5py")
@@ -363,6 +368,77 @@ def test_rows_that_do_not_join_are_cuts(tmp_path):
     assert store.lengths().tolist() == [3, 4, 2] and not store.truncated.any()
     (note,) = store.notes
     assert note.startswith("at 1 place the next observation is not that of the following step: the episode was cut")
+
+
+@pytest.mark.parametrize("rounding", [1e-9, -6e-8, np.float32])
+def test_next_observations_that_differ_by_rounding_are_the_following_ones(tmp_path, rounding):
+    """Stored as float32 beside float64, or computed twice."""
+    obs = np.random.default_rng(0).normal(size=(40, 3)) * [1, 1e-3, 1e4]
+    obs[5], obs[6, 0], obs[7] = 0.0, np.nan, np.inf
+    following = np.concatenate([obs[1:], obs[:1]])
+    following = following.astype(np.float32) if rounding is np.float32 else following + np.multiply(rounding, [1, 1e-3, 1e4])
+    ends = {"rewards": np.zeros(40), "terminals": np.zeros(40, bool), "timeouts": np.arange(40) % 20 == 19}
+    path = flat_file(
+        tmp_path / "x.hdf5", observations=obs, actions=np.zeros((40, 1)), next_observations=following, **ends
+    )
+    store = data.read(path)
+    assert store.lengths().tolist() == [20, 20] and store.notes == ()
+    following[10, 1] += 1e-5  # not a rounding of a number of 1e-3
+    with h5py.File(path, "r+") as file:
+        file["next_observations"][...] = following
+    store = data.read(path)
+    assert store.lengths().tolist() == [11, 9, 20] and "episode was cut there" in store.notes[0]
+
+
+def pendulum_file(path, timeouts, *, following=False):
+    """4,000 random steps of Pendulum, whose episodes have 200, with timeouts that `timeouts` makes of the true ones."""
+    import gymnasium
+
+    env, rng = gymnasium.make("Pendulum-v1"), np.random.default_rng(0)
+    rows = []
+    for e in range(20):
+        obs, _ = env.reset(seed=e)
+        for _ in range(200):
+            action = rng.uniform(-2, 2, 1).astype(np.float32)
+            after, reward, *_ = env.step(action)
+            rows.append((obs, action, reward, after))
+            obs = after
+    obs, action, reward, after = map(np.array, zip(*rows, strict=True))
+    step = np.arange(len(obs))
+    return flat_file(
+        path, observations=obs, actions=action, rewards=reward, terminals=np.zeros(len(obs), bool),
+        timeouts=timeouts(step % 200 == 199), next_observations=after if following else None,
+    )  # fmt: skip
+
+
+ENDS = {  # what is made of the true timeouts, and what is found
+    "right": (lambda x: x, ""),
+    "none": (np.zeros_like, "ends of episodes may be missing"),
+    "late": (lambda x: np.roll(x, 1), "timeouts seem to be marked a row too late"),
+    "early": (lambda x: np.roll(x, -1), "timeouts seem to be marked a row too early"),
+}
+
+
+@pytest.mark.parametrize("following", [False, True])
+@pytest.mark.parametrize("case", ENDS)
+def test_ends_in_other_rows_are_found_by_the_jumps_of_observations(tmp_path, capsys, case, following):
+    timeouts, expected = ENDS[case]
+    path = pendulum_file(tmp_path / "x.hdf5", timeouts, following=following)
+    found = [finding for finding in findings(data.read(path)) if finding.kind == "ends in other rows"]
+    if following and case == "none":
+        expected = ""  # the reader cuts there, and notes it
+    if following and case in ("late", "early"):
+        expected = "a row too early or too late"
+    assert len(found) == bool(expected)
+    assert not found or (re.search(r"\d+ (of|steps inside of) ", found[0].what) and expected in found[0].mend)
+    assert command(["inspect", str(path)]) == 0
+    assert expected in capsys.readouterr().out
+    if not expected:
+        return
+    cfg = {"algo": {"name": "bc"}, "data": {"input": str(path)}, "run": {"log": []}, "stop": {"updates": 1}}
+    with Session(config.load(cfg), endless=True) as session:
+        said = session.start()
+    assert any(str(path) in line and expected in line for line in said)
 
 
 def test_an_episode_of_a_single_cut_row_goes(tmp_path):

@@ -98,6 +98,36 @@ def test_a_mix_has_its_shares(ppo, dqn, tmp_path):
     np.testing.assert_allclose(log_prob[played == "random"], -np.log(2), rtol=1e-6)
 
 
+WAYS = {  # to step the same environment
+    "in a program": ["backend=jax"],
+    "here": ["backend=gymnasium"],
+    "in processes": ["backend=gymnasium", "remote_worker_envs=true"],
+    "as they are ready": ["backend=gymnasium", "remote_worker_envs=true", "batch_wait_ms=1"],
+    "by EnvPool": ["backend=envpool"],
+}
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    core = {"hidden": [8], "core": {"name": "lstm", "size": 8}}
+    return trained(tmp_path_factory.mktemp("runs") / "lstm", {**RUN, "network": core})
+
+
+# the ways to act in a program have tests of their own
+@pytest.mark.parametrize(
+    ("way", "how"), [*((way, []) for way in WAYS), ("here", ["--greedy"]), ("here", ["--epsilon=0.5"])], ids=str
+)
+def test_every_player_plays_in_every_way_to_step(ppo, dqn, memory, tmp_path, way, how):
+    settings = [f"--set=env.{setting}" for setting in WAYS[way]]
+    store = recorded(tmp_path / "x", ppo, dqn, memory, "--random=0.25", "--steps=160", *how, *settings)
+    source = store.labels["source"]
+    for name in (str(ppo), str(dqn), str(memory), "random"):
+        assert 40 <= store.lengths()[source == name].sum() < 44
+    assert store.observation.shape == (4,) and set(np.unique(store.action)) == {0, 1}
+    assert ("log_prob" in store.columns) == ("--epsilon=0.5" not in how)  # of memory and epsilon it is not known
+    assert (store.lengths() == store.returns()).all()  # CartPole's rewards are 1
+
+
 def test_random_actions_need_no_run(tmp_path, capsys):
     store = recorded(tmp_path / "r", "--env=Pendulum-v1", "--random=1", "--steps=500", "--set=env.backend=jax")
     assert store.meta["actions"] == "normalized" and store.action_space == Box((1,), "float32", -1.0, 1.0)
@@ -131,7 +161,7 @@ def rollout(mask, done, count=None, contiguous=True):
     column = lambda x, dtype: jnp.asarray(x, dtype)[:, None]
     flags = {"terminated": column(done, bool), "truncated": column(np.zeros(steps), bool), "mask": column(mask, bool)}
     record = {
-        "reward": column(np.ones(steps), np.float32), "truncated": flags["truncated"],
+        "reward": column(np.ones(steps), np.float32), **{name: flags[name] for name in ("terminated", "truncated")},
         "failed": column(np.zeros(steps), bool), "length": column(np.arange(1, steps + 1), np.int32),
     }  # fmt: skip
     return Rollout(

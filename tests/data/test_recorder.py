@@ -55,11 +55,13 @@ MEMORY = {"network": {"core": {"name": "lstm", "size": 8}, "use_prev_action": Tr
 WHOLE = {"rollout": {"batch_mode": "complete_episodes"}, "env": {"horizon": 10}}
 READY = {"env": {"batch_wait_ms": 1, "remote_worker_envs": True}}
 RUNNERS, ASYNC = {"env_runners": {"num": 2}}, {"rollout": {"mode": "async"}}
+# what is written is what happened, whatever the learner makes of it
+NO_ENDS, ENDS_ALONE = {"env": {"no_done_at_end": True}}, {"env": {"no_done_at_end": False}}
 CASES = {
     "PPO": (PPO, {"algo": {"normalize_obs": True}}),
-    "PPO, memory, whole episodes": (PPO, MEMORY, WHOLE),
-    "SAC, a thread": (SAC, ASYNC),
-    "PPO, workers that do not wait": (PPO, READY),
+    "PPO, memory, whole episodes": (PPO, MEMORY, WHOLE, ENDS_ALONE),
+    "SAC, a thread": (SAC, ASYNC, NO_ENDS),
+    "PPO, workers that do not wait": (PPO, READY, ENDS_ALONE),
     "PPO, asynchronous runners": (PPO, RUNNERS, ASYNC),
     "SAC, runners, whole episodes": (SAC, RUNNERS, WHOLE),
 }

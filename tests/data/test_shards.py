@@ -11,7 +11,7 @@ import stores
 
 from jrl import data
 from jrl.errors import InputError
-from jrl.types import Box
+from jrl.types import Box, Discrete
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -31,8 +31,12 @@ def test_several_files_are_one_array_that_is_not_copied(tmp_path):
         assert x.base is None and len(x) == found.num_rows  # np.concatenate gives such, too: see the next
     parts = [np.arange(6.0)[:4], np.arange(6.0)[4:]]
     whole = np.arange(6.0)
+    one = data.of_episodes(
+        Box((1,)), Discrete(2), [data.Episode(np.zeros((4, 1)), np.zeros(3, int), np.zeros(3), False, True)]
+    )
     stores_of = lambda arrays: [
-        dataclasses.replace(given.take(np.array([1])), reward=x, offsets=np.array([0, len(x)])) for x in arrays
+        dataclasses.replace(one.map_rows(lambda y, x=x: y[: len(x)]), reward=x, offsets=np.array([0, len(x)]))
+        for x in arrays
     ]
     assert data.concatenated(stores_of([whole[:4], whole[4:]])).reward is whole
     for apart in (parts, [whole[4:], whole[:4]], [whole[:3], whole[4:]], [whole[:2], whole[2:4]]):
@@ -87,10 +91,10 @@ BAD = {
     "header": (lie, "reward.npy has 80 bytes of numbers, where its shape needs 80000000"),
     "missing": (lambda p: anew(p, reward=None), "x.npz is damaged .'reward'"),
     "objects": (lambda p: anew(p, reward=np.array([{}])), "reward.npy has objects, which are not read"),
-    "rows": (lambda p: anew(p, reward=np.zeros(3)), "offsets of 5 episodes do not fit arrays of"),
-    "ends": (lambda p: anew(p, terminated=np.zeros(3, bool)), "not as many ends and labels"),
-    "offsets": (lambda p: anew(p, offsets=np.arange(6)), "offsets of 5 episodes do not fit"),
-    "shape": (lambda p: anew(p, obs=np.zeros((20, 9))), r"obs has the shape \(20, 9\), where the space says \(3,\)"),
+    "rows": (lambda p: anew(p, reward=np.zeros(3)), r"reward: expected the shape \(20,\), got \(3,\)"),
+    "ends": (lambda p: anew(p, terminated=np.zeros(3, bool)), r"terminated: expected the shape \(5,\), got \(3,\)"),
+    "offsets": (lambda p: anew(p, offsets=np.arange(6)), "offsets: expected to begin at 0 and to rise by 2 or more"),
+    "shape": (lambda p: anew(p, obs=np.zeros((20, 9))), r"obs: expected the shape \(20, 3\), got \(20, 9\)"),
     "no JSON": (lambda p: anew(p, **{"about.json": b"{"}), "x.npz is damaged"),
     "not ours": (lambda p: anew(p, **{"about.json": None}), "is no data set of jrl's: about.json in it should say"),
     "no zip": (lambda p: p.write_text("x"), "x.npz is damaged .File is not a zip file"),

@@ -220,6 +220,12 @@ def test_frames_of_the_package_lz4_are_read(name):
     assert lz4.decompress(frame(name)) == CONTENT
 
 
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_of_more_content_than_there_is_room_are_refused(name):
+    with pytest.raises(ValueError, match=r"LZ4: .*larger than the memory takes"):
+        lz4.decompress(frame(name), len(CONTENT) // 2)
+
+
 @pytest.mark.parametrize("size", [0, 1, 15, 1000, 2**22, 2**22 + 1])
 def test_frames_come_back(size):
     content = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8).tobytes()

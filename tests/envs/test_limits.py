@@ -44,8 +44,8 @@ def act(actor, obs, carry, key, explore=True):
     return ActOut(jnp.zeros(obs.shape[:1], jnp.int32), carry, {})
 
 
-def collect(env, length=8):
-    source = sources.make(env, act, key=jax.random.key(0), length=length)
+def collect(env, length=8, **options):
+    source = sources.make(env, act, key=jax.random.key(0), length=length, **options)
     try:
         rollout, report = source.next(jnp.zeros(()), jax.random.key(1))
     finally:
@@ -115,6 +115,19 @@ def test_no_done_at_end_alone():
         assert rollout.truncated[:, 0].tolist() == [False] * 4 + [True] + [False] * 3
         assert rollout.mask[:, 0].tolist() == [True] * 5 + [False] + [True] * 2
     assert flags(None) is None
+
+
+@pytest.mark.parametrize("no_done", [None, False, True])
+@pytest.mark.parametrize("kind", ["gymnasium", "ready_workers", "jax"])
+def test_a_record_has_the_ends_of_the_environment_whatever_the_learner_is_told(kind, no_done):
+    rollout, _ = collect(make(kind, horizon=3, no_done_at_end=no_done), record=True)
+    own = rollout.extras["record"]
+    assert own["terminated"][:, 0].any() < own["truncated"][:, 0].any()  # the horizon ends episodes of the first,
+    assert own["truncated"][:, 1].any() < own["terminated"][:, 1].any()  # and the second ends by itself
+    ended = own["terminated"] | own["truncated"]
+    learner = {None: own["truncated"], False: np.zeros_like(ended), True: ended}[no_done]
+    np.testing.assert_array_equal(np.asarray(rollout.truncated) & rollout.mask, learner & rollout.mask)
+    np.testing.assert_array_equal(rollout.terminated | rollout.truncated, ended)
 
 
 @pytest.mark.parametrize("kind", ["gymnasium", "workers", "jax"])

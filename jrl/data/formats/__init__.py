@@ -6,12 +6,13 @@ files are better read together, as their episodes go on from one to the next, `r
 `read(directory)` and `write(store, directory, compress)`. What reads executes nothing that stands in a file.
 """
 
+import contextlib
 import dataclasses
 import glob
 import importlib
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _MODULES = {
 NAMES = tuple(_MODULES)
 _SETS = Path("runs", "data")  # where shipped configs look for theirs
 _MAKER = Path(__file__).parents[3] / "scripts" / "make_data.py"  # makes those; an installed package has no scripts
+_LONGEST = 900  # characters of a line of an error
 OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
@@ -57,11 +59,39 @@ def read(
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise InputError("data: no path is given")
-    stores = [store for name in given for store in _stores(located(name), format)]
-    store = concatenated(stores)
+    stores = []
+    for name in given:
+        with _total(name):
+            stores += _stores(located(name), format)
+    with _total(given[0]):
+        store = concatenated(stores)
     name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
     store = store if store.meta.get("path") == name else _named(store, name)
     return store.where(where) if where else store
+
+
+@contextlib.contextmanager
+def _total(name: str | Path) -> Iterator[None]:
+    """Turns whatever reading raises into one InputError with lines of a bounded length.
+
+    Files may be damaged in ways that neither a reader nor its library has thought of: readers raise InputError where
+    they know better what is wrong, and the rest ends here.
+    """
+    try:
+        yield
+    except InputError as e:
+        raise InputError(*map(_shortened, e.errors)) from e
+    except Exception as e:
+        what = _shortened(str(e).strip("\"'") or type(e).__name__, 300)
+        mend = "fetch it again, or write it anew"
+        if isinstance(e, OSError) and e.strerror:
+            what, mend = e.strerror, "see whether the path exists and may be read"
+        raise InputError(_shortened(f"data: {name} is damaged, or cannot be read ({what}): {mend}")) from e
+
+
+def _shortened(text: str, most: int = _LONGEST) -> str:
+    """Returns a text without its middle where it is long: the start names the file, and the end the fix."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def _named(store: EpisodeStore, name: str) -> EpisodeStore:
@@ -91,8 +121,8 @@ def _instead(path: Path) -> str:
 
 def files(path: Path, kind: Any) -> list[Path]:
     """Returns the files of a format, given its module: the path itself, or those in the directory, by name."""
-    if path.is_file():
-        return [path]
+    if not path.is_dir():  # neither a device nor a pipe is a file, and reading one might not end
+        return [path] if path.is_file() else []
     found = [p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
     if not found and getattr(kind, "NESTED", False):
         found = [p for p in path.rglob("*") if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, hdf5, transitions, whole
+from jrl.data.formats import about, hdf5, size, transitions, whole
 from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
 from jrl.errors import InputError
 
@@ -32,7 +32,7 @@ def read_file(path: Path) -> EpisodeStore:
     with hdf5.opened(path) as file:
         flat, columns = _arrays(file, path)
         own = json.loads(file["metadata"].attrs.get(_OWN, "null")) if "metadata" in file else None
-        labels = {n: x.asstr()[()].astype(str) if x.dtype.kind == "O" else x[()] for n, x in _group(file, _LABELS)}
+        labels = {n: _label(x, f"data: {path}: label {n}") for n, x in _group(file, _LABELS)}
         known = about.read(own) if own else None
     known = known or _guessed(flat)
     _check_shapes(path, flat, known)
@@ -75,6 +75,11 @@ def _guessed(flat: dict[str, np.ndarray]) -> about.About:
     return about.About(observation, action, {"source": "D4RL's format"}, ())
 
 
+def _label(found: Any, where: str) -> np.ndarray:
+    given = hdf5.array(found)
+    return size.texts([str(x, "utf-8") for x in given.reshape(-1)], where) if given.dtype.kind == "O" else given
+
+
 def _group(file: Any, name: str) -> Any:
     return file[name].items() if name in file else ()
 
@@ -99,7 +104,11 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
         *(n for n in ("timeouts", "next_observations") if n in file),
         *([_LAST] if _LAST in file else []),
     ]
-    flat = {name: np.asarray(file[name][()]) for name in names}
+    if groups := [name for name in names if not hasattr(file[name], "dtype")]:
+        raise InputError(f"data: {path}: {', '.join(groups)}: expected an array, got a group: write it anew")
+    flat = {name: hdf5.array(file[name]) for name in names}
+    if wrong := [name for name in names if flat[name].dtype.kind not in "biuf"]:
+        raise InputError(f"data: {path}: {', '.join(wrong)}: expected numbers, got another dtype: write it anew")
     if empty := [name for name in _NEEDED if not flat[name].size]:
         raise InputError(f"data: {path}: {', '.join(empty)}: there are no rows: every array needs a row for each step")
     rows = len(flat["rewards"])

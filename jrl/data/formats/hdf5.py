@@ -1,4 +1,4 @@
-"""HDF5 files: the import of h5py, and errors of a file as one."""
+"""HDF5 files: the import of h5py, the one place where files are opened, and errors of a file as one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jrl.data.formats import size
 from jrl.errors import InputError, cannot_import
 
+_ROWS = 64  # of those of lengths of their own, read at once
 _CHUNK_BYTES = 2**20  # what HDF5 keeps of a data set in memory
 
 
@@ -23,15 +25,78 @@ def h5py() -> Any:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Opens a file for reading. Raises InputError: it is no such file, or damaged where the block reads it."""
+    """Opens a file for reading, after a check of everything in it.
+
+    HDF5 can take the numbers of an array, or whole parts of a file, from other files of the reader's machine. A file
+    from another person would bring these into the data set, so all such links are refused.
+
+    Raises:
+      InputError: the file is not HDF5, is damaged where the block reads it, refers to other files, or holds more than
+        the memory takes.
+    """
     try:
         with h5py().File(path, "r") as file:
+            size.check(path, _announced(file, path))
             yield file
     except InputError:
         raise
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as e:
         why = str(e).strip("\"'")
         raise InputError(f"data: {path} is damaged, or no HDF5 file ({why}): fetch it again, or write it anew") from e
+
+
+def _announced(file: Any, path: Path) -> int:
+    """Returns the bytes of all arrays in a file, unpacked. Nothing of them is read.
+
+    Raises:
+      InputError: a link or an array refers to another place or file, or a group stands in itself.
+    """
+    module = h5py()
+    total, groups, left = 0, set(), [("", file)]
+    while left:
+        place, group = left.pop()
+        address = module.h5o.get_info(group.id).addr
+        if address in groups:
+            raise InputError(f"data: {path}: {place[:200]}: the group stands in the file twice: write the file anew")
+        groups.add(address)
+        for name in group:
+            where = f"{place}/{name}".lstrip("/")
+            if not isinstance(group.get(name, getlink=True), module.HardLink):
+                raise _refused(path, where, "a link")
+            found = group[name]
+            if isinstance(found, module.Group):
+                left.append((where, found))
+            elif isinstance(found, module.Dataset):
+                if found.external:
+                    raise _refused(path, where, "an array in another file (external storage)")
+                if found.is_virtual:
+                    raise _refused(path, where, "an array of parts of other files (a virtual data set)")
+                total += found.nbytes if found.shape is not None else 0
+    return total
+
+
+def _refused(path: Path, where: str, what: str) -> InputError:
+    return InputError(
+        f"data: {path}: {where[:200]}: expected numbers in this file, got {what}, which is not followed: write the "
+        "file anew with the arrays themselves"
+    )
+
+
+def array(found: Any) -> np.ndarray:
+    """Reads an array. Of rows with lengths of their own, such as texts, no header says how much they take together.
+
+    Raises:
+      InputError: such rows take more than the memory has.
+    """
+    if found.dtype.kind != "O" or not found.shape:
+        return np.asarray(found[()])
+    parts, taken = [], 0
+    for first in range(0, len(found), _ROWS):
+        part = found[first : first + _ROWS]
+        taken += sum(getattr(x, "nbytes", 0) or len(x) for x in part.reshape(-1) if x is not None)
+        size.check(found.file.filename, taken)
+        parts.append(part)
+    return np.concatenate(parts) if parts else np.zeros(0, object)
 
 
 def put(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:

@@ -12,21 +12,28 @@ from typing import Any
 _MAGIC = 0x184D2204
 _BLOCK = {4: 2**16, 5: 2**18, 6: 2**20, 7: 2**22}  # the code of the largest block -> its bytes
 _STORED = 1 << 31  # of a block's size: it is not compressed
-_MOST = 256  # bytes that a byte can stand for: one more in a length is 255 more of a match
+MOST = 256  # bytes that a byte can stand for: one more in a length is 255 more of a match
 _WHOLE32 = 0xFFFFFFFF
 
 
-def decompress(data: bytes) -> bytes:
-    """Returns a frame's content. Raises ValueError: it is damaged, by its checksums too, or needs a dictionary."""
+def decompress(data: bytes, most: int = 2**62) -> bytes:
+    """Returns a frame's content.
+
+    Raises:
+      ValueError: it is damaged, by its checksums too, needs a dictionary, or has more than `most` bytes.
+    """
     start, flags, block = _header(data)
     package = _package()
     if package is None:
-        return bytes(_content(data, start, flags, block))
+        return bytes(_content(data, start, flags, block, most))
+    reader = package.LZ4FrameDecompressor()
     try:
-        content, used = package.decompress(data, return_bytes_read=True)
-    except RuntimeError as e:
+        content = reader.decompress(data, max_length=min(most, 2**31 - 1) if MOST * len(data) > most else -1)
+    except (RuntimeError, EOFError) as e:
         raise ValueError(f"LZ4: {e}") from e
-    if used != len(data):
+    if not reader.eof:
+        raise ValueError("LZ4: the frame is cut off, or its content is larger than the memory takes")
+    if reader.unused_data:
         raise ValueError("LZ4: bytes stand behind the end of the frame")
     return bytes(content)
 
@@ -63,17 +70,17 @@ def _header(data: bytes) -> tuple[int, int, int]:
     end = 6 + (8 if flags & 8 else 0)
     if len(data) <= end or data[end] != xxh32(data[4:end]) >> 8 & 0xFF:
         raise ValueError("LZ4: the header of the frame is damaged")
-    if flags & 8 and int.from_bytes(data[6:14], "little") > _MOST * len(data):
+    if flags & 8 and int.from_bytes(data[6:14], "little") > MOST * len(data):
         raise ValueError("LZ4: the frame says that it has more content than its bytes can hold")
     return end + 1, flags, _BLOCK[sizes >> 4]
 
 
-def _content(data: bytes, at: int, flags: int, most: int) -> bytearray:
+def _content(data: bytes, at: int, flags: int, block_most: int, most: int) -> bytearray:
     out = bytearray()
     while size := _number(data, at):
         stored, size = bool(size & _STORED), size & ~_STORED
         block = data[at + 4 : at + 4 + size]
-        if len(block) != size or size > most:
+        if len(block) != size or size > block_most:
             raise ValueError("LZ4: a block is cut off")
         at += 4 + size
         if flags & 16:
@@ -82,7 +89,9 @@ def _content(data: bytes, at: int, flags: int, most: int) -> bytearray:
         if stored:
             out += block
         else:
-            _decode(block, out, len(out) if flags & 32 else max(0, len(out) - 2**16), len(out) + most)
+            _decode(block, out, len(out) if flags & 32 else max(0, len(out) - 2**16), len(out) + block_most)
+        if len(out) > most:
+            raise ValueError("LZ4: the content is larger than the memory takes")
     at += 4
     if flags & 4:
         _check(out, data, at)

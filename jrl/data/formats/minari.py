@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.data.formats import about, gymnasium_json, hdf5, minari_arrow, whole
+from jrl.data.formats import about, gymnasium_json, hdf5, minari_arrow, size, whole
 from jrl.data.store import Episode, EpisodeStore, of_episodes
 from jrl.errors import InputError, cannot_import
 from jrl.types import Dict, PyTree, Space, Tuple
@@ -39,7 +40,10 @@ def _data(directory: Path) -> Path | None:
     if (directory / "data" / _METADATA).is_file():
         return directory / "data"
     found = directory / _METADATA
-    return directory if found.is_file() and '"total_episodes"' in found.read_text(errors="replace") else None
+    if not found.is_file():
+        return None
+    with open(found, errors="replace") as file:
+        return directory if '"total_episodes"' in file.read(size.MOST_TEXT) else None
 
 
 # ---------------------------------------------------------------- reading
@@ -75,10 +79,12 @@ def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> about.About:
 
 def _read_metadata(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-        if not isinstance(found["total_episodes"], int) or not found["total_episodes"]:
+        found = json.loads(size.text(path))
+        if not isinstance(found["total_episodes"], int) or found["total_episodes"] < 1:
             raise ValueError("it has no episodes")
         return found
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise InputError(f"data: {path} is damaged ({e}): fetch the data set again") from e
 
@@ -134,7 +140,7 @@ def _hdf5_episodes(data: Path, metadata: dict[str, Any], known: about.About, not
                 decoded = {
                     "observations": _decoded(group["observations"], known.observation, _hdf5_leaf, notes, "_index_"),
                     "actions": _decoded(group["actions"], known.action_space, _hdf5_leaf, notes, "_index_"),
-                    **{k: group[k][()] for k in ("rewards", "terminations", "truncations")},
+                    **{k: hdf5.array(group[k]) for k in ("rewards", "terminations", "truncations")},
                 }
                 yield _episode(decoded, _flat_infos(infos), attributes, notes)
 
@@ -148,7 +154,7 @@ def _arrow_episodes(data: Path, metadata: dict[str, Any], known: about.About, no
             )
         with _of(f"data: {directory}: episode {number}"):
             table = minari_arrow.table(directory, metadata["data_format"])
-            attributes = json.loads((directory / _METADATA).read_text())
+            attributes = json.loads(size.text(directory / _METADATA))
             leaf = functools.partial(_pictures_or, minari_arrow.array)
             steps = lambda x: x[:-1]
             decoded = {
@@ -187,7 +193,7 @@ def _decoded(
 
 
 def _hdf5_leaf(node: Any, space: Any, notes: list[str]) -> np.ndarray:
-    return _pictures_or(lambda found, _: found[()], node, space, notes)
+    return _pictures_or(lambda found, _: hdf5.array(found), node, space, notes)
 
 
 def _pictures_or(array: Callable[[Any, Any], np.ndarray], node: Any, space: Any, notes: list[str]) -> np.ndarray:
@@ -197,15 +203,18 @@ def _pictures_or(array: Callable[[Any, Any], np.ndarray], node: Any, space: Any,
     if not encoded:
         return found
     notes.append(LOSSY)
-    return np.stack([_picture(bytes(row)) for row in found])
+    size.check("pictures", len(found) * math.prod(space.shape))
+    return np.stack([_picture(bytes(row), space) for row in found])
 
 
-def _picture(file: bytes) -> np.ndarray:
+def _picture(file: bytes, space: Any) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as e:
         raise InputError(f"its pictures are JPEG files: {cannot_import('PIL', e, 'pillow')}") from e
-    with Image.open(io.BytesIO(file)) as image:
+    with Image.open(io.BytesIO(file), formats=("JPEG", "PNG")) as image:
+        if (image.height, image.width) != space.shape[:2]:  # a picture of few bytes can have many more
+            raise ValueError(f"a picture of {image.height} x {image.width} for {space}")
         return np.array(image, np.uint8)
 
 
@@ -217,13 +226,18 @@ def _flat_infos(group: Any) -> dict[str, PyTree]:
             if hasattr(part, "items"):
                 yield from leaves(part, f"{path}{name}/")
             else:
-                yield f"{path}{name}", np.asarray(part[()])
+                yield f"{path}{name}", hdf5.array(part)
 
-    return {name: dict(leaves(part, "")) if hasattr(part, "items") else part[()] for name, part in group.items()}
+    return {
+        name: dict(leaves(part, "")) if hasattr(part, "items") else hdf5.array(part) for name, part in group.items()
+    }
 
 
 def _episode(found: dict[str, Any], infos: dict[str, PyTree], attributes: dict[str, Any], notes: list[str]) -> Episode:
     """Makes an episode of what a file has; infos that are no numbers for each step are left out, with a note."""
+    for name in ("rewards", "terminations", "truncations"):
+        if np.asarray(found[name]).dtype.kind not in "biuf":
+            raise InputError(f"{name}: expected numbers, got the dtype {np.asarray(found[name]).dtype}")
     reward = np.asarray(found["rewards"])
     ends = {name: np.asarray(found[name]).astype(bool) for name in ("terminations", "truncations")}
     if any(x.shape != reward.shape for x in ends.values()) or reward.ndim != 1 or not len(reward):
@@ -239,8 +253,12 @@ def _episode(found: dict[str, Any], infos: dict[str, PyTree], attributes: dict[s
         terminated=bool(ends["terminations"][-1]),
         truncated=bool(ends["truncations"][-1]),
         columns=columns,
-        labels={k: v for k, v in attributes.items() if k not in ("id", "total_steps") and isinstance(v, _LABEL)},
+        labels={k: v for k, v in attributes.items() if k not in ("id", "total_steps") and _is_label(v)},
     )
+
+
+def _is_label(x: Any) -> bool:
+    return isinstance(x, _LABEL) and (not isinstance(x, str | bytes) or len(x) <= size.LONGEST_LABEL)
 
 
 def _column(name: str, given: PyTree, steps: int, notes: list[str]) -> PyTree | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.data.formats import parquet_footer
+from jrl.data.formats import parquet_footer, size
 from jrl.errors import InputError, cannot_import
 from jrl.types import PyTree
 
@@ -46,11 +46,14 @@ def table(directory: Path, format: str) -> dict[str, Part]:
         # in this thread alone: one of pyarrow's that lets go of the map while the process ends would abort it
         if format == "parquet":
             source = BufferReader(py_buffer(parquet_footer.hidden(path)))
-            tables.append(parquet.ParquetFile(source, pre_buffer=False).read(use_threads=False))
+            file = parquet.ParquetFile(source, pre_buffer=False)
+            size.check(path, parquet_footer.announced(file.metadata))
+            tables.append(file.read(use_threads=False))
         else:
             source = BufferReader(py_buffer(_hidden(path)))
             tables.append(ipc.open_file(source, options=ipc.IpcReadOptions(use_threads=False)).read_all())
     found = concat_tables(tables)
+    found.validate(full=True)  # offsets in a damaged file point anywhere
     return {name: Part(found[name].combine_chunks()) for name in found.column_names}
 
 

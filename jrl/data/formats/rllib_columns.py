@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import lz4, numpy_pickles
+from jrl.data.formats import lz4, numpy_pickles, size
 from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of
 from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
 from jrl.errors import InputError
@@ -37,6 +37,8 @@ NEEDED = {
 }  # wrong is worse than missing
 # what follows from other columns, or says nothing of a step
 LEFT_OUT = {"prev_actions", "prev_rewards", "prev_obs", "seq_lens", "batch_indexes", UNROLL, INFOS}
+_SMALL = 2**26  # bytes that are unpacked without a look at the free memory
+_FLAT = (REWARDS, TERMINATED, TRUNCATED, DONE, T, LOGP, PROB)  # a number for each step
 _OWN = NEEDED | KEYS | LEFT_OUT
 
 
@@ -51,7 +53,8 @@ def unpacked(text: str) -> PyTree:
         frame = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as e:
         raise ValueError("it is a text, and none that RLlib packs arrays in (base64)") from e
-    return numpy_pickles.loads(lz4.decompress(frame))
+    most = _SMALL if lz4.MOST * len(frame) <= _SMALL else size.most()
+    return numpy_pickles.loads(lz4.decompress(frame, most))
 
 
 def shapes(tree: PyTree, first: int = 1) -> Any:
@@ -77,7 +80,11 @@ def store_of_columns(
       known: the spaces, if the file says them; None: they are guessed.
       meta: of the store.
     """
-    count = columns[REWARDS].size
+    if wrong := [k for k in _FLAT if k in columns and not isinstance(columns[k], np.ndarray)]:
+        raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each step, got parts by name")
+    count = len(columns[REWARDS])
+    if wrong := [k for k in _FLAT if k in columns and columns[k].size != count]:
+        raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each of {count:,} steps")
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
     if not flags:
         notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jrl.data.formats import rllib_columns as names
-from jrl.data.formats import whole
+from jrl.data.formats import size, whole
 from jrl.data.formats.transitions import numbered
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError
@@ -27,6 +27,8 @@ from jrl.types import Dict, PyTree, Space, Tuple
 
 SUFFIXES = (".json", ".json.gz", ".zip")
 _LONGEST = 2**30  # characters of a line
+_PART = 2**20  # characters after which the room is looked at again
+_OBJECTS = 16  # bytes that Python's objects take for a character of JSON, at most: a digit and a comma are a pointer
 _DEFAULT = "default_policy"  # RLlib's name of the only one
 
 
@@ -77,11 +79,16 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
 
 def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
     try:
+        read, looked_at = 0, 0
         with _opened(path) as members:
             for name, lines in members:
                 number = 0
                 while line := lines.readline(_LONGEST):
                     number += 1
+                    read += len(line)  # a compressed file may unpack to anything: no header announces how much
+                    if read > looked_at + _PART or len(line) > _PART:
+                        size.check(path, read + _OBJECTS * len(line))
+                        looked_at = read
                     if line.strip():
                         yield from _line(line, f"{name}, line {number}", left_out)
     except InputError:
@@ -140,7 +147,7 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
     for name in (k for k in given if k not in names.LEFT_OUT):
         try:
             columns[name] = _column(given[name], texts=name in (names.EPISODE, names.AGENT_ID))
-        except (ValueError, RecursionError) as e:
+        except (ValueError, TypeError, OverflowError, RecursionError) as e:
             if name in names.NEEDED or isinstance(given[name], str):
                 raise InputError(f"{where}: column {name}: {e}") from e
             left_out.add(name)
@@ -172,7 +179,7 @@ def _column(value: Any, *, texts: bool = False) -> PyTree:
     if isinstance(value, dict):
         return {name: _column(part) for name, part in value.items()}
     if texts and isinstance(value, list) and value and all(isinstance(x, str) for x in value):
-        return np.array(value)
+        return size.texts(value, "its ids")
     try:
         found = np.array(value)
     except ValueError as e:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.data.formats import parquet_footer, rllib_episodes, whole
+from jrl.data.formats import parquet_footer, rllib_episodes, size, whole
 from jrl.data.formats import rllib_columns as names
 from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.data.store import EpisodeStore
@@ -71,10 +71,15 @@ def _table(path: Path) -> Any:
     try:
         content = pyarrow.py_buffer(parquet_footer.hidden(path))
         metadata = parquet.read_metadata(pyarrow.BufferReader(content))
+        size.check(path, parquet_footer.announced(metadata))
         columns = [k for k in metadata.schema.to_arrow_schema().names if k not in names.LEFT_OUT]
         coded = [k for k in columns if k in _TEXTS]
         with parquet.ParquetFile(pyarrow.BufferReader(content), metadata=metadata, read_dictionary=coded) as file:
-            return file.read(columns)
+            found = file.read(columns)
+        found.validate(full=True)
+        return found
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, IndexError, TypeError, pyarrow.ArrowException) as e:
         raise InputError(f"data: {path} is damaged ({e}): remove it, or write it anew") from e
 
@@ -121,8 +126,8 @@ def _columns(name: str, tables: list[Any], notes: list[str]) -> tuple[dict[str, 
                 columns[column], texts[column] = _texts([part for _, part in parts])
             else:
                 columns[column] = _joined([_array(field, part) for field, part in parts])
-        except ValueError as e:
-            if column in names.NEEDED:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
+            if column in names.NEEDED or column in _TEXTS:
                 raise InputError(f"data: {name}: column {column}: {e}") from e
             notes.append(f"the column {column} was left out: {e}")
     if names.NEXT_OBS in columns and names.shapes(columns[names.OBS]) != names.shapes(columns[names.NEXT_OBS]):
@@ -145,7 +150,8 @@ def _texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     if whole_column.null_count:
         raise ValueError("some of its rows are empty")
     numbers = np.concatenate([chunk.indices.to_numpy() for chunk in whole_column.chunks]).astype(np.int64)
-    return numbers, np.array(whole_column.chunk(0).dictionary.to_pylist())
+    found = whole_column.chunk(0).dictionary.to_pylist()
+    return numbers, size.texts(found, "its ids") if found and isinstance(found[0], str) else np.array(found)
 
 
 def _array(field: Any, column: Any) -> PyTree:
@@ -162,15 +168,17 @@ def _shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
         raise ValueError(f"it has the type {name}: its rows make no array")
     try:
         found = json.loads(metadata[parquet_footer.DESCRIPTION])
-    except (ValueError, KeyError) as e:
+    except (ValueError, KeyError, RecursionError) as e:
         raise ValueError(
             "its shape was written as a pickle, as Ray 2.49 to 2.54 do: write it with a later Ray, or with "
             "RAY_DATA_ARROW_EXTENSION_SERIALIZATION_CLOUDPICKLE=0"
         ) from e
-    shape, order = (found["shape"], found.get("permutation")) if isinstance(found, dict) else (found, None)
+    shape, order = (found.get("shape"), found.get("permutation")) if isinstance(found, dict) else (found, None)
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"expected the shape of its rows in the schema, got {str(found)[:80]}")
     if order not in (None, list(range(len(shape)))):
         raise ValueError("its rows are arrays whose axes are permuted")
-    return tuple(map(int, shape))
+    return tuple(shape)
 
 
 def _rows(field: Any, chunk: Any) -> PyTree:

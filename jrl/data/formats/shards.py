@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, whole
-from jrl.data.store import EpisodeStore, concatenated
+from jrl.data.formats import about, size, whole
+from jrl.data.store import EpisodeStore, checked, concatenated
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
 
@@ -56,6 +56,8 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
       InputError: one is damaged, or none; their spaces differ.
     """
     shards = [_shard(path) for path in paths]
+    announced = sum(math.prod(h.shape) * h.dtype.itemsize for shard in shards for h in shard.heads.values())
+    size.check(paths[0] if len(paths) == 1 else paths[0].parent, announced)
     blocks: dict[str, np.ndarray] = {}  # what the rows of all shards go into
     for name in [n for n in shards[0].heads if n.startswith(_OF_ROWS)]:
         heads = [shard.heads.get(name) for shard in shards]
@@ -95,7 +97,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _shard(path: Path) -> _Shard:
     with _opened(path) as archive:
-        said = json.loads(archive.read(_ABOUT)) if _ABOUT in archive.namelist() else None
+        said = json.loads(_text(archive, path)) if _ABOUT in archive.namelist() else None
         if not isinstance(said, dict) or said.get("format") != _FORMAT:
             raise InputError(
                 f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
@@ -105,6 +107,12 @@ def _shard(path: Path) -> _Shard:
         return _Shard(path, said, {name.removesuffix(".npy"): _head(archive, name) for name in names})
 
 
+def _text(archive: zipfile.ZipFile, path: Path) -> bytes:
+    if archive.getinfo(_ABOUT).file_size > size.MOST_TEXT:
+        raise InputError(f"data: {path}: {_ABOUT} takes more than {size.MOST_TEXT} bytes: write it anew")
+    return archive.read(_ABOUT)
+
+
 def _head(archive: zipfile.ZipFile, name: str) -> _Head:
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
@@ -112,6 +120,8 @@ def _head(archive: zipfile.ZipFile, name: str) -> _Head:
         shape, fortran, dtype = read(file)
         if dtype.hasobject:
             raise ValueError(f"{name} has objects, which are not read")
+        if any(n < 0 for n in shape):
+            raise ValueError(f"{name} has the shape {shape}")
         size, needed = archive.getinfo(name).file_size - file.tell(), math.prod(shape) * dtype.itemsize
         if size != needed:
             raise ValueError(f"{name} has {size} bytes of numbers, where its shape needs {needed}")
@@ -130,9 +140,7 @@ def _read(shard: _Shard, blocks: dict[str, np.ndarray], starts: dict[str, int]) 
                 arrays[name] = np.empty(head.shape, head.dtype)
             with archive.open(f"{name}.npy") as file:
                 _read_into(arrays[name], file, head)
-        store = _store(shard.path, shard.said, arrays)
-        _check(store)
-    return store
+        return checked(_store(shard.path, shard.said, arrays))
 
 
 def _read_into(array: np.ndarray, file: IO[bytes], head: _Head) -> None:
@@ -194,17 +202,3 @@ def _column(name: str, paths: list[str], arrays: dict[str, np.ndarray]) -> PyTre
 
 def _join(name: str, path: str) -> str:
     return f"{name}/{path}" if path else name
-
-
-def _check(store: EpisodeStore) -> None:
-    """Raises ValueError: the arrays do not belong together."""
-    rows = {len(x) for x in jax.tree.leaves((store.obs, store.action, store.reward, store.columns))}
-    offsets, episodes = store.offsets, store.num_episodes
-    if offsets.ndim != 1 or episodes < 1 or offsets[0] != 0 or (np.diff(offsets) < 2).any() or rows != {offsets[-1]}:
-        raise ValueError(f"offsets of {episodes} episodes do not fit arrays of {sorted(rows)} rows")
-    if {len(x) for x in (store.terminated, store.truncated, *store.labels.values())} != {episodes}:
-        raise ValueError(f"there are {episodes} episodes, but not as many ends and labels")
-    for what, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
-        for (path, leaf), x in zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True):
-            if x.shape[1:] != leaf.shape:
-                raise ValueError(f"{_join(what, path)} has the shape {x.shape}, where the space says {leaf.shape}")

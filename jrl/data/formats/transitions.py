@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.data.store import EpisodeStore
+from jrl.data.store import EpisodeStore, array_fault
 from jrl.errors import InputError, counted
 from jrl.types import Dict, PyTree, Space, Tuple
 
@@ -26,19 +26,24 @@ class Transitions(NamedTuple):
     labels: Mapping[str, np.ndarray] = {}  # [N] each, the same for all steps of an episode
 
 
+_ROUNDING = 4 * float(np.finfo(np.float32).eps)
+
+
 def store_of(
     steps: Transitions, observation: Space, action: Space, *, meta: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> EpisodeStore:
     """Returns the episodes of a table.
 
     The rows of an episode may stand apart. It ends where they say so, where a step is missing, and where the next
-    observation of a row is not the observation of the following one: no transition becomes another one. Without next
+    observation of a row is not the observation of the following one, up to float32's rounding: no transition becomes
+    another one. Without next
     observations a true end repeats the last observation, and of any other end the last transition is left out.
 
     Raises:
-      InputError: there is no transition in it.
+      InputError: there is no transition in it, or its columns are not arrays of numbers of the same length.
     """
     name, told = meta.get("path", "the data set"), list(notes)
+    _check(steps, name)
     order = _order(steps.episode, steps.t)
     if order is not None:
         steps = _rows(steps, order)
@@ -85,6 +90,27 @@ def store_of(
         meta=dict(meta),
         notes=tuple(told),
     )
+
+
+def _check(steps: Transitions, name: str) -> None:
+    """Raises InputError: a column is not an array of numbers with a row for each step."""
+    size = len(steps.reward)
+    faults = [
+        array_fault(what, x, size, shape, kinds)
+        for what, tree, shape, kinds in (
+            ("observations", steps.obs, None, "biuf"), ("next observations", steps.next_obs, None, "biuf"),
+            ("actions", steps.action, None, "biuf"), ("rewards", steps.reward, (), "biuf"),
+            ("terminated", steps.terminated, (), "b"), ("truncated", steps.truncated, (), "b"),
+            ("episode", steps.episode, (), "iu"), ("the step in its episode", steps.t, (), "iuf"),
+            *((f"column {k}", x, None, "biuf") for k, x in steps.columns.items()),
+            *((f"label {k}", x, (), "biufUS") for k, x in steps.labels.items()),
+        )
+        for x in jax.tree.leaves(tree)
+    ]  # fmt: skip
+    if not size:
+        raise InputError(f"{name}: there is no transition in it")
+    if faults := [fault for fault in faults if fault]:
+        raise InputError(f"data: {name} is damaged: {'; '.join(faults[:8])}: write it anew")
 
 
 def numbered(*keys: np.ndarray) -> np.ndarray:
@@ -161,13 +187,24 @@ def _tell(notes: list[str], where: np.ndarray, what: str) -> None:
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN equals itself."""
+    """Returns where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN equals itself.
+
+    Floats may differ by a few roundings of float32: programs compute an observation twice, or store one copy of it in
+    another dtype. Near 0 the rounding is that of the numbers that a feature usually has.
+    """
     found = np.zeros(len(a), bool)
+    usual: Any = 0.0
+    if {a.dtype.kind, b.dtype.kind} & {"f"}:
+        some = b[:: max(1, len(b) // 2**16)].astype(np.float64)
+        usual = abs(np.where(np.isfinite(some), some, 0)).mean(0)
     for start in range(0, len(a), 2**14):  # so many that they stay in the cache
         x, y = a[start : start + 2**14], b[start : start + 2**14]
         unlike = x != y
         if unlike.any():
             unlike &= (x == x) | (y == y)
+            if x.dtype.kind == "f" or y.dtype.kind == "f":
+                with np.errstate(all="ignore"):
+                    unlike &= ~(abs(x - y) <= _ROUNDING * (np.maximum(abs(x), abs(y)) + usual))
             found[start : start + 2**14] = unlike.reshape(len(x), -1).any(1)
     return found
 

@@ -122,7 +122,7 @@ class KeyMissing(Nested):
 class IntFlag(Sound):
     def step(self, action):
         obs, reward, terminated, _, info = super().step(action)
-        return obs, reward, int(terminated), False, info
+        return obs, reward, 2 * int(terminated), False, info
 
 
 class FourValues(Sound):
@@ -173,6 +173,18 @@ class Raising(Sound):
         return 1.0
 
 
+class Fragile(Sound):
+    """Takes its lowest action, and no other extreme one."""
+
+    action_space = gymnasium.spaces.Box(-0.3, 0.1, (2,), np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        if action[0] > 0.0999:
+            raise ZeroDivisionError("at full throttle")
+        return self.moved()
+
+
 class RaisingReset(Sound):
     def reset(self, *, seed=None, options=None):
         if self.count:
@@ -218,13 +230,14 @@ PROBLEMS = {
     TooLarge: "observation is 4, outside [1, 3]: widen the space, or clip it",
     Nested: "step 6: observation['b'][",
     KeyMissing: "the first reset: observation has ['a'], but the space has ['a', 'b']",
-    IntFlag: "step 1: terminated is 0, a int: return bool(terminated)",
+    IntFlag: "step 10: terminated is 2, a int: return bool(terminated)",
     FourValues: "step 1 returned 4 values: return (observation, reward, terminated, truncated, info)",
     NoInfo: "the first reset returned no pair: return (observation, info)",
     NoSeed: "reset takes no seed: declare reset(self, *, seed=None, options=None)",
     Unseeded: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
     Shared: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
     Raising: "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
+    Fragile: "environment 0 raises in step 2: ZeroDivisionError: at full throttle (test_checker.py:",
     RaisingReset: "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
     Unmade: ": FileNotFoundError: maze.txt",
     Unsupported: "observation space Text(1, 5",

@@ -200,7 +200,8 @@ class _Runs:
             self.backend = resolve(self._id, self._asked)
             self._open = env = self._make(seed=seed)
         except InputError as e:
-            for line in e.errors:
+            for text in e.errors:  # of a function that jax traced, with the user's frames
+                line = "; ".join(part.strip() for part in text.splitlines())
                 self._found.problem(line, line)
             return None
         except Exception as e:  # as above

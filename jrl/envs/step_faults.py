@@ -234,6 +234,7 @@ NO_SEED = "reset takes no seed: declare reset(self, *, seed=None, options=None)"
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLER = os.path.join("gymnasium", "envs", "registration.py")  # calls constructors, too
+_IN_JAX = os.path.join("", "jax", "_src", "")
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -296,9 +297,16 @@ def _traced(error: BaseException) -> tuple[BaseException, list[traceback.FrameSu
         frames = [f for f in traceback.extract_tb(at.__traceback__) if not f.filename.startswith((_OURS, "<frozen"))]
         if users := [f for f in frames if not f.filename.startswith(_INSTALLED)]:
             return at, users
-        others = others or frames
+        # of an installed environment that jax traces, the line that called jax
+        others = others or [f for f in frames if _IN_JAX not in f.filename] or frames
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return error, others
+
+
+def place_of(fn: Any) -> str:
+    """Returns ` (file:line)`, where a function is defined; empty where that is not known."""
+    code = getattr(getattr(fn, "func", fn), "__code__", None)  # `func`: of a functools.partial
+    return f" ({_shown(code.co_filename)}:{code.co_firstlineno})" if code else ""
 
 
 def of_making(error: BaseException) -> tuple[str, str] | None:

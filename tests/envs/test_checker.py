@@ -312,9 +312,11 @@ def walk(*, reward=lambda left: left, obs=lambda left: left[:, None], end=lambda
         ({}, None),
         ({"reward": lambda left: jnp.log(left - 0.6)}, "reward is nan: no algorithm can learn from it"),
         ({"obs": lambda left: 2 * left[:, None]}, "outside [-1, 1]: widen the space, or clip it"),
-        ({"obs": lambda left: left}, "reset: observation of shape (2,), but the space has (2, 1)"),
-        ({"obs": lambda left: left[:, None].astype(jnp.int32)}, "observation of int32, but the space has float32"),
-        ({"end": lambda left: left}, "cannot be stepped: TypeError"),
+        ({"obs": lambda left: left}, "Definition.observe (tests/envs/test_checker.py:"),
+        ({"obs": lambda left: left}, "): expected float32 (2, 1), got float32 (2,): return arrays of the space"),
+        ({"obs": lambda left: left[:, None].astype(jnp.int32)}, "): expected float32 (2, 1), got int32 (2, 1)"),
+        ({"end": lambda left: left}, "): expected ends of bool, got float32: compare with a number"),
+        ({"reward": lambda left: left + left[7, 1]}, "test_checker.py:"),
     ],
 )
 def test_an_environment_in_jax(changed, message):
@@ -452,6 +454,6 @@ def test_trees_in_jax():
     tree = walk(obs=whole(jnp.int32))._replace(observation=parts, action=Dict((("go", Discrete(2)),)))
     assert check_env(tree, steps=30).problems == []
     (line,) = check_env(tree._replace(observe=whole(jnp.int8)), steps=30).problems
-    assert "observation['side'] of int8, but the space has int32" in line
+    assert "['side']: expected int32 (2,), got int8 (2,): return arrays of the space" in line
     line, *_ = check_env(tree._replace(observe=lambda left: {"left": left[:, None]}), steps=30).problems
-    assert "observation is a dict of ['left'], but the space has ['left', 'side']" in line
+    assert "expected {'left': float32 (2, 1), 'side': int32 (2,)}, got {'left': float32 (2, 1)}" in line

@@ -31,8 +31,9 @@ def hyperparams(cls: type) -> type:
 
     Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
     batch of configs trains one agent per value. A field whose default is itself of such a class is a subtree. All other
-    fields (sizes, flags, names) are static. The constructor raises InputError for numbers outside the ranges of their
-    annotations (`jrl.fields.bounds`); arrays and tracers are not looked at, and no tree operation is checked.
+    fields (sizes, flags, names) are static. The constructor raises InputError for values of another type than their
+    annotations (`jrl.fields.bounds`), for numbers outside the ranges of these, and for arrays and tracers in a static
+    field. Numbers in arrays and tracers are not looked at, and no tree operation is checked.
     """
     cls = dataclasses.dataclass(frozen=True)(bounds.bounded(cls))
     hints = bounds.hints(cls)
@@ -42,7 +43,8 @@ def hyperparams(cls: type) -> type:
     static = tuple(f.name for f in fields if f.name not in data)
 
     def flatten(config: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(config, name) for name in data), tuple(getattr(config, name) for name in static)
+        # names, too: jax shows both where two trees differ in them
+        return tuple(getattr(config, name) for name in data), tuple((name, getattr(config, name)) for name in static)
 
     def flatten_with_keys(config: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         leaves, aux = flatten(config)
@@ -51,7 +53,7 @@ def hyperparams(cls: type) -> type:
     def unflatten(aux: tuple[Any, ...], leaves: Any) -> Any:
         # without the constructor: what stands in a tree may be a tracer, a gradient, a product
         config: Any = object.__new__(cls)
-        for name, value in zip((*static, *data), (*aux, *leaves), strict=True):
+        for name, value in (*aux, *zip(data, leaves, strict=True)):
             object.__setattr__(config, name, value)
         return config
 

@@ -134,7 +134,7 @@ class Breaching(Plain):
         result = [self._obs(), 1.0, False, self._steps % 20 == 0, {}]
         if self._steps >= self._at:
             i, value = {
-                "reward": (1, None), "text": (1, "1"), "array": (1, np.ones(1)), "flag": (2, 0), "info": (4, None)
+                "reward": (1, None), "text": (1, "1"), "array": (1, np.ones(1)), "flag": (2, 2), "info": (4, None)
             }.get(self._what, (4, {}))  # fmt: skip
             result[i] = value
         return tuple(result[:4] if self._what == "four" and self._steps >= self._at else result)
@@ -167,6 +167,38 @@ class Panic(BaseException):
 
 
 _RAISED = {"SystemExit": SystemExit("bye"), "KeyboardInterrupt": KeyboardInterrupt(), "Panic": Panic("index")}
+
+
+class Bare:
+    """Gymnasium's methods without its class. Each step of an episode gives its flags in another form."""
+
+    observation_space, action_space, steps = Plain.observation_space, Plain.action_space, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        form = FORMS[self.steps % len(FORMS)]
+        self.steps += 1
+        return np.zeros(2, np.float32), np.float64(1.0), form(False), form(self.steps % len(FORMS) == 0), {}
+
+
+FORMS = [bool, int, float, np.bool_, np.int64, np.float32, lambda x: np.asarray(x), lambda x: np.asarray(x, np.int8)]
+
+
+class InJax(Bare):
+    """Its flags are arrays of JAX."""
+
+    def step(self, action):
+        import jax.numpy as jnp
+
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, jnp.float32(reward), jnp.asarray(terminated), jnp.asarray(truncated), info
+
+
+def two_at_once():
+    return gymnasium.make_vec("CartPole-v1", num_envs=2)
 
 
 class Unseeded(Plain):

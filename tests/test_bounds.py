@@ -114,6 +114,32 @@ def test_arrays_and_tracers_are_not_looked_at():
     assert ".lr" in paths and ".num_epochs" not in paths
 
 
+@pytest.mark.parametrize("name", algos.names())
+def test_an_array_in_a_static_field_and_a_value_of_another_type_name_the_field(name):
+    cls = algos.get_config_class(name)
+    for field in dataclasses.fields(cls):
+        hint = bounds.hints(cls)[field.name]
+        make = lambda x, field=field: cls(**{field.name: x}) and 0
+        if "float" in str(hint):
+            assert jax.eval_shape(make, 0.5) is not None
+        else:
+            words = f"^{field.name}: expected .*, got a traced array: it decides which program is made: make one for"
+            with pytest.raises(InputError, match=words):
+                jax.vmap(make)(jnp.array([1, 2]))
+            with pytest.raises(InputError, match=rf"^{field.name}: expected .*, got an array of shape \(2,\)"):
+                make(jnp.array([1, 2]))
+        if hint is not str:
+            with pytest.raises(InputError, match=f"^{field.name}: expected .*, got 'what is this'"):
+                make("what is this")
+    with pytest.raises(InputError, match="^hidden: expected .*, got a traced array"):
+        jax.vmap(lambda n: hyper.NetworkConfig(hidden=(64, n)) and 0)(jnp.array([1, 2]))
+
+
+def test_trees_that_differ_in_a_static_field_name_it():
+    with pytest.raises(ValueError, match="(?s)'num_epochs', 4.*'num_epochs', 8"):
+        jax.tree.map(lambda x, y: x, ppo.Config(), ppo.Config(num_epochs=8))
+
+
 def test_the_builder_says_the_same_words():
     with pytest.raises(InputError) as e:
         api.PPOConfig().environment("CartPole-v1").training(lr=-1.0, gamma=1.5).to_run_config()

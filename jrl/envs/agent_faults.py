@@ -8,11 +8,13 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from jrl.envs.step_faults import FLAGS, Fault, of_observation, of_reward
+from jrl.envs.step_faults import Fault, is_flag, of_observation, of_reward
 
 ALL, COMMON = "__all__", "__common__"  # keys of RLlib's dicts that are no agents
-_PARALLEL = ("observations", "rewards", "terminations", "truncations", "infos")
-_RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
+# what a reset and a step return, each a dict by agent
+RESET = ("observations", "infos")
+PARALLEL = ("observations", "rewards", "terminations", "truncations", "infos")
+RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
 SAME_SPACE = "return the same object each time, such as self.observation_spaces[agent]: its seed is lost otherwise"
 
 
@@ -33,19 +35,16 @@ def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: s
       result: what `reset` returned.
       where: when, in words.
     """
-    if not isinstance(result, tuple) or len(result) != 2:
-        yield "reset", True, f"{where} returned no pair: return (observations, infos), a dict of each by agent"
+    if (fault := of_parts(result, RESET, where)) is not None:
+        yield fault
         return
-    yield from _dicts(("observations", "infos"), result, where)
     yield from _of_agents(env.agents, possible, where)
     if not env.agents:
         yield "agents", True, f"{where}: agents is empty: put the agents into it that act first"
-    if isinstance(result[0], dict):
-        yield from _of_observations(env.observation_space, result[0], env.agents, where, "is in agents")
-    if isinstance(result[1], dict):
-        yield from _lacking("infos", result[1], env.agents, where, "infos manners")
-    for name, part in zip(("observations", "infos"), result):
-        if isinstance(part, dict) and (extra := [agent for agent in part if agent not in env.agents]):
+    yield from _of_observations(env.observation_space, result[0], env.agents, where, "is in agents")
+    yield from _lacking("infos", result[1], env.agents, where, "infos manners")
+    for name, part in zip(RESET, result):
+        if extra := [agent for agent in part if agent not in env.agents]:
             message = f"{where}: {name} has agent {extra[0]!r}, which is not in agents: leave it out"
             yield f"{name} reset manners", False, message
     yield from _of_class(env)
@@ -65,14 +64,14 @@ def of_parallel_step(
       result: what `step` returned.
       where: when, in words.
     """
-    if (fault := _of_five(result, _PARALLEL, where)) is not None:
+    if (fault := of_parts(result, PARALLEL, where)) is not None:
         yield fault
         return
     obs, reward, terminated, truncated, infos = result
     agents = list(env.agents)
     yield from _of_agents(agents, possible, where)
     over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
-    for name, part in zip(_PARALLEL[1:4], result[1:4]):
+    for name, part in zip(PARALLEL[1:4], result[1:4]):
         yield from _lacking(name, part, acted, where, name)
     yield from _lacking("infos", infos, acted, where, "infos manners")
     yield from _lacking("observations", obs, over, where, "final observation manners", "the last one of its episode")
@@ -86,7 +85,7 @@ def of_parallel_step(
         elif agent not in over and agent not in agents:
             mend = "say so in terminations or truncations on its last step"
             yield "agents", True, f"{where}: agent {agent!r} is not in agents any more, but has not ended: {mend}"
-    for name, part in zip(_PARALLEL, result):
+    for name, part in zip(PARALLEL, result):
         extra = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
         if extra:
             message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out agents that have ended"
@@ -107,11 +106,8 @@ def of_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result:
       result: what `reset` returned.
       where: when, in words.
     """
-    if not isinstance(result, tuple) or len(result) != 2:
-        yield "reset", True, f"{where} returned no pair: return (observations, infos), a dict of each by agent"
-        return
-    yield from _dicts(("observations", "infos"), result, where)
-    if not isinstance(result[0], dict):
+    if (fault := of_parts(result, RESET, where)) is not None:
+        yield fault
         return
     if not result[0]:
         yield "agents", True, f"{where}: observations is empty: give one for each agent that acts first"
@@ -134,13 +130,13 @@ def of_rllib_step(
     Args:
       waits: an agent that has not ended and has no observation waits for its turn.
     """
-    if (fault := _of_five(result, _RLLIB, where)) is not None:
+    if (fault := of_parts(result, RLLIB, where)) is not None:
         yield fault
         return
     obs, reward, terminated, truncated, _ = result
     if ALL not in terminated:
         yield ALL, True, f"{where}: terminateds has no {ALL!r}: put it there, True where the episode ends for all"
-    for name, part in zip(_RLLIB, result):
+    for name, part in zip(RLLIB, result):
         extra = set(part) - set(agents) - {ALL, COMMON}
         if extra:
             message = f"{where}: {name} has {min(extra, key=str)!r}, which is not in possible_agents: add it to them"
@@ -325,10 +321,12 @@ def _of_reset_options(env: Any) -> Iterator[Fault]:
         yield "options manners", False, "reset takes no options: PettingZoo wants reset(self, seed=None, options=None)"
 
 
-def _of_five(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
-    if not isinstance(result, tuple) or len(result) != 5:
+def of_parts(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
+    """Returns the fault that keeps a result from being read: it is not a tuple of a dict for each of `names`."""
+    if not isinstance(result, tuple) or len(result) != len(names):
         size = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        return "step", True, f"{where} returned {size}: return ({', '.join(names)}), a dict of each by agent"
+        what = "reset" if names is RESET else "step"
+        return what, True, f"{where} returned {size}: return ({', '.join(names)}), a dict of each by agent"
     return next(_dicts(names, result, where), None)
 
 
@@ -389,7 +387,7 @@ def _of_numbers(
             yield kind, True, f"{where}: agent {agent!r}: {message}"
     for name, part in flags:
         for agent, flag in part.items():
-            if type(flag) not in FLAGS:
+            if not is_flag(flag):
                 message = f"{where}: {name}[{agent!r}] is {flag!r}, a {type(flag).__name__}: put bool(...) around it"
                 yield name, True, message
 

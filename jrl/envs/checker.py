@@ -125,7 +125,8 @@ class _Runs:
 
     def __init__(self, id: str, made: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings):
         self._id, self._steps, self._num_envs, self._seed, self._found = id, steps, num_envs, seed, found
-        own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True}
+        # actions reach the environment as those of a policy do: scaled in float32, and clipped
+        own: dict[str, Any] = {"normalize_actions": True, "clip_actions": True, "host": True}
         own["on_failure"] = OnFailure(check_steps=0)
         self._make = functools.partial(make, id, num_envs=num_envs, **made, **own)
         self._asked, self.backend = made["backend"], ""
@@ -199,7 +200,8 @@ class _Runs:
             self.backend = resolve(self._id, self._asked)
             self._open = env = self._make(seed=seed)
         except InputError as e:
-            for line in e.errors:
+            for text in e.errors:  # of a function that jax traced, with the user's frames
+                line = "; ".join(part.strip() for part in text.splitlines())
                 self._found.problem(line, line)
             return None
         except Exception as e:  # as above
@@ -268,7 +270,11 @@ class _Runs:
 
 
 def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> PyTree:
-    """Draws actions [T, B, *]; a Box's are uniform between its bounds, and normal where one is infinite."""
+    """Draws actions [T, B, *] of the space that a policy acts in.
+
+    A Box's are uniform and reach beyond its bounds, as a policy's do, so that the environment gets its extreme actions:
+    the lowest of all elements in step 1, the highest in step 2. They are normal where a bound is infinite.
+    """
     rng = np.random.default_rng(seed)
     return map_leaves(lambda leaf: _random(leaf, rng, (steps, num_envs, *leaf.shape)), space)
 
@@ -277,8 +283,10 @@ def _random(space: Leaf, rng: np.random.Generator, shape: tuple[int, ...]) -> np
     if isinstance(space, Box):
         low, high = space.bounds()
         bounded = np.isfinite(low) & np.isfinite(high)
-        within = rng.uniform(np.where(bounded, low, 0.0), np.where(bounded, high, 0.0), shape)
-        drawn = np.clip(np.where(bounded, within, rng.normal(size=shape)), low, high)
+        low, high = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
+        low, high = low - (high - low) / 8, high + (high - low) / 8
+        drawn = np.where(bounded, rng.uniform(low, high, shape), rng.normal(size=shape))
+        drawn[:1], drawn[1:2] = np.where(bounded, low, drawn[:1]), np.where(bounded, high, drawn[1:2])
         return drawn.astype(space.dtype)
     sizes = space.n if isinstance(space, Discrete) else np.asarray(getattr(space, "nvec", 2))
     return rng.integers(0, sizes, shape).astype(space.dtype)

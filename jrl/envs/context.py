@@ -155,6 +155,10 @@ def is_in_jax(found: Any) -> bool | None:
     return (result if isinstance(result, str) else getattr(result, "__name__", "")).endswith("Definition")
 
 
+class NotAnEnvironment(Exception):
+    """What was made is not one environment. `step_faults.of_making` knows the class by its name."""
+
+
 class SeveralAgents(Exception):
     """The environment that was made has several agents; the exception holds it, unless it is in another process."""
 
@@ -167,6 +171,17 @@ def has_several(env: Any) -> bool:
     """Returns whether an environment has the members of one of several agents."""
     named = any(getattr(env, name, None) for name in ("possible_agents", "_agent_ids"))
     return named or callable(getattr(env, "observation_space", None))
+
+
+NOT_ONE = "expected one environment, got {}: name the class or function of one, and set env.num_envs"
+
+
+def is_vector(found: Any) -> bool:
+    """Returns whether a class or an environment is a vector of Gymnasium, Stable-Baselines3 or EnvPool."""
+    bases = found.__mro__ if inspect.isclass(found) else type(found).__mro__
+    return any(base.__name__ in ("VectorEnv", "VecEnv", "EnvPoolMixin") for base in bases) or (
+        hasattr(found, "num_envs") and hasattr(found, "single_observation_space")
+    )
 
 
 class Maker:
@@ -194,6 +209,10 @@ class Maker:
         """Makes environment i, and does not look at it."""
         context = self._context.of(i)
         env = self._found(context) if self._by_context else self._found(**context)
+        if is_vector(env) or is_vector(getattr(env, "unwrapped", env)):
+            with contextlib.suppress(Exception):  # the vector is not needed
+                env.close()
+            raise NotAnEnvironment(NOT_ONE.format(f"a {type(env).__name__} of several"))
         with contextlib.suppress(AttributeError):  # one with __slots__
             setattr(env, _KEPT_AS, context)
         return env
@@ -206,7 +225,7 @@ class Maker:
             if not hasattr(env, name):
                 what = getattr(self._found, "__qualname__", self._found)
                 mend = ": set env.backend jax" if type(env).__name__ in DEFINITIONS else ""
-                raise TypeError(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{mend}")
+                raise NotAnEnvironment(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{mend}")
         return env if self.horizon is None else Limited(env, self.horizon, self._soft)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from jrl.envs import envpool_import, masks
 from jrl.envs import spec as spaces
@@ -358,7 +358,14 @@ def _opaque(fn: Callable) -> Callable:
         found = jax.eval_shape(flat, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
         return [jax.core.ShapedArray(x.shape, x.dtype) for x in found]
 
+    def batched(*_, **__):
+        raise InputError(
+            "jax.vmap: expected environments whose state is in the program, got EnvPool's, which live outside of it: "
+            'use those written in JAX, envs.make(..., backend="jax"), or one pool of more environments'
+        )
+
     primitive.def_abstract_eval(abstract)
+    batching.primitive_batchers[primitive] = batched
     mlir.register_lowering(primitive, mlir.lower_fun(flat, multiple_results=True))
 
     def call(*args):

@@ -348,7 +348,8 @@ class Game:
         return self.env.render()
 
     def close(self) -> None:
-        self.env.close()
+        if callable(close := getattr(self.env, "close", None)):  # one that inherits from no library may have none
+            close()
 
 
 class Maker:

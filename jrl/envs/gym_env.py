@@ -66,6 +66,8 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     except InputError as e:
         errors += e.errors
     else:
+        if found is not None and contexts.is_vector(found):
+            return [f"env.id {id}: {contexts.NOT_ONE.format('a vector of several')}"]
         if found is not None and not contexts.takes_context(found, creator=_registered(id), options=options):
             errors += contexts.option_errors(id, found, options)
     if "vectorization" in options:

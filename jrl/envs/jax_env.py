@@ -13,7 +13,9 @@ import numpy as np
 from flax import struct
 
 from jrl.envs.spec import check_action
+from jrl.envs.step_faults import place_of
 from jrl.ops import random
+from jrl.spaces import elements
 from jrl.types import Array, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
 
 ENDED = -1  # JaxState.elapsed of an environment whose next step resets
@@ -50,11 +52,22 @@ class JaxState:
 
 
 def build(definition: Definition, num_envs: int) -> JaxEnv:
-    """Makes B environments of a definition."""
+    """Makes B environments of a definition.
+
+    Raises:
+      InputError: while tracing, where the functions return other arrays than the definition says.
+    """
+
+    def observe(inner: PyTree, *given: PyTree) -> PyTree:
+        obs = definition.observe(inner, *given)
+        check_arrays(
+            f"Definition.observe{place_of(definition.observe)}", obs, elements(definition.observation, num_envs)
+        )
+        return obs
 
     def reset(key: Key, *given: PyTree) -> tuple[PyTree, PyTree]:
         inner = definition.reset(random.uniform(key, (definition.num_draws, num_envs)), *given)
-        return inner, definition.observe(inner, *given)
+        return inner, observe(inner, *given)
 
     def advance(
         inner: PyTree, action: PyTree, key: Key, fresh: Array, *given: PyTree
@@ -62,9 +75,10 @@ def build(definition: Definition, num_envs: int) -> JaxEnv:
         draws = random.uniform(
             key, (definition.num_draws, num_envs)
         )  # a row uses them to reset or to step, never for both
-        moved, reward, terminated = definition.step(inner, action, draws, *given)
-        inner = select(fresh, definition.reset(draws, *given), moved)
-        return inner, definition.observe(inner, *given), reward, terminated
+        stepped = definition.step(inner, action, draws, *given)
+        name = f"Definition.step{place_of(definition.step)}"
+        inner, reward, terminated = next_state(name, inner, fresh, definition.reset(draws, *given), stepped)
+        return inner, observe(inner, *given), reward, terminated
 
     spec = EnvSpec(definition.observation, definition.action, num_envs, definition.max_episode_steps)
     return under_contract(spec, reset, advance, task=definition.task)
@@ -111,6 +125,60 @@ def under_contract(
         return jax.tree.map(lambda x, one: x.reshape(-1, *one.shape)[0], state.task, like)
 
     return JaxEnv(spec, first, step, set_task=set_task, get_task=get_task)
+
+
+def check_arrays(name: str, given: PyTree, expected: PyTree) -> None:
+    """Raises InputError, while tracing, unless arrays have the structure, shapes and dtypes that are expected."""
+    pairs = [("", given, expected)]
+    structure: Any = jax.tree.structure
+    if structure(given) == structure(expected):
+        found = zip(jax.tree.leaves(given), jax.tree.leaves_with_path(expected), strict=True)
+        named = [(jax.tree_util.keystr(path), x, y) for x, (path, y) in found]
+        pairs = [(path, x, y) for path, x, y in named if (jnp.shape(x), jnp.result_type(x)) != (y.shape, y.dtype)]
+    if pairs:
+        mend = "return arrays of the space, for all environments at once, or change the space"
+        raise InputError(*(f"{name}{path}: expected {_arrays(y)}, got {_arrays(x)}: {mend}" for path, x, y in pairs))
+
+
+def next_state(name: str, before: PyTree, fresh: Array, begun: PyTree, stepped: Any) -> tuple[PyTree, Array, Array]:
+    """Returns state, rewards and ends of a definition's step; the state is that of a reset where `fresh` [n] holds.
+
+    Args:
+      name: of the function, for errors.
+      before, begun: states: before the step and of a reset.
+      stepped: result of the definition's step.
+    Raises:
+      InputError: while tracing, where the result has other parts, or its state other arrays.
+    """
+    if not isinstance(stepped, tuple) or len(stepped) != 3:
+        found = f"{len(stepped)} values" if isinstance(stepped, tuple) else f"a {type(stepped).__name__}"
+        raise InputError(f"{name}: expected (state, reward, end), got {found}: return all three")
+    moved, reward, end = stepped[0], *map(jnp.asarray, stepped[1:])
+    if end.dtype != bool:
+        raise InputError(f"{name}: expected ends of bool, got {end.dtype}: compare with a number, such as `x > 0`")
+    shapes = lambda tree: jax.tree.map(jnp.shape, tree)
+    fits = shapes(moved) == shapes(begun)
+    after = select(fresh, begun, moved) if fits else moved
+    dtypes = lambda tree: jax.tree.map(jnp.result_type, tree)
+    if not fits or (shapes(after), dtypes(after)) != (shapes(before), dtypes(before)):
+        raise InputError(
+            f"{name}: expected a state as reset returns it, {_arrays(begun)}, each array with an axis of environments "
+            f"first, got {_arrays(moved)}: return arrays of the same structure, shapes and dtypes"
+        )
+    return after, reward, end
+
+
+def _arrays(tree: PyTree) -> str:
+    """Describes arrays in at most 300 characters: {'x': float32 (4, 2)}."""
+    text = repr(jax.tree.map(lambda x: _Repr(f"{jnp.result_type(x)} {jnp.shape(x)}"), tree))
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+class _Repr(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def tick(elapsed: Array, limit: int | None) -> tuple[Array, Array, Array]:
@@ -167,7 +235,7 @@ def described(task: PyTree) -> PyTree:
 
 def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
     """Selects leaves [B, ...] of `on_true` where mask [B] holds, of `on_false` elsewhere."""
-    pick = lambda a, b: jnp.where(jnp.expand_dims(mask, tuple(range(1, a.ndim))), a, b)
+    pick = lambda a, b: jnp.where(jnp.expand_dims(mask, tuple(range(1, jnp.ndim(a)))), a, b)
     return jax.tree.map(pick, on_true, on_false)
 
 

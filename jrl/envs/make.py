@@ -4,9 +4,11 @@ import dataclasses
 import difflib
 import math
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from jrl import registry
@@ -34,7 +36,7 @@ from jrl.fields import schema
 from jrl.fields.bounds import Backend, renamed
 from jrl.fields.env import EnvConfig
 from jrl.host.room import check_observations
-from jrl.spaces import by_kind, leaves
+from jrl.spaces import by_kind, columns, elements, leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
 
 BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
@@ -282,12 +284,42 @@ def _in_jax(cfg: EnvConfig, state: bool) -> JaxEnv:
         return build(definition, cfg.num_envs)
 
     env = made()
+    if registry.registered(cfg.id) is not None or (cfg.id not in IN_JAX and not _is_suites(cfg.id)):
+        _trace(cfg.id, env)
     if cfg.horizon is None:
         return env
     if cfg.soft_horizon:
         return limits.soften(env, cfg.horizon)
     own = env.spec.max_episode_steps
     return env if own is not None and own <= cfg.horizon else made(max_episode_steps=cfg.horizon)
+
+
+def _trace(id: str, env: JaxEnv) -> None:
+    """Traces a reset and a step of the user's functions, without computing anything.
+
+    Raises:
+      InputError: they raise, with the user's line first, or return other arrays than the definition says.
+    """
+    what = "reset"
+    try:
+        key = jax.eval_shape(jax.random.key, 0)
+        state, _ = jax.eval_shape(env.reset, key)
+        what = "step"
+        _, result = jax.eval_shape(env.step, state, elements(env.spec.action, columns(env.spec)), key)
+    except InputError as e:
+        raise InputError(*(f"env.id {id}: {text}" for text in e.errors)) from e
+    except BaseException as e:
+        if not step_faults.own(e):
+            raise
+        mend = "jax traces it with arrays of all environments: fix that line, and try it with python -m jrl.check_env"
+        found = InputError(f"{step_faults.line(e)}{step_faults.stack(e)}\nenv.id {id}: its {what} fails: {mend}")
+        found.details = "".join(traceback.format_exception(e))
+        raise found from e
+    if result.reward.shape != (env.spec.num_envs,):
+        raise InputError(
+            f"env.id {id}: expected rewards of shape {(env.spec.num_envs,)}, got {result.reward.shape}: return one "
+            "number for each environment"
+        )
 
 
 def _check_sizes(id: str, spec: EnvSpec) -> None:

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jrl.envs.jax_env import ENDED, ends, select, tick
+from jrl.envs.jax_env import ENDED, check_arrays, ends, next_state, tick
 from jrl.envs.spec import box, check_action
+from jrl.envs.step_faults import place_of
 from jrl.ops import random
-from jrl.spaces import STATE, of_agents
+from jrl.spaces import STATE, elements, of_agents
 from jrl.spaces import columns as columns_of
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult, Tuple
 
@@ -82,9 +83,19 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         raise InputError(f"MultiDefinition.agents: expected one name or more, each once, got {agents}: mend the names")
     each = [(_of("observation", definition, agent), _of("action", definition, agent)) for agent in agents]
     observation, action_space, kinds = of_agents(each)
-    observe = definition.observe
+    of_game = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype),
+        elements(observation, tuple(map(len, kinds)) or count),
+    )
+
+    def observe(inner: PyTree) -> PyTree:
+        obs = definition.observe(inner)
+        check_arrays(f"MultiDefinition.observe{place_of(definition.observe)}", obs, of_game)
+        return obs
+
+    shown: Callable[[PyTree], PyTree] = observe
     if state:
-        observation, observe = _with_state(definition, observation, kinds)
+        observation, shown = _with_state(definition, observation, kinds, observe, num_envs)
     num_columns = num_envs * count
     limit = definition.max_episode_steps
     spec = EnvSpec(observation, action_space, num_columns, limit, agents=agents, kinds=kinds)
@@ -105,16 +116,17 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         here = present(inner)
         there = jnp.ones((num_envs, count), bool) if here is None else jnp.copy(here)
         # a copy: the caller donates state and observation, which must not share a buffer
-        obs = jax.tree.map(jnp.copy, columns(observe(inner)))
+        obs = jax.tree.map(jnp.copy, columns(shown(inner)))
         return GamesState(inner, jnp.zeros((num_envs,), jnp.int32), there), obs
 
     def step(games: GamesState, action: PyTree, key: Key) -> tuple[GamesState, StepResult]:
         check_action(spec.action, columns_of(spec), action)  # while tracing: shape and dtype
         draws = draw(key)  # an environment uses them to reset or to step, never for both
         fresh, elapsed, at_limit = tick(games.elapsed, definition.max_episode_steps)
-        moved, reward, ended = definition.step(games.inner, of_games(action), draws)
+        stepped = definition.step(games.inner, of_games(action), draws)
+        name = f"MultiDefinition.step{place_of(definition.step)}"
+        inner, reward, ended = next_state(name, games.inner, fresh, definition.reset(draws), stepped)
         reward, ended = (_checked("step", x, num_envs, count) for x in (reward, ended))
-        inner = select(fresh, definition.reset(draws), moved)
         acted, here = games.there, present(inner)
         if here is not None:
             ended = ended | ~here
@@ -125,7 +137,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         there = here & ~terminated & ~over[:, None]
         told = Several(columns(~acted), over, columns(there))
         result = StepResult(
-            columns(observe(inner)), columns(reward), columns(terminated), columns(truncated), several=told
+            columns(shown(inner)), columns(reward), columns(terminated), columns(truncated), several=told
         )
         return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
 
@@ -160,7 +172,11 @@ def _of(what: str, definition: MultiDefinition, agent: str) -> Space:
 
 
 def _with_state(
-    definition: MultiDefinition, observation: Space, kinds: tuple[tuple[int, ...], ...]
+    definition: MultiDefinition,
+    observation: Space,
+    kinds: tuple[tuple[int, ...], ...],
+    own_observe: Callable[[PyTree], PyTree],
+    num_envs: int,
 ) -> tuple[Space, Callable[[PyTree], PyTree]]:
     """Returns the observation space and function of agents that see the global view, too."""
     space, view = definition.state, definition.view
@@ -173,7 +189,8 @@ def _with_state(
     shown = tuple(with_state(own, space) for own in each)
 
     def observe(inner: PyTree) -> PyTree:
-        obs, seen = definition.observe(inner), view(inner)
+        obs, seen = own_observe(inner), view(inner)
+        check_arrays(f"MultiDefinition.view{place_of(view)}", seen, elements(space, num_envs))
         if not kinds:
             return add_state(observation, obs, seen)
         return tuple(add_state(own, x, seen) for own, x in zip(each, obs, strict=True))

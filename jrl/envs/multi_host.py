@@ -19,7 +19,8 @@ from jrl.envs.behind import index
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
 from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
-from jrl.envs.vector import Infos, Vector
+from jrl.envs.step_faults import of_making, own
+from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns
 from jrl.types import EnvSpec, InputError, PyTree, Several, StepResult, Tuple
@@ -67,7 +68,13 @@ class MultiHostEnv(OnHost):
         # games look at what they get themselves, agent by agent
         how |= {"restart_failed": on_failure.restart, "check_steps": 0}
         if cfg.remote_worker_envs:
-            maker.settle()
+            try:
+                maker.settle()
+            except BaseException as error:
+                if isinstance(error, InputError) or not own(error):
+                    raise
+                restarts = Restarts(cfg.id, cfg.num_envs, seed, options)
+                raise restarts.not_made(of_making(error), said(error)) from error
             self._vector: Any = in_workers(
                 maker, module=type(maker).__module__, step_timeout_s=on_failure.step_timeout_s, **how
             )

@@ -87,6 +87,13 @@ def _agents(env: Any, id: str) -> tuple[Any, ...]:
     )
 
 
+def _parts(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
+    """Returns a result. Raises Breach: it has other parts, whose names Python would unpack from a dict of agents."""
+    if (fault := agent_faults.of_parts(result, names, where)) is not None:
+        raise Breach(fault[2])
+    return result
+
+
 class _Base:
     waits = False
 
@@ -129,7 +136,7 @@ class Parallel(_Base):
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
         self.look(lambda: agent_faults.of_parallel_reset(self.env, self.agents, result, where))
-        obs, infos = result
+        obs, infos = _parts(result, agent_faults.RESET, where)
         self._movers = tuple(self.env.agents)
         return Turn(obs, {}, {}, {}, infos, self._movers)
 
@@ -137,7 +144,7 @@ class Parallel(_Base):
         where, result = self._stepped(), self.env.step(action)
         acted, ended = self._movers, self._ended
         self.look(lambda: agent_faults.of_parallel_step(self.env, self.agents, acted, ended, result, where))
-        obs, reward, terminated, truncated, infos = result
+        obs, reward, terminated, truncated, infos = _parts(result, agent_faults.PARALLEL, where)
         now = tuple(self.env.agents)
         over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
         # one that left without an end: a value after it can be had only from what it saw last
@@ -258,7 +265,7 @@ class Rllib(_Base):
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
         self.look(lambda: agent_faults.of_rllib_reset(self.agents, self.observation_space, result, where))
-        obs, infos = result
+        obs, infos = _parts(result, agent_faults.RESET, where)
         self._movers = tuple(agent for agent in self.agents if agent in obs)
         self._there, self._away = dict.fromkeys(self._movers), set()
         return Turn(obs, {}, {}, {}, infos, self._movers)
@@ -271,7 +278,7 @@ class Rllib(_Base):
                 self.agents, self.observation_space, acted, ended, result, where, waits=self.waits
             )
         )
-        obs, reward, terminated, truncated, infos = result
+        obs, reward, terminated, truncated, infos = _parts(result, agent_faults.RLLIB, where)
         end, cut = bool(terminated.get(ALL)), bool(truncated.get(ALL))
         flags = [{agent: bool(part.get(agent)) for agent in self.agents} for part in (terminated, truncated)]
         over = {agent for agent in self.agents if flags[0][agent] or flags[1][agent]}

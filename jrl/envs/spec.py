@@ -171,9 +171,30 @@ def _actions(what: str, space: Any, dtype: Any = None) -> Actions:
     if first.any():
         added = first.astype(dtype).reshape(1, *shape)
         return Actions(target, lambda x: x.astype(dtype).reshape(x.shape[0], *shape) + added)
+    if dtype.kind == "f" and dtype.itemsize > 4 and (narrow := _narrow(space)).any():
+        held = lambda x: np.where(narrow, np.clip(x, space.low, space.high), x).astype(dtype)
+        return Actions(target, lambda x: held(x) if isinstance(x, np.ndarray) else x.astype(dtype))
     if shape == target.shape:
         return Actions(target, lambda x: x.astype(dtype))
     return Actions(target, lambda x: x.astype(dtype).reshape(x.shape[0], *shape))
+
+
+def float32_inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the smallest and the largest float32 between bounds f64; where there is none, the first is larger.
+
+    float32(0.1) is larger than 0.1, and an environment may refuse an action beyond its bound.
+    """
+    with np.errstate(over="ignore"):  # a bound beyond the range of float32 becomes infinite
+        first, last = low.astype(np.float32), high.astype(np.float32)
+        return (
+            np.where(first < low, np.nextafter(first, np.float32(np.inf)), first),
+            np.where(last > high, np.nextafter(last, np.float32(-np.inf)), last),
+        )
+
+
+def _narrow(space: Any) -> np.ndarray:
+    first, last = float32_inside(np.asarray(space.low, np.float64), np.asarray(space.high, np.float64))
+    return first > last
 
 
 def _action_leaf(what: str, name: str, space: Any) -> tuple[Leaf, np.ndarray]:

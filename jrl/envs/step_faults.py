@@ -85,7 +85,7 @@ def _of_rest(reward: Any, terminated: Any, truncated: Any, info: Any, where: str
     for fault, message in of_reward(reward):
         yield fault, True, f"{where}: {message}"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, bool | np.bool_):
+        if not is_flag(flag):
             message = f"{where}: {name} is {_short(flag)}, a {type(flag).__name__}: return bool({name})"
             yield name, True, message
 
@@ -111,9 +111,19 @@ def of_reward(reward: Any) -> Iterator[tuple[str, str]]:
         yield "reward finite", f"reward is {number}: no algorithm can learn from it; find the division or logarithm"
 
 
+def is_flag(value: Any) -> bool:
+    """Returns whether a value is true or false: a bool, 0, 1, or an array of such a value without axes."""
+    if type(value) in FLAGS:
+        return True
+    with contextlib.suppress(Exception):  # the value may be an object of any class
+        array = np.asarray(value)
+        return array.shape == () and array.dtype.kind in "biuf" and bool((array == 0) | (array == 1))
+    return False
+
+
 def plain(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
     """Returns whether `of_step` would find nothing wrong beside the observation."""
-    if not (isinstance(info, dict) and type(terminated) in FLAGS and type(truncated) in FLAGS):
+    if not (isinstance(info, dict) and is_flag(terminated) and is_flag(truncated)):
         return False
     return type(reward) in NUMBERS or all(fault.endswith("finite") for fault, _ in of_reward(reward))
 
@@ -224,6 +234,7 @@ NO_SEED = "reset takes no seed: declare reset(self, *, seed=None, options=None)"
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLER = os.path.join("gymnasium", "envs", "registration.py")  # calls constructors, too
+_IN_JAX = os.path.join("", "jax", "_src", "")
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -286,9 +297,16 @@ def _traced(error: BaseException) -> tuple[BaseException, list[traceback.FrameSu
         frames = [f for f in traceback.extract_tb(at.__traceback__) if not f.filename.startswith((_OURS, "<frozen"))]
         if users := [f for f in frames if not f.filename.startswith(_INSTALLED)]:
             return at, users
-        others = others or frames
+        # of an installed environment that jax traces, the line that called jax
+        others = others or [f for f in frames if _IN_JAX not in f.filename] or frames
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return error, others
+
+
+def place_of(fn: Any) -> str:
+    """Returns ` (file:line)`, where a function is defined; empty where that is not known."""
+    code = getattr(getattr(fn, "func", fn), "__code__", None)  # `func`: of a functools.partial
+    return f" ({_shown(code.co_filename)}:{code.co_firstlineno})" if code else ""
 
 
 def of_making(error: BaseException) -> tuple[str, str] | None:
@@ -296,6 +314,8 @@ def of_making(error: BaseException) -> tuple[str, str] | None:
 
     A TypeError of the call itself, an argument that the constructor does not take, is told from one in its body.
     """
+    if type(error).__name__ == "NotAnEnvironment":  # a worker process has another copy of its class
+        return "id", str(error)
     if isinstance(error, ImportError):
         return "id", line(error) + mend_of_import(error)
     if "gymnasium.error" in {cls.__module__ for cls in type(error).__mro__}:

@@ -174,14 +174,15 @@ class Vector:
         except BaseException as error:
             if isinstance(error, InputError | SeveralAgents) or not own(error):
                 raise
-            raise self.restarts.not_made(of_making(error), _said(error)) from error
+            raise self.restarts.not_made(of_making(error), said(error)) from error
         self._envs = [first, *[None] * (num_envs - 1)]
         try:
             check_observations(id, sizes(first.observation_space), num_envs)
             spaces.observations(first.observation_space), spaces.actions(first.action_space)
             self.observation_space, self.action_space = first.observation_space, first.action_space
-            self.max_episode_steps = getattr(first.spec, "max_episode_steps", None)
-            self.metadata = first.metadata
+            # a class that does not inherit from gymnasium.Env may lack both
+            self.max_episode_steps = getattr(getattr(first, "spec", None), "max_episode_steps", None)
+            self.metadata = getattr(first, "metadata", None) or {}
             self._spaces = self.observation_space, self.action_space  # of those that are made
             self._allocate()
             self.infos = Infos(num_envs)
@@ -191,7 +192,7 @@ class Vector:
                     self._envs[i] = self._made(i)
                 except BaseException as error:
                     if not self._restart_failed and own(error):
-                        raise self.restarts.not_made(of_making(error), _said(error)) from error
+                        raise self.restarts.not_made(of_making(error), said(error)) from error
                     self._made_anew(i, error)
         except BaseException:
             self.close()
@@ -276,7 +277,7 @@ class Vector:
         """Makes environment i again, which raised; or raises what the run ends with."""
         self._own(i, error)
         if not self._restart_failed:
-            raise self.restarts.failure(i, _said(error)) from error
+            raise self.restarts.failure(i, said(error)) from error
         first = error
         for _ in range(ATTEMPTS):
             _close(self._envs[i])
@@ -291,7 +292,7 @@ class Vector:
             else:
                 self.restarts.done(i, "".join(traceback.format_exception(first)))
                 return
-        raise self.restarts.exhausted(i, line(error), _said(error)[2]) from error
+        raise self.restarts.exhausted(i, line(error), said(error)[2]) from error
 
     def _own(self, i: int, error: BaseException) -> None:
         """Raises what no restart mends: a Ctrl-C as it is, and a breach of the interface."""
@@ -313,7 +314,8 @@ class Vector:
         self._envs = []
 
 
-def _said(error: BaseException) -> tuple[str, str, str]:
+def said(error: BaseException) -> tuple[str, str, str]:
+    """Returns the user's line of an exception, the user's frames and the whole traceback."""
     return line(error), stack(error), "".join(traceback.format_exception(error))
 
 

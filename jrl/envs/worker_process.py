@@ -265,7 +265,9 @@ class _Worker:
             self._make = self._make or pickle.loads(self._setup["make"])
             self._env = env = self._make(self._index)
             self._around = self._begun = None
-            return env.observation_space, env.action_space, getattr(env.spec, "max_episode_steps", None)
+            # a class that does not inherit from gymnasium.Env may lack `spec`
+            limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+            return env.observation_space, env.action_space, limit
         if kind == CALL:
             self._begun = None  # what it does to the environment may show in the reset
             return pickle.loads(pickle.loads(argument))(self._env)  # the function was pickled by cloudpickle

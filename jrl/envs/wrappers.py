@@ -54,7 +54,8 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
             return Tuple(tuple(part for part, _ in parts)), of_parts
     if not isinstance(space, Box) or not (normalize or clip):
         return space, None
-    low, high = (b.astype(np.float32) for b in space.bounds())
+    low, high = spaces.float32_inside(*space.bounds())
+    high = np.maximum(low, high)  # between such bounds there is no float32: `spec.actions` clips to them
     affine = np.isfinite(low) & np.isfinite(high) & normalize
     with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
         scale = np.where(affine, (high - low) / 2, 1).astype(np.float32)

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import numbers
 import struct
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -235,6 +236,76 @@ def hints(cls: Any) -> dict[str, Any]:
     return _hints[cls]
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_number(value)
+
+
+def _decides(value: Any) -> str:
+    """Describes an array that a static value cannot be or have: one with axes, or a tracer; "" for none."""
+    if isinstance(value, tuple | list):
+        return next(filter(None, map(_decides, value)), "")
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.core.Tracer):
+        return "a traced array"
+    return f"an array of shape {tuple(value.shape)}" if _is_array(value) and len(value.shape) else ""
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Returns whether a value is of the type of its annotation. Arrays are numbers; for unknown annotations it is."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _is_of(renamed(value, hint), args[0])
+    if _is_union(hint):
+        return any(_is_of(value, one) for one in args)
+    if origin is Literal:
+        return value in args
+    if hint is int:
+        return (is_number(value) and value == value // 1) or (_is_array(value) and not value.shape)
+    if hint is float:
+        return is_number(value) or _is_array(value)
+    if hint is bool:
+        return isinstance(value, bool) or _is_array(value) or (is_number(value) and value in (0, 1))
+    if hint == Points:
+        points = isinstance(value, tuple | list)
+        return points and all(isinstance(one, tuple | list) and len(one) == 2 for one in value)
+    if origin in (tuple, list) and args:
+        inner = args[0] if args[-1] is Ellipsis or origin is list else Any
+        return isinstance(value, tuple | list) and all(_is_of(one, inner) for one in value)
+    if isinstance(hint, type):
+        return isinstance(value, {dict: Mapping}.get(hint, hint))
+    return True
+
+
+def type_fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING, *, whole: bool = True) -> str:
+    """Describes a value that is not of its field's type, or an array in a field that is static; "" for neither.
+
+    Args:
+      value, hint, key, default: as of `fault`.
+      whole: the type is looked at; False: only whether a static field has an array.
+    """
+    static = "float" not in str(hint)
+    if static and (what := _decides(value)):
+        mend = "it decides which program is made: make one for each value, and vmap over numbers that are floats"
+        return f"{key}: expected {describe(hint)}, got {what}: {mend}"
+    if not whole or value is default or _is_of(value, hint) or (value is None and not static):  # None: of in_axes
+        return ""
+    return f"{key}: expected {describe(hint)}, got {short(value)}{_offer(default)}"
+
+
+def check_types(instance: Any) -> None:
+    """Raises InputError with all values of a dataclass that are not of the types of their annotations.
+
+    Of a dataclass that is not of hyper-parameters only arrays in static fields are looked at: a config's reader has
+    looked at the types.
+    """
+    cls: Any = type(instance)
+    whole = getattr(cls, "is_hyperparams", False)
+    of = lambda field: (getattr(instance, field.name), hints(cls)[field.name], field.name, field.default)
+    found = [type_fault(*of(field), whole=whole) for field in dataclasses.fields(cls) if field.init]
+    if any(found):
+        raise InputError(*filter(None, found))
+
+
 def check(instance: Any) -> None:
     """Raises InputError with all numbers of a dataclass that are outside the ranges of their annotations."""
     cls: Any = type(instance)
@@ -247,12 +318,16 @@ def check(instance: Any) -> None:
 
 
 def bounded(cls: type) -> type:
-    """Decorates a dataclass, so that its constructor raises InputError for numbers out of range."""
+    """Decorates a dataclass, so that its constructor raises InputError for numbers out of range.
+
+    Values of another type are refused, too, where it is one of hyper-parameters: see `check_types`.
+    """
     before: Any = getattr(cls, "__post_init__", None)
     if getattr(before, "checks_bounds", False):
         return cls
 
     def __post_init__(self) -> None:
+        check_types(self)
         if before is not None:
             before(self)
         check(self)

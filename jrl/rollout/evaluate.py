@@ -11,12 +11,14 @@ import functools
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jrl.errors import EnvironmentFailed
 from jrl.metrics import episodes
 from jrl.rollout import sources
 from jrl.rollout.ray_cluster import RunnerOptions
@@ -27,6 +29,7 @@ from jrl.types import ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
 
 LENGTH = 64  # rows between two looks at who has finished
 MAX_STEPS = 1_000_000  # per environment, against environments that never end
+_LONG = 30_000  # steps without an end that are worth a warning: the longest episode of Atari has 27,000
 _POLL = 0.05  # seconds between two looks at whether an evaluation in runners is over
 
 # (rollout of numpy arrays, infos of its rows or None): sees the rows that count, block by block
@@ -70,6 +73,7 @@ class _Evaluating:
     """Knows what has ended of the latest evaluation, however many vectors of environments play it."""
 
     _tallies: Mapping[int, Tally]  # by vector
+    _warned = False
 
     def found(self) -> Evaluation:
         """Returns what of the latest evaluation has ended so far."""
@@ -83,19 +87,34 @@ class _Evaluating:
     def _take(self, index: int, block: Block, watch: Watch | None) -> None:
         """Counts a block of rows, and shows it to a watch without the rows that do not count."""
         rows, seen = block
-        counts = self._tallies[index].add(rows)
+        tally = self._tallies[index]
+        counts = tally.add(rows)
+        if tally.stalled >= _LONG and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"evaluation: no episode has ended in the last {tally.stalled:,} steps of each environment: {_MEND}; "
+                f"after {MAX_STEPS:,} steps the evaluation fails",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         if watch is not None and seen is not None:
             rollout, infos = seen
             counts = np.repeat(counts, rollout.mask.shape[1] // counts.shape[1], 1)  # of a game: of all its agents
             watch(dataclasses.replace(rollout, mask=rollout.mask & counts), infos)
 
-    def _too_long(self, max_steps: int) -> RuntimeError:
+    def _too_long(self, max_steps: int) -> EnvironmentFailed:
         """Makes the error for environments whose episodes do not end."""
         found = len(self.found().returns)
-        return RuntimeError(
-            f"evaluation: {found} of {found + self.missing} episodes ended within {max_steps} steps per environment: "
-            "give the environment a time limit (env.horizon, or env.options.max_episode_steps)"
+        return EnvironmentFailed(
+            f"evaluation: {found} of {found + self.missing} episodes ended within {max_steps:,} steps per environment: "
+            f"{_MEND}"
         )
+
+
+_MEND = (
+    "end them by env.horizon (or env.options.max_episode_steps), count timesteps by evaluation.unit, or let "
+    "evaluation.timeout_s end the evaluation"
+)
 
 
 class Player(_Evaluating):
@@ -191,7 +210,7 @@ class Player(_Evaluating):
           watches: of each vector of environments, here of the one: sees the rows that count.
           max_steps: per environment.
         Raises:
-          RuntimeError: it was not complete within `max_steps`.
+          EnvironmentFailed: it was not complete within `max_steps`, as episodes do not end.
         """
         tally = Tally(goal, self.num_envs, [] if goal.reset else self._left)
         self._tallies = {0: tally}
@@ -242,7 +261,7 @@ def evaluator(
       explore: passed to `act`.
       max_steps: per environment, against environments that never end.
     Raises (by evaluate):
-      RuntimeError: the episodes have not ended within `max_steps`.
+      EnvironmentFailed: the episodes have not ended within `max_steps`.
     """
     player = Player(env, act, carry=carry, explore=explore)
 

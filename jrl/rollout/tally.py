@@ -91,6 +91,7 @@ class Tally:
     def __init__(self, goal: Goal, num_envs: int, left: Iterable[tuple[float, int]] = ()):
         """`left`: `rest()` of the last tally, for one that goes on."""
         self._goal, self._amount, self._steps = goal, goal.amount, 0
+        self.stalled = 0  # rows since the goal last came nearer
         self._quota: list[int] | None = None  # of each environment, where each has a share
         self._found: list[list[tuple[float, int]]] = [list(left)]
         if goal.amount is not None and goal.unit == "episodes" and goal.reset:
@@ -126,7 +127,7 @@ class Tally:
 
     def add(self, rows: Rows) -> np.ndarray:
         """Takes the next block. Returns which rows count, [T, B] bool: those up to the end of the share or goal."""
-        counts = np.ones(rows.step.shape, bool)
+        counts, before = np.ones(rows.step.shape, bool), self.missing
         if self._goal.unit == "timesteps" and self._amount is not None:
             made = self._steps + np.cumsum(rows.step.sum(1))
             counts &= (np.concatenate([[self._steps], made[:-1]]) < self._amount)[:, None]
@@ -140,6 +141,7 @@ class Tally:
             found.append((float(rows.episode_return[t, b]), int(rows.length[t, b])))
             if self._quota is not None and len(found) == self._quota[b]:
                 counts[t + 1 :, b] = False
+        self.stalled = 0 if self._amount is None or self.missing < before else self.stalled + len(counts)
         return counts
 
     def result(self) -> Evaluation:

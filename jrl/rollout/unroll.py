@@ -16,8 +16,21 @@ from flax import struct
 
 from jrl import spaces
 from jrl.envs import limits
+from jrl.fields import bounds
 from jrl.metrics import episodes
-from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, Several
+from jrl.types import (
+    ActOut,
+    Algo,
+    Array,
+    EnvSpec,
+    Episodes,
+    InputError,
+    JaxEnv,
+    Key,
+    PyTree,
+    Rollout,
+    Several,
+)
 
 RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
 
@@ -68,7 +81,16 @@ def make(
       explore: passed to `act`.
       window: the latest so many episodes are reported on.
       record, count_agents: see `finish`.
+    Raises:
+      InputError: environments that are stepped from the host, or a length that is not a number of steps.
     """
+    if not isinstance(env, JaxEnv):
+        raise InputError(
+            f"unroll.make: expected environments inside a program, got {type(env).__name__}, which is stepped from the "
+            'host: make it with backend="jax", or collect with jrl.rollout.sources.make'
+        )
+    if fault := bounds.type_fault(length, int, "length") or bounds.fault(length, bounds.Count, "length"):
+        raise InputError(fault)
     num_envs = env.spec.num_envs
 
     def initial(vector) -> PyTree:

@@ -171,7 +171,7 @@ class FaultyNim(Nim):
             case "skipped" if len(self.agents) == 1:
                 self._remove(self.agents[0])
             case "flag" if self.agents:
-                self.truncations[self.agents[0]] = 0
+                self.truncations[self.agents[0]] = None
             case "stale" if self.agents:
                 self.rewards["p_9"] = 0.0
         return 0 if self._fault == "returns" else None
@@ -303,7 +303,10 @@ class Faulty(Walkers):
             case "shape":
                 obs["w_1"] = np.zeros(3, np.float32)
             case "flag":
-                terminations["w_2"] = 0
+                terminations["w_2"] = 2
+            case "forms":
+                forms = (int, float, np.asarray)
+                terminations = {agent: form(flag) for (agent, flag), form in zip(terminations.items(), forms)}
             case "reward":
                 rewards["w_2"] = "much"
             case "stays":
@@ -319,6 +322,13 @@ class Faulty(Walkers):
             case "dead reward":
                 rewards |= {"w_0": 1.0}
         return obs, rewards, terminations, truncations, infos
+
+
+class FaultyPair(Faulty):
+    """Two agents, as many as a reset returns parts, without a method close."""
+
+    possible_agents: ClassVar = ["w_0", "w_1"]
+    close = None
 
 
 class Unequal(Walkers):

@@ -22,12 +22,12 @@ def test_sound_ones_have_no_problems(name):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("pair", "returned no pair"),
+        ("pair", "the first reset returned a dict: return (observations, infos)"),
         ("stranger", "agent 'w_9' is not in possible_agents"),
         ("no observation", "observations has nothing of agent 'w_2'"),
         ("no reward", "rewards has nothing of agent 'w_1'"),
         ("shape", "agent 'w_1': observation of shape (3,)"),
-        ("flag", "terminations['w_2'] is 0"),
+        ("flag", "terminations['w_2'] is 2"),
         ("stays", "agent 'w_0' has ended, but is in agents still"),
         ("leaves", "agent 'w_1' is not in agents any more, but has not ended"),
         ("new space", "observation_space('w_0') is another object at each call"),
@@ -79,7 +79,7 @@ def test_an_agent_that_stays_after_its_end_is_a_problem():
         ("four", "last() returned a tuple, no 5 values"),
         ("vanishes", "is not in agents any more, but has not ended: set its flags"),
         ("skipped", "has ended, but was skipped: select it"),
-        ("flag", "truncations['p_0'] is 0, a int"),
+        ("flag", "truncations['p_0'] is None, a NoneType"),
         ("returns", "returned a int: step of an AECEnv returns nothing"),
     ],
 )

@@ -122,7 +122,7 @@ class KeyMissing(Nested):
 class IntFlag(Sound):
     def step(self, action):
         obs, reward, terminated, _, info = super().step(action)
-        return obs, reward, int(terminated), False, info
+        return obs, reward, 2 * int(terminated), False, info
 
 
 class FourValues(Sound):
@@ -173,6 +173,18 @@ class Raising(Sound):
         return 1.0
 
 
+class Fragile(Sound):
+    """Takes its lowest action, and no other extreme one."""
+
+    action_space = gymnasium.spaces.Box(-0.3, 0.1, (2,), np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        if action[0] > 0.0999:
+            raise ZeroDivisionError("at full throttle")
+        return self.moved()
+
+
 class RaisingReset(Sound):
     def reset(self, *, seed=None, options=None):
         if self.count:
@@ -218,13 +230,14 @@ PROBLEMS = {
     TooLarge: "observation is 4, outside [1, 3]: widen the space, or clip it",
     Nested: "step 6: observation['b'][",
     KeyMissing: "the first reset: observation has ['a'], but the space has ['a', 'b']",
-    IntFlag: "step 1: terminated is 0, a int: return bool(terminated)",
+    IntFlag: "step 10: terminated is 2, a int: return bool(terminated)",
     FourValues: "step 1 returned 4 values: return (observation, reward, terminated, truncated, info)",
     NoInfo: "the first reset returned no pair: return (observation, info)",
     NoSeed: "reset takes no seed: declare reset(self, *, seed=None, options=None)",
     Unseeded: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
     Shared: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
     Raising: "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
+    Fragile: "environment 0 raises in step 2: ZeroDivisionError: at full throttle (test_checker.py:",
     RaisingReset: "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
     Unmade: ": FileNotFoundError: maze.txt",
     Unsupported: "observation space Text(1, 5",
@@ -299,9 +312,11 @@ def walk(*, reward=lambda left: left, obs=lambda left: left[:, None], end=lambda
         ({}, None),
         ({"reward": lambda left: jnp.log(left - 0.6)}, "reward is nan: no algorithm can learn from it"),
         ({"obs": lambda left: 2 * left[:, None]}, "outside [-1, 1]: widen the space, or clip it"),
-        ({"obs": lambda left: left}, "reset: observation of shape (2,), but the space has (2, 1)"),
-        ({"obs": lambda left: left[:, None].astype(jnp.int32)}, "observation of int32, but the space has float32"),
-        ({"end": lambda left: left}, "cannot be stepped: TypeError"),
+        ({"obs": lambda left: left}, "Definition.observe (tests/envs/test_checker.py:"),
+        ({"obs": lambda left: left}, "): expected float32 (2, 1), got float32 (2,): return arrays of the space"),
+        ({"obs": lambda left: left[:, None].astype(jnp.int32)}, "): expected float32 (2, 1), got int32 (2, 1)"),
+        ({"end": lambda left: left}, "): expected ends of bool, got float32: compare with a number"),
+        ({"reward": lambda left: left + left[7, 1]}, "test_checker.py:"),
     ],
 )
 def test_an_environment_in_jax(changed, message):
@@ -439,6 +454,6 @@ def test_trees_in_jax():
     tree = walk(obs=whole(jnp.int32))._replace(observation=parts, action=Dict((("go", Discrete(2)),)))
     assert check_env(tree, steps=30).problems == []
     (line,) = check_env(tree._replace(observe=whole(jnp.int8)), steps=30).problems
-    assert "observation['side'] of int8, but the space has int32" in line
+    assert "['side']: expected int32 (2,), got int8 (2,): return arrays of the space" in line
     line, *_ = check_env(tree._replace(observe=lambda left: {"left": left[:, None]}), steps=30).problems
-    assert "observation is a dict of ['left'], but the space has ['left', 'side']" in line
+    assert "expected {'left': float32 (2, 1), 'side': int32 (2,)}, got {'left': float32 (2, 1)}" in line

@@ -3,11 +3,15 @@
 import itertools
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from env_helpers import Countdown, Stepper
 
-from jrl import envs
+from jrl import envs, errors
+from jrl.envs.jax_env import Definition
+from jrl.envs.multi_agent import MultiDefinition
 from jrl.types import Box, Discrete, InputError, JaxEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
@@ -242,3 +246,97 @@ def test_a_box_without_bounds_on_one_side_is_kept():
     env = envs.make("env_helpers:Spaces", num_envs=1, options={"observation": space})
     env.close()
     assert env.spec.observation == Box((2,), "float32", (0.0, -np.inf), (np.inf, 5.0))
+
+
+# ---------------------------------------------------------------- functions of the user's that jax traces
+
+
+def walk(fault: str = "none") -> Definition:
+    """Counts down from a draw; one function has a fault."""
+
+    def reset(draws):
+        return draws[9] + undefined if fault == "reset" else draws[0]  # noqa: F821  the fault
+
+    def step(left, action, draws):
+        match fault:
+            case "step":
+                left = shifted(left)
+            case "branch":
+                left = left - 0.1 if left > 0 else left
+            case "two":
+                return left, left
+            case "state":
+                left = (left, left)
+            case "state shape":
+                left = left.sum()
+        reward = jnp.stack([left, left]) if fault == "reward" else jnp.zeros(())
+        return left, reward, (jnp.zeros(1) if fault == "end" else jnp.zeros(1, bool))
+
+    def observe(left):
+        match fault:
+            case "observe":
+                raise KeyError("wind")
+            case "shape":
+                return left
+            case "dtype":
+                return left[:, None] > 0
+            case "tree":
+                return {"left": left[:, None]}
+        return left[:, None]
+
+    return Definition(Box((1,)), Discrete(2), None, 1, reset, step, observe)
+
+
+def shifted(left):
+    return left @ jnp.zeros((7, 2))
+
+
+def pair(fault: str = "none") -> MultiDefinition:
+    """The same for two agents, whose functions see [G, 2]."""
+    one = walk(fault)
+    both = lambda tree: jax.tree.map(lambda x: jnp.stack([x, x], 1), tree)
+
+    def step(left, actions, draws):
+        found = one.step(left, actions, draws)
+        return found if len(found) < 3 else (found[0], jnp.zeros((3, 2)), jnp.zeros((3, 2), found[2].dtype))
+
+    return MultiDefinition(
+        ("a", "b"), one.observation, one.action, None, 1, one.reset, step, lambda left: both(one.observe(left))
+    )
+
+
+LINE = r"^(tests/envs/)?test_make.py:\d+: "
+FAULTS = {
+    "reset": LINE + r"NameError: name 'undefined'(?s:.*), in reset: (?s:.*)\nenv.id .*: its reset fails: ",
+    "step": LINE + r"TypeError: dot_general(?s:.*), in step: .*\n.*, in shifted: .*\nenv.id .*: its step fails: ",
+    "branch": LINE + r"\w+: (?s:.*)\nenv.id .*: its step fails: jax traces it with arrays of all environments",
+    "observe": LINE + r"KeyError: 'wind'(?s:.*), in observe: ",
+    "two": r"Definition.step \(.*test_make.py:\d+\): expected \(state, reward, end\), got 2 values: return all three",
+    "state": r"Definition.step .*: expected a state as reset returns it, float32 \(3,\), .* got \(float32 \(3,\), f",
+    "state shape": r"Definition.step .*: expected a state as reset returns it, .* got float32 \(\): return",
+    "reward": r"expected rewards of shape \(3,\), got \(2, 3\): return one number for each environment",
+    "end": r"Definition.step .*: expected ends of bool, got float32: compare",
+    "shape": r"Definition.observe .*: expected float32 \(3, (2, )?1\), got float32 \(3(, 2)?,?\): return arrays of",
+    "dtype": r"Definition.observe .*: expected float32 \(3, (2, )?1\), got bool \(3, (2, )?1\)",
+    "tree": r"Definition.observe .*: expected float32 \(3, (2, )?1\), got {'left': float32 \(3, (2, )?1\)}",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("id", ["walk", "pair"])
+def test_a_fault_in_functions_that_jax_traces_is_found_before_a_run(id, fault):
+    if (id, fault) == ("pair", "reward"):
+        pytest.skip("`test_multi_agent` has it")
+    with pytest.raises(InputError, match=FAULTS[fault]) as e:
+        envs.make(f"test_make:{id}", num_envs=3, options={"fault": fault})
+    assert "test_make.py:" in str(e.value) or fault == "reward"
+    raised = fault in ("reset", "step", "branch", "observe")
+    assert ("Traceback" in errors.details(e.value)) == raised  # what -v shows
+
+
+def test_an_environment_of_traced_functions_without_a_fault():
+    for id, columns in (("walk", 3), ("pair", 6)):
+        env = envs.make(f"test_make:{id}", num_envs=3)
+        state, obs = env.reset(jax.random.key(0))
+        result = env.step(state, jnp.zeros(columns, jnp.int32), jax.random.key(1))[1]
+        assert obs.shape == result.obs.shape == (columns, 1) and result.reward.shape == (columns,)

@@ -287,7 +287,7 @@ def test_an_end_at_the_first_observation_and_one_without_a_last_observation():
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("pair", "the first reset returned no pair"),
+        ("pair", "the first reset returned a dict: return"),
         ("nobody", "the first reset: agents is empty"),
         ("four", "step 1 returned 4 values"),
         ("list", "step 1: rewards is a list, no dict by agent"),
@@ -295,7 +295,7 @@ def test_an_end_at_the_first_observation_and_one_without_a_last_observation():
         ("no observation", "step 1: observations has nothing of agent 'w_2', which has not ended"),
         ("no reward", "step 1: rewards has nothing of agent 'w_1'"),
         ("shape", r"step 1: agent 'w_1': observation of shape \(3,\), but the space has \(2,\)"),
-        ("flag", r"step 1: terminations\['w_2'\] is 0, a int: put bool"),
+        ("flag", r"step 1: terminations\['w_2'\] is 2, a int: put bool"),
         ("reward", "step 1: agent 'w_2': reward 'much' is no number"),
         ("stays", "step 2: agent 'w_0' has ended, but is in agents still: take it out"),
         ("leaves", "step 1: agent 'w_1' is not in agents any more, but has not ended: say so"),
@@ -304,6 +304,26 @@ def test_an_end_at_the_first_observation_and_one_without_a_last_observation():
 def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
     with pytest.raises(InputError, match=words):
         stepped(make(f"{NAME}:Faulty", num_envs=1, options={"fault": fault}), 3)
+
+
+@pytest.mark.parametrize("check_steps", [0, 32])
+@pytest.mark.parametrize("options", [{}, {"state": True}])
+def test_a_reset_without_infos_is_refused_before_its_agents_are_taken_for_the_parts(check_steps, options):
+    with pytest.raises(InputError, match="the first reset returned a dict: return"):
+        env = make(
+            f"{NAME}:FaultyPair",
+            num_envs=1,
+            options={"fault": "pair", **options},
+            on_failure=OnFailure(check_steps=check_steps),
+        )
+        stepped(env, 1)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_flags_of_any_form_from_an_environment_without_close(remote):
+    env = make(f"{NAME}:FaultyPair", num_envs=1, options={"fault": "forms"}, remote_worker_envs=remote)
+    _, terminated, *_ = stepped(env, 4)
+    np.testing.assert_array_equal(terminated, [[0, 0], [1, 0], [0, 0], [0, 1]])
 
 
 @pytest.mark.parametrize("check_steps", [0, 32])

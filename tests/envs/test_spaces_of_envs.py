@@ -103,6 +103,22 @@ PLAIN = [  # observation, action, and ours
 ]
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("kind", ["gymnasium", "workers"])
+def test_clipped_actions_keep_to_bounds_that_float32_does_not_have(kind, normalize):
+    """`Spaces` asserts that its space contains each action. Between 0.1 and 0.1 there is no float32 at all."""
+    bounds = [(-0.3, 0.1, np.float64), (0.1, 0.1, np.float64), (-0.7, 0.7, np.float16), (1 / 3, 1e9 + 0.1, np.float64)]
+    parts = [box(low, high, (2,), dtype) for low, high, dtype in bounds]
+    options = {"action": gymnasium.spaces.Tuple(parts)}
+    env = make("env_helpers:Spaces", kind, num_envs=1, options=options, normalize_actions=normalize)
+    try:
+        env.reset()
+        for number in (-2e9, -1.0, 0.999, 1.0, 2e9):
+            env.step((np.full((1, 2), number, np.float32),) * len(parts))
+    finally:
+        env.close()
+
+
 @pytest.mark.parametrize(("observation", "action", "ours"), PLAIN)
 def test_spaces_become_ours(observation, action, ours):
     """What comes out is of the spec; what goes in is of the environment's own space (`Spaces` asserts it)."""

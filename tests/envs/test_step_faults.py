@@ -21,7 +21,7 @@ BREACHES = {
     "text": "step 3: reward '1' is no number: return a float",
     "array": "step 3: reward of shape (1,): return one number",
     "four": "step 3 returned 4 values: return (observation, reward, terminated, truncated, info)",
-    "flag": "step 3: terminated is 0, a int: return bool(terminated)",
+    "flag": "step 3: terminated is 2, a int: return bool(terminated)",
     "info": "step 3: info is None, a NoneType: return a dict",
     "Discrete": "step 3: observation is 3, outside [0, 2]: widen the space, or clip it",
     "dtype": "step 3: observation of float32, but the space has uint8, which cuts fractions off",
@@ -56,6 +56,29 @@ def test_a_breach_has_the_words_of_check_env(remote):
         if not remote:
             (line,) = check_env(ID, options={"what": what}, num_envs=1, steps=5).problems
             assert str(e.value).endswith(line)
+
+
+@HERE_AND_THERE
+@pytest.mark.parametrize("name", ["Bare", "InJax"])
+def test_flags_of_any_form_and_a_class_without_the_base(name, remote):
+    if remote and name == "InJax":
+        pytest.skip("the conversion is the same in a process, which would import jax first")
+    env = made(f"faulty_envs:{name}", remote=remote)
+    env.reset()
+    rows = [env.step(np.zeros(1, np.int32)) for _ in range(40)]  # beyond the steps that are looked at closely
+    env.close()
+    ends = [t for t, row in enumerate(rows, 1) if row.truncated.item()]
+    assert ends == [8, 17, 26, 35] and not any(row.terminated.item() for row in rows)
+    assert remote or check_env(f"faulty_envs:{name}", num_envs=1, steps=20).ok
+
+
+@HERE_AND_THERE
+def test_a_vector_is_no_environment(remote):
+    with pytest.raises(InputError) as e:
+        made("faulty_envs:two_at_once", remote=remote)
+    words = "it cannot be made: expected one environment, got a CartPoleVectorEnv of several: name the class or"
+    assert str(e.value).startswith(f"env.id faulty_envs:two_at_once: {words}")
+    assert envs.check("gymnasium.vector:SyncVectorEnv")[0].endswith("set env.num_envs")
 
 
 @HERE_AND_THERE

@@ -50,6 +50,15 @@ def test_clip_alone_keeps_the_units_and_the_space():
     np.testing.assert_allclose(both(fn, [[-3.0], [4.0], [12.0]]), [[0.0], [4.0], [10.0]])
 
 
+def test_clipped_actions_lie_between_the_bounds_in_double_precision():
+    low, high = (-0.3, 1 / 3), (0.1, 0.7)
+    for normalize in (True, False):
+        _, fn = action_transform(Box((2,), "float32", low, high), normalize=normalize, clip=True)
+        taken = both(fn, [[-9, -9], [-1, -1], [1, 1], [9, 9]]).astype(np.float64)
+        assert (taken >= low).all() and (taken <= high).all()
+        np.testing.assert_allclose(taken[[0, -1]], [low, high], rtol=2e-7)
+
+
 def test_infinite_bounds_pass_through():
     space, fn = action_transform(Box((2,)), normalize=True, clip=True)
     low, high = space.bounds()

@@ -7,6 +7,8 @@ import pytest
 from fake_cluster import FakeCluster
 
 from jrl.envs.jax_env import Definition, build
+from jrl.errors import EnvironmentFailed
+from jrl.rollout import evaluate as evaluation
 from jrl.rollout import runner_group
 from jrl.rollout.evaluate import EvaluationRunners, Player, Until, evaluator
 from jrl.rollout.ray_cluster import RunnerOptions
@@ -100,11 +102,26 @@ def test_graph_environments_are_reset_and_follow_the_key():
     assert not np.array_equal(first.returns, other.returns)
 
 
-def test_episodes_that_never_end():
+def test_episodes_that_never_end(monkeypatch):
+    monkeypatch.setattr(evaluation, "_LONG", 64)
     task = short_or_long()._replace(reset=lambda draws: jnp.full((draws.shape[1], 2), 1e9))
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
-    with pytest.raises(RuntimeError, match="0 of 3 episodes ended within 128 steps"):
-        evaluator(build(task, 2), act, num_episodes=3, max_steps=128)((), jax.random.key(0))
+    words = "no episode has ended in the last 64 steps of each environment: end them by env.horizon"
+    with pytest.warns(RuntimeWarning, match=words) as told, pytest.raises(EnvironmentFailed) as e:
+        evaluator(build(task, 2), act, num_episodes=3, max_steps=192)((), jax.random.key(0))
+    assert len(told) == 1
+    assert str(e.value).startswith(
+        "evaluation: 0 of 3 episodes ended within 192 steps per environment: end them by env."
+    )
+    assert "evaluation.timeout_s" in str(e.value)
+
+
+def test_no_warning_where_episodes_end_or_steps_are_counted(monkeypatch, recwarn):
+    monkeypatch.setattr(evaluation, "_LONG", 64)
+    player = Player(build(short_or_long(), 2), act)
+    for goal in (Goal(40), Goal(512, "timesteps")):
+        player.play((), jax.random.key(0), goal)
+    assert not [w for w in recwarn if "no episode" in str(w.message)]
 
 
 # ---------------------------------------------------------------- goals

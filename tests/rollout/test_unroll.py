@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from tasks import ACTOR, INITIAL, act, carry, drift
 
+from jrl import envs
 from jrl.envs.jax_env import build
+from jrl.errors import InputError
 from jrl.rollout import unroll
 from jrl.types import ActOut
 
@@ -154,3 +156,24 @@ def test_each_of_several_vectors_knows_which_environments_are_its_own():
     who = np.broadcast_to((B + np.arange(B)) / (3 * B), (2 * T, B))
     np.testing.assert_allclose(rollout.extras["who"], who, rtol=1e-6)
     np.testing.assert_allclose(state.carry, who[0], rtol=1e-6)
+
+
+def test_environments_that_are_not_in_a_program_are_refused_with_the_backend():
+    for settings in ({"backend": "gymnasium"}, {"backend": "envpool", "host": True}):
+        env = envs.make("CartPole-v1", num_envs=2, **settings)
+        with pytest.raises(InputError, match=r"^unroll.make: expected environments inside .* backend=\"jax\""):
+            unroll.make(env, act, length=4)
+        env.close()
+    env = build(drift(), B)
+    with pytest.raises(InputError, match="^length: expected a whole number, got a traced array"):
+        jax.vmap(lambda n: unroll.make(env, act, length=n) and 0)(jnp.array([4, 8]))
+
+
+def test_a_pool_is_not_vmapped():
+    env = envs.make("CartPole-v1", num_envs=2, backend="envpool")
+    policy = lambda actor, obs, carry, key, explore: ActOut(jnp.zeros(2, jnp.int32) + actor, carry, {})
+    collect = unroll.make(env, policy, length=4)
+    state = collect.init(jax.random.key(0))
+    with pytest.raises(InputError, match=r"^jax.vmap: expected environments whose state .* backend=\"jax\""):
+        jax.vmap(lambda actor: collect.step(state, actor, jax.random.key(1))[1].reward)(jnp.arange(2))
+    env.close()

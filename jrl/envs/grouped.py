@@ -144,15 +144,15 @@ class _View:
         """Returns a step of the view's agents, made of one of the environment's."""
         told = result.several
         assert told is not None
-        begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
         there = told.there
         if there is None:
+            begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
             stays = ~(told.absent | result.terminated | result.truncated)
             there = (begun | self._by_game(stays)).reshape(-1)
         each = zip(*map(self._by_unit, (told.absent, result.terminated, result.truncated, there)), strict=True)
         rows = [_Rows(*columns) for columns in each]
         terminated, truncated, absent, present = zip(*map(_standing, self._units, rows), strict=True)
-        obs = self._seen(xp, result.obs, absent, [begun | x for x in present])
+        obs = self._seen(xp, result.obs, absent, present)
         together = lambda parts: xp.stack(parts, -1).reshape(-1)
         any_of = lambda x: together([part.any(-1) for part in self._by_unit(x)])
         return StepResult(

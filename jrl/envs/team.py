@@ -47,9 +47,9 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     A * d. The reward is the sum over the agents. A game that is over is truncated if the time limit cut off an agent
     that was there until then, else it is terminated; an agent that ends before the others ends nothing.
 
-    An agent that has ended is not `present`. Whether one is born is known when it acts first: one that comes late is
-    taken for present at the first step of a game and is present from its second step on. What an absent agent sees
-    stands as it is; where its mask allows nothing, it allows everything.
+    The agents that act on the next step are `present`, an agent that joins a game under way from its first action on.
+    After a reset of all environments every agent counts as present, since a reset returns observations alone. The
+    observation of an absent agent is left as it is; a mask of its that allows nothing allows everything.
 
     Args:
       env: with `spec.agents`, all of one observation and action space.
@@ -248,11 +248,15 @@ def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepRes
     over, absent = result.several.over, by_game(result.several.absent)
     cut = by_game(result.truncated)
     gone = absent | by_game(result.terminated) | (cut & ~over[:, None])
-    begun = absent.all(-1, keepdims=True)  # the first row of a game
     truncated = over & cut.any(-1)
+    stays = ~gone
+    if (there := result.several.there) is None:
+        present = stays | absent.all(-1, keepdims=True)  # nobody joins a game under way: all are there at its first row
+    else:  # on the last row of a game nobody acts next, and those whom the time limit cut off are in what is bootstrapped
+        present = by_game(there) | (over[:, None] & stays)
     failed = None if result.failed is None else by_game(result.failed).any(-1)
     reward = by_game(result.reward).sum(-1)
-    return StepResult(view(xp, result.obs, gone, begun | ~gone), reward, over & ~truncated, truncated, failed)
+    return StepResult(view(xp, result.obs, gone, present), reward, over & ~truncated, truncated, failed)
 
 
 __all__ = ["Joint", "check_agents", "joint_spec", "joint_view", "observation", "shown", "team"]

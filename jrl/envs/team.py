@@ -251,8 +251,8 @@ def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepRes
     truncated = over & cut.any(-1)
     stays = ~gone
     if (there := result.several.there) is None:
-        present = stays | absent.all(-1, keepdims=True)  # nobody joins a game under way: all are there at its first row
-    else:  # on the last row of a game nobody acts next, and those whom the time limit cut off are in what is bootstrapped
+        present = stays | absent.all(-1, keepdims=True)  # nobody joins a game under way: all begin it
+    else:  # nobody acts after the last row, from which those are bootstrapped whom the time limit cut off
         present = by_game(there) | (over[:, None] & stays)
     failed = None if result.failed is None else by_game(result.failed).any(-1)
     reward = by_game(result.reward).sum(-1)

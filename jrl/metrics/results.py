@@ -116,7 +116,7 @@ def result(
         found |= _of_agents(row, before)
     for name, value in row.items():
         first, _, rest = name.partition("/")
-        owner, _, inner = rest.partition("/")
+        owner, _, inner = rest.partition("/") if first == "policy" else rest.rpartition("/")
         if several and first in ("agent", "policy"):
             places = (_OF_AGENT if first == "agent" else _OF_POLICY).get(inner, ("", ""))
             for place, key in ((found["env_runners"], places[0]), (found, places[1])):
@@ -129,7 +129,7 @@ def result(
         elif name in COUNTS:
             found[COUNTS[name]] = value
         elif first == "evaluation":
-            found.setdefault("evaluation", {})[_EVALUATION.get(rest, rest)] = value
+            _put_evaluated(found.setdefault("evaluation", {}), rest, value)
         elif rest and first in _PLACES:
             found.setdefault(_PLACES[first], {})[rest] = value
         elif name not in ("iteration", "episode/window", "agent_steps"):
@@ -159,8 +159,21 @@ def _with_former(found: dict[str, Any]) -> dict[str, Any]:
 
 def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of an evaluation under those names, at the top and under `env_runners`."""
-    named = _with_former({_EVALUATION.get(name, name): value for name, value in found.items()})
+    named: dict[str, Any] = {}
+    for name, value in found.items():
+        _put_evaluated(named, name, value)
+    named = _with_former(named)
     return {**named, "env_runners": dict(named)}
+
+
+def _put_evaluated(found: dict[str, Any], name: str, value: Any) -> None:
+    """Writes a metric of an evaluation under its name in RLlib; those of agents and policies stand in dicts by name."""
+    kind, _, owner = name.removesuffix("/return").partition("/")
+    if owner and kind in ("agent", "policy") and name.endswith("/return"):
+        for key in filter(None, (_OF_AGENT if kind == "agent" else _OF_POLICY)["return"]):
+            found.setdefault(key, {})[owner] = value
+    else:
+        found[_EVALUATION.get(name, name)] = value
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

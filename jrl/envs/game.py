@@ -264,14 +264,15 @@ class Game:
         reward, terminated, truncated = np.zeros(len(acted)), np.zeros_like(acted), np.zeros_like(acted)
         for k, agent in enumerate(layout.agents):
             earned = turn.reward.get(agent, 0.0)
-            if not acted[k]:
-                if agent not in self._ended:
-                    self._owed[k] += float(earned)
-                continue
-            reward[k], self._owed[k] = float(earned) + self._owed[k], 0.0
-            terminated[k], truncated[k] = turn.terminated.get(agent, False), turn.truncated.get(agent, False)
-            if terminated[k] or truncated[k]:
+            ends = bool(turn.terminated.get(agent, False)), bool(turn.truncated.get(agent, False))
+            if acted[k]:
+                reward[k], (terminated[k], truncated[k]) = float(earned) + self._owed[k], ends
+            elif agent not in self._ended:
+                self._owed[k] += float(earned)
+            if any(ends):
                 self._ended.add(agent)
+            if acted[k] or any(ends):
+                self._owed[k] = 0.0
         over = turn.over
         if not over and self._horizon is not None and self._steps >= self._horizon:
             truncated |= acted & ~terminated
@@ -302,6 +303,8 @@ class Game:
         for k, agent in enumerate(self._layout.agents):
             moves, waits = agent in turn.movers, agent in turn.waiting
             self._there[k] = moves or waits
+            if self._there[k]:
+                self._ended.discard(agent)  # one that comes back begins another episode, and earns while it is absent
             obs = turn.obs.get(agent)
             i, j = self._seats[k]
             rows = self._kinds[i]

@@ -135,10 +135,10 @@ class _View:
         ]
         self._kinds = spaces.kinds([unit.spec._replace(agents=()) for unit in units])
 
-    def first(self, xp: Any, obs: PyTree) -> PyTree:
-        """Returns the observations after a reset, where all count as present."""
+    def first(self, xp: Any, obs: PyTree, there: Array | None) -> PyTree:
+        """Returns the observations after a reset; `there` [B] bool are the agents that act next, None: all."""
         everybody = [xp.ones((self._spec.games, len(unit.members)), bool) for unit in self._units]
-        return self._seen(xp, obs, everybody, everybody)
+        return self._seen(xp, obs, everybody, everybody if there is None else self._by_unit(there))
 
     def joined(self, xp: Any, result: StepResult) -> StepResult:
         """Returns a step of the view's agents, made of one of the environment's."""

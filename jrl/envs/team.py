@@ -12,6 +12,7 @@ import numpy as np
 from jrl import spaces
 from jrl.envs import spec as env_spaces
 from jrl.envs.behind import View, through
+from jrl.envs.multi_agent import acting_next
 from jrl.spaces import ACTION_MASK, AGENTS, PRESENT, STATE
 from jrl.types import (
     Array,
@@ -48,8 +49,7 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     that was there until then, else it is terminated; an agent that ends before the others ends nothing.
 
     The agents that act on the next step are `present`, an agent that joins a game under way from its first action on.
-    After a reset of all environments every agent counts as present, since a reset returns observations alone. The
-    observation of an absent agent is left as it is; a mask of its that allows nothing allows everything.
+    The observation of an absent agent is left as it is; a mask of its that allows nothing allows everything.
 
     Args:
       env: with `spec.agents`, all of one observation and action space.
@@ -62,10 +62,10 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     """
     _check(env, agents)
     spec, view = joint_spec(env.spec), joint_view(env.spec.observation, len(env.spec.agents))
-    everybody = lambda xp: xp.ones((env.spec.games, len(env.spec.agents)), bool)
 
-    def first(xp: Any, obs: PyTree) -> PyTree:
-        return view(xp, obs, everybody(xp), everybody(xp))
+    def first(xp: Any, obs: PyTree, there: Array | None) -> PyTree:
+        everybody = xp.ones((env.spec.games, len(env.spec.agents)), bool)
+        return view(xp, obs, everybody, everybody if there is None else there.reshape(everybody.shape))
 
     return shown(
         env,
@@ -83,7 +83,8 @@ class Joint(NamedTuple):
 
     spec: EnvSpec  # of what they become
     to_columns: Callable[[Any, PyTree], PyTree]  # (xp, actions in that spec) -> the columns' actions
-    first: Callable[[Any, PyTree], PyTree]  # (xp, the columns' observations after a reset) -> those in that spec
+    # (xp, the columns' observations after a reset, agents that act next, [B] bool, or None: all) -> those in that spec
+    first: Callable[[Any, PyTree, Array | None], PyTree]
     joined: Callable[[Any, StepResult], StepResult]  # (xp, a step of the columns) -> that in that spec
 
 
@@ -91,11 +92,11 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
     """Returns `env` with its agents joined."""
     spec, sizes = joint.spec, spaces.columns(joint.spec)
     if not isinstance(env, JaxEnv):
-        return through(env, _Joint(joint))
+        return through(env, _Joint(joint, env))
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key)
-        return state, joint.first(jnp, obs)
+        return state, joint.first(jnp, obs, acting_next(state))
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         env_spaces.check_action(spec.action, sizes, action)
@@ -108,12 +109,12 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
 class _Joint(View):
     """Environments with their agents joined."""
 
-    def __init__(self, joint: Joint):
+    def __init__(self, joint: Joint, env: Any):
         super().__init__(joint.spec)
-        self._joint = joint
+        self._joint, self._env = joint, env
 
     def first(self, obs: PyTree) -> PyTree:
-        return self._joint.first(np, obs)
+        return self._joint.first(np, obs, getattr(self._env, "there", None))
 
     def taken(self, action: PyTree, rows: Array | None) -> PyTree:
         action, games = env_spaces.on_host(action), self.spec.games if rows is None else len(rows)

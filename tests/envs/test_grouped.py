@@ -54,10 +54,10 @@ def test_teams_end_when_the_last_of_those_who_are_there_does():
     assert flags(rows, "truncated") == ["........"] * 2
     assert flags(rows, "absent") == ["......x.", "......x."] and flags(rows, "over") == [".....x.."]
     assert flags(rows, "there") == ["xxxxx.xx"] * 2
-    # steady, waiting; late, guest: all after the reset of everything, then those who act next
+    # steady, waiting; late, guest: those who act next
     present = lambda i: [first["present"][i].tolist(), *(obs["present"][i].tolist() for obs in rows["obs"])]
     assert present(0) == [[1, 1]] * 6 + [[0, 0], [1, 1], [1, 1]]
-    assert present(1) == [[1, 1], [0, 1], [1, 0], [1, 1], [1, 1], [1, 0], [0, 0], [0, 1], [0, 1]]
+    assert present(1) == [[0, 1], [0, 1], [1, 0], [1, 1], [1, 1], [1, 0], [0, 0], [0, 1], [0, 1]]
     masks = [obs["action_mask"].tolist() for obs in rows["obs"]]
     assert masks[1][0] == [1, 1, 1, 1, 0, 0]  # steady may do anything, waiting must wait
 

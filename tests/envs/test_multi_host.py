@@ -246,6 +246,49 @@ def test_rewards_of_one_game_are_not_owed_in_the_next():
     np.testing.assert_array_equal(reward, [[1, 0], [0, 0], [1, 0]])
 
 
+class Returning:
+    """RLlib's interface: b acts where the script has a letter, ends at each E, and is paid 10 to the power of the step.
+
+    At a small e it ends without being there.
+    """
+
+    script = "xE.xx..x.e.xx"
+    possible_agents: ClassVar = ["a", "b"]
+
+    def __init__(self, config=None):
+        from gymnasium import spaces
+
+        self.observation_spaces = dict.fromkeys(self.possible_agents, SEEN)
+        self.action_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(2))
+
+    def _see(self):
+        there = self.script[self.t : self.t + 1] in ("x", "E")
+        return dict.fromkeys(["a", "b"] if there else ["a"], np.zeros(2, np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._see(), {}
+
+    def step(self, actions):
+        assert ("b" in actions) == (self.script[self.t] in "xE")
+        rewards, ends = {"a": 0.0, "b": 10.0**self.t}, self.script[self.t] in "Ee"
+        self.t += 1
+        return self._see(), rewards, {"b": ends, "__all__": self.t == len(self.script)}, {"__all__": False}, {}
+
+    def close(self):
+        pass
+
+
+def test_one_that_came_back_is_paid_for_what_it_earns_while_it_is_absent():
+    """Each life's rewards are those from its first observation to its end; between two lives nothing is earned."""
+    env = make("test_multi_host:Returning", num_envs=1, options={"turn_based": False})
+    reward, terminated, _, absent, _ = stepped(env, 13)
+    assert "".join(".x"[not flag] for flag in absent[:, 1]) == "xx.xx..x...xx"
+    assert np.flatnonzero(terminated[:, 1]).tolist() == [1, 12]  # of the end while it is absent no row can tell
+    earned = {0: 1e0, 1: 1e1, 3: 1e3, 4: 1e4, 7: 1e5 + 1e6 + 1e7, 11: 1e11, 12: 1e12}
+    np.testing.assert_array_equal(reward[:, 1], np.float32([earned.get(t, 0) for t in range(13)]))
+
+
 class LateEnd(Walkers):
     """RLlib's interface, one agent of which has an end together with its first observation, and one without a last."""
 

@@ -114,7 +114,7 @@ def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, 
 def _first_turn(play: Play, id: str, seed: int) -> Begun:
     """Returns the first reset. Raises InputError: it cannot be read."""
     looks: list[Callable[[], Iterator[Fault]]] = []
-    play.look = looks.append
+    play.look = lambda faults, may_be=None: looks.append(faults)
     try:
         return Begun(seed, play.reset(seed), looks)
     except Exception:  # what cannot be read may fail in any way; without a fault it is the environment's own
@@ -340,11 +340,12 @@ class Game:
             raise MaskError(f"agent {agent!r}: an {ACTION_MASK} of {own.size} entries for {choices.n} actions")
         return np.append(own.reshape(-1) & moves, not moves)
 
-    def _look(self, faults: Callable[[], Iterator[Fault]]) -> None:
+    def _look(self, faults: Callable[[], Iterator[Fault]], may_be: Callable[[], bool] | None = None) -> None:
+        """Looks at a result: closely in the first steps, and later where a glance says that something may be wrong."""
         if self.found is not None:
             for fault in faults():
                 self.found(*fault)
-        elif self._checks and self._unseen > 0 and (lines := refused(faults())):
+        elif self._checks and (self._unseen > 0 or (may_be is not None and may_be())) and (lines := refused(faults())):
             raise Breach(*lines)
 
     def render(self) -> Any:

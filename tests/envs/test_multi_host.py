@@ -349,6 +349,37 @@ def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
         stepped(make(f"{NAME}:Faulty", num_envs=1, options={"fault": fault}), 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "fault", "words"),
+    [
+        ("Faulty", "pair", r"the reset after step \d+ returned no pair"),
+        ("Faulty", "no observation", r"step \d+: observations has nothing of agent 'w_2', which has not ended"),
+        ("Faulty", "nothing", r"step \d+: agent 'w_2': the observation is None"),
+        ("Faulty", "no reward", r"step \d+: rewards has nothing of agent 'w_1'"),
+        ("Faulty", "no flag", r"step \d+: terminations has nothing of agent 'w_2'"),
+        ("Faulty", "stranger", r"step \d+: agent 'w_9' is not in possible_agents"),
+        ("Faulty", "unknown", r"step \d+: rewards has 'w_9', which is not in possible_agents: add it"),
+        ("FaultyTurns", "unknown", r"step \d+: rewards has 'c', which is not in possible_agents: add it"),
+        ("FaultyTurns", "infos", r"step \d+: infos has 'c', which is not in possible_agents: add it"),
+        ("FaultyTurns", "unseen", r"step \d+: agent '[ab]': the observation is None"),
+        ("FaultyTurns", "endless", r"step \d+: terminateds has no '__all__'"),
+        ("FaultyNim", "unknown", r"step \d+: rewards has 'p_9', which is not in possible_agents"),
+        ("FaultyNim", "unpaid", r"step \d+: rewards has nothing of agent 'p_1'"),
+        ("FaultyNim", "unseen", r"step \d+: agent 'p_[01]': the observation is None"),
+    ],
+)
+def test_what_is_missing_or_unknown_later_is_refused_as_in_the_first_steps(name, fault, words):
+    env = make(f"{NAME}:{name}", num_envs=1, options={"fault": ""})
+    obs = env.reset()
+    act = lambda obs: allowed(obs) if isinstance(obs, dict) else np.zeros(env.spec.num_envs, np.int32)
+    for _ in range(40):
+        obs = env.step(act(obs)).obs
+    env.foreach_env(lambda one: setattr(one, "_fault", fault))
+    with pytest.raises(InputError, match=words):
+        for _ in range(12):
+            obs = env.step(act(obs)).obs
+
+
 @pytest.mark.parametrize("check_steps", [0, 32])
 def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
     env = make(f"{NAME}:Undying", num_envs=1, on_failure=OnFailure(check_steps=check_steps))

@@ -1,8 +1,10 @@
 """A result row under the names that RLlib's users know, nested as there."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from jrl.spaces import joined
 
 # ours -> theirs; those of episodes stand at the top and under `env_runners`
 EPISODES = {
@@ -176,19 +178,22 @@ def _put_evaluated(found: dict[str, Any], name: str, value: Any) -> None:
         found[_EVALUATION.get(name, name)] = value
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as one, with names joined by /.
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings as one, with names joined by /, no two to the same (`jrl.spaces.joined`).
 
     >>> flat({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
     {'info/learner/loss': 0.5, 'iteration': 3}
     """
-    found: dict[str, Any] = {}
+    found = dict(_leaves(tree, ()))
+    return dict(zip(joined([*found]), found.values(), strict=True))
+
+
+def _leaves(tree: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}/")
+            yield from _leaves(value, (*at, str(name)))
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            yield (*at, str(name)), value
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,11 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"no episode has ended in {found['timesteps']:,} steps: {where}"
         return
     spread = f"{found['return_min']:g} to {found['return_max']:g}"
+    for name, value in found.items():
+        kind, _, rest = name.partition("/")
+        # a policy of one agent of its own name is that agent
+        if kind == "agent" or (kind == "policy" and f"agent/{rest}" not in found):
+            yield f"{kind} {rest.removesuffix('/return')}: return {value:.2f}"
     yield (
         f"return {found['return']:.2f} ± {found['return_std']:.2f} ({spread}), "
         f"length {found['length']:.1f} ± {found['length_std']:.1f}, {counted(found['episodes'], 'episode')}"
@@ -62,8 +67,10 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Evaluates a checkpoint: mean, deviation and range of the returns, mean and deviation of the lengths, in
-    environments as the run evaluates in; with `args.per_episode` the `returns` and `lengths` themselves.
+    """Evaluates a checkpoint in environments as the run evaluates in.
+
+    Returns mean, deviation and range of the returns, mean and deviation of the lengths, with several agents the mean
+    return of each agent and policy, and with `args.per_episode` the `returns` and `lengths` themselves.
     """
     if args.episodes < 1:
         raise InputError(f"--episodes: expected at least 1, got {args.episodes}")
@@ -106,7 +113,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     more: dict[str, Any] = {"length_std": float(played.lengths.std()) if len(played.lengths) else math.nan}
     if args.per_episode:
         more |= {"returns": played.returns.tolist(), "lengths": played.lengths.tolist()}
-    return {"checkpoint": str(found), "env_steps": meta["env_steps"], **{name: row[name] for name in _KEYS}, **more}
+    of_agents = {name: value for name, value in row.items() if name.startswith(("agent/", "policy/"))}
+    shown = {**{name: row[name] for name in _KEYS}, **of_agents}
+    return {"checkpoint": str(found), "env_steps": meta["env_steps"], **shown, **more}
 
 
 _KEYS = ("return", "return_std", "return_min", "return_max", "length", "episodes", "timesteps")

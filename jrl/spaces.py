@@ -39,19 +39,61 @@ AGENTS, PRESENT, STATE = "agents", "present", "state"
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
     """Returns the spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in
-    which `jax.tree.leaves` gives those of an element.
+    which `jax.tree.leaves` gives those of an element. No two have the same path (`joined`).
 
     >>> leaves(Dict((("pos", Box((2,))), ("goal", Tuple((Discrete(3), Discrete(4)))))))
     [('goal/0', Discrete(n=3, dtype='int32')), ('goal/1', Discrete(n=4, dtype='int32')), ('pos', Box(shape=(2,), ...))]
     """
+    found, join = _leaves(space), _join(space)
+    return [(join(names), leaf) for names, leaf in found]
+
+
+def _leaves(space: Space) -> list[tuple[tuple[str, ...], Leaf]]:
     match space:
         case Dict():
             parts = sorted(space.items)
         case Tuple():
             parts = [(str(i), part) for i, part in enumerate(space.items)]
         case _:
-            return [("", space)]
-    return [(f"{name}/{path}" if path else name, leaf) for name, part in parts for path, leaf in leaves(part)]
+            return [((), space)]
+    return [((name, *names), leaf) for name, part in parts for names, leaf in _leaves(part)]
+
+
+def joined(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """Joins the names of each path by /, one-to-one.
+
+    Where two paths would become the same text, / in a name is written ~1 and ~ is written ~0 in all of them.
+
+    >>> joined([("goal", "at"), ("pos",)]), joined([("goal", "at"), ("goal/at",)])
+    (['goal/at', 'pos'], ['goal/at', 'goal~1at'])
+    """
+    return list(map(_plain if len(set(map(_plain, paths))) == len(set(paths)) else _escaped, paths))
+
+
+def _join(space: Space) -> Callable[[Sequence[str]], str]:
+    """Returns the function that joins the names of each leaf of `space`, and of each part, to its path."""
+    paths = [names for names, _ in _leaves(space)]
+    return _plain if len(set(map(_plain, paths))) == len(paths) else _escaped
+
+
+def _plain(names: Sequence[str]) -> str:
+    path = ""
+    for name in reversed(names):
+        path = f"{name}/{path}" if path else name
+    return path
+
+
+def _escaped(names: Sequence[str]) -> str:
+    return "/".join(map(escaped, names))
+
+
+def escaped(name: str) -> str:
+    """Returns a text without /, another one for each text.
+
+    >>> escaped("goal/at"), escaped("goal~1at")
+    ('goal~1at', 'goal~01at')
+    """
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
@@ -155,9 +197,12 @@ def names(space: Space) -> list[str]:
     >>> names(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))))
     ['goal', 'goal/at', 'goal/kind', 'pos']
     """
-    if not isinstance(space, Dict):
-        return []
-    return [path for name, part in sorted(space.items) for path in (name, *(f"{name}/{at}" for at in names(part)))]
+
+    def parts(space: Space, at: tuple[str, ...]) -> list[tuple[str, ...]]:
+        named = sorted(space.items) if isinstance(space, Dict) else []
+        return [found for name, part in named for found in ((*at, name), *parts(part, (*at, name)))]
+
+    return list(map(_join(space), parts(space, ())))
 
 
 def within(path: str, paths: Collection[str]) -> bool:
@@ -175,11 +220,15 @@ def without(space: Space, paths: Collection[str]) -> Space:
     >>> without(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))), ["goal/at"])
     Dict(items=(('goal', Dict(items=(('kind', Discrete(n=3, dtype='int32')),))), ('pos', Box(shape=(2,), ...))))
     """
-    if not isinstance(space, Dict):
-        return space
-    inner = lambda name: [path.removeprefix(f"{name}/") for path in paths if path.startswith(f"{name}/")]
-    rest = [(name, without(part, inner(name))) for name, part in space.items if name not in paths]
-    return Dict(tuple((name, part) for name, part in rest if leaves(part)))
+    join = _join(space)
+
+    def rest_of(space: Space, at: tuple[str, ...]) -> Space:
+        if not isinstance(space, Dict):
+            return space
+        rest = [(name, rest_of(part, (*at, name))) for name, part in space.items if join((*at, name)) not in paths]
+        return Dict(tuple((name, part) for name, part in rest if leaves(part)))
+
+    return rest_of(space, ())
 
 
 def removed(space: Space, paths: Collection[str], obs: PyTree) -> PyTree:
@@ -378,7 +427,9 @@ __all__ = [
     "STATE",
     "any_allowed",
     "batch_shape",
+    "escaped",
     "filled",
+    "joined",
     "leaves",
     "map_leaves",
     "masks_actions",

@@ -237,7 +237,10 @@ def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, cap
     equal(jax.tree.leaves(policy._actor), jax.tree.leaves(third.params))
     assert policy.act(np.zeros(3, np.float32)) in (0, 1)
     assert evaluate.main([str(at), "--episodes", "4", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 4
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["episodes"] == 4 and found["agent/left/return"] + found["agent/right/return"] == found["return"]
+    played = [x for name in ("main", "other", "third") if np.isfinite(x := found[f"policy/{name}/return"])]
+    assert played and min(played) <= found["return"] / 2 <= max(played)
     with pytest.raises(InputError, match="expected one of main, other, third, got 'forth'"):
         jrl.load(at, policy="forth")
 

@@ -54,6 +54,18 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
     assert len(meta["config_hash"]) == 16 and meta["config"]["env"]["id"] == "CartPole-v1"
 
 
+@pytest.mark.parametrize("names", [("x.y", "x"), ("x/y", "x"), ("~", "~0")])
+def test_names_that_are_alike_are_kept_apart(tmp_path, names):
+    """Orbax joins the names on a path by dots: the arrays of {"x.y": a, "x": {"y": b}} had one name."""
+    one, two = names
+    zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+    tree = {"obs": {one: zeros, two: {"y": ones}}, "n": (np.uint32(1), np.uint32(2))}
+    meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 1, "time_s": 0.0})
+    checkpoint.write(tmp_path / "1", {"learner": tree}, meta)
+    found = checkpoint.restore(checkpoint.locate(tmp_path), "learner", tree)
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+
+
 @pytest.mark.parametrize(
     "spec",
     [

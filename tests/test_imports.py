@@ -28,7 +28,7 @@ ARROWS = {
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},
     "replay": {"errors", "host", "ops", "types"},
     "envs": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
-    "metrics": {"errors", "fields", "host", "ops", "registry", "types"},
+    "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "report": {"errors", "fields", "metrics"},
     "rollout": {"envs", "errors", "host", "metrics", "ops", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},

@@ -282,12 +282,15 @@ def test_replay_learns_from_the_learners_columns_alone():
 
 def test_an_evaluation_tells_the_learners_return(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
-    path.write_text(json.dumps(config.merge(SMALL, {"evaluation": {"interval": 1, "duration": 10, "explore": True}})))
+    more = {"evaluation": {"interval": 1, "duration": 10, "explore": True}, "run": {"log": ["jsonl"]}}
+    path.write_text(json.dumps(config.merge(SMALL, more)))
     assert train.main([str(path), "--stop=env_steps=300", f"--out={out}"]) == 0
     capsys.readouterr()
     assert evaluate.main([str(out), "--episodes=10", "--json", "--per-episode", "--explore"]) == 0
     returns = json.loads(capsys.readouterr().out)["returns"]
     assert len(returns) == 10 and set(returns) <= {-1.0, 0.0, 1.0} and any(returns)
+    row = json.loads((out / "result.jsonl").read_text().splitlines()[-1])
+    assert row["evaluation/policy/main/return"] == row["evaluation/return"] and "evaluation/agent" not in str(row)
     policy = jrl.load(out)
     obs = {"obs": np.zeros(19, np.float32), "action_mask": np.array([0, 1] + [0] * 8)}
     assert policy.act(obs) == 1 == jrl.load(out, policy="main-1").act(obs)

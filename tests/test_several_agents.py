@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import build, learner, parallel, several
+from jrl.run import build, checkpoint, learner, parallel, several
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import JaxEnv, Several
@@ -285,12 +286,26 @@ NAME = f"{__name__}:one_step"
 
 def test_evaluation_counts_games_and_a_policy_is_loaded_by_its_name(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
-    path.write_text(json.dumps(config.merge(SMALL, {"multi_agent": TWO})))
-    assert train.main([str(path), "--stop=env_steps=128", f"--out={out}"]) == 0
+    more = {
+        "multi_agent": TWO, "evaluation": {"interval": 1, "duration": 3}, "run": {"log": ["jsonl"], "report_every": 64},
+        "checkpoint": {"keep_best_by": "evaluation/policy/agent_1/return"}
+    }  # fmt: skip
+    path.write_text(json.dumps(config.merge(SMALL, more)))
+    stop = ["--stop=env_steps=640", "--stop=evaluation/agent/agent_0/return=1"]
+    assert train.main([str(path), *stop, f"--out={out}"]) == 0
+    rows = [json.loads(line) for line in (out / "result.jsonl").read_text().splitlines()]
+    by_agent = [rows[-1][f"evaluation/agent/agent_{i}/return"] for i in (0, 1)]
+    assert sum(by_agent) == pytest.approx(rows[-1]["evaluation/return"]) and min(by_agent) >= 1  # which ends the run
+    assert by_agent == [rows[-1][f"evaluation/policy/agent_{i}/return"] for i in (0, 1)] and len(rows) == 1
+    best = checkpoint.read_meta(checkpoint.locate(out, best=True))
+    assert best["metrics"]["evaluation/policy/agent_1/return"] == by_agent[1]
     capsys.readouterr()
+    assert evaluate.main([str(out), "--episodes=2"]) == 0
+    assert re.match(r"agent agent_0: return [\d.]+\nagent agent_1: return [\d.]+\nreturn ", capsys.readouterr().out)
     assert evaluate.main([str(out), "--episodes=4", "--json", "--per-episode"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["returns"]) == 4
+    assert found["policy/agent_0/return"] + found["agent/agent_1/return"] == pytest.approx(found["return"])
     # each earns 1 a step until it falls: the sum is more than the longer of both, and twice that at most
     assert all(n < r <= 2 * n for n, r in zip(found["lengths"], found["returns"], strict=True))
     policy = jrl.load(out, policy="agent_1")

@@ -30,6 +30,37 @@ def masked(choices, rest=X):
     return Dict((*rest, (spaces.ACTION_MASK, MultiBinary((choices,)))))
 
 
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (("a/b",), ("a", "b")),
+        (("a~1b", "c"), ("a/b", "c")),
+        (("a", "b/c"), ("a/b", "c")),
+        (("t", 0), ("t/0",)),
+    ],
+)
+def test_no_two_leaves_have_one_path(one, two):
+    """Whatever the names are: what is chosen, kept or written by a path is that leaf's."""
+
+    def at(names, leaf):
+        for name in reversed(names):
+            leaf = Tuple((leaf,)) if isinstance(name, int) else Dict(((name, leaf),))
+        return leaf
+
+    def both(a, b):
+        named = dict(a.items)
+        for name, part in b.items:
+            named[name] = both(named[name], part) if name in named else part
+        return Dict(tuple(named.items()))
+
+    space = both(at(one, Box((1,))), at(two, Box((2,))))
+    paths = [path for path, _ in spaces.leaves(space)]
+    assert len(set(paths)) == 2 and set(paths) <= {*spaces.names(space), *paths}
+    for path, leaf in spaces.leaves(space):
+        rest = spaces.leaves(spaces.without(space, [path]))
+        assert path not in spaces.names(space) or [part for _, part in rest] != [leaf]
+
+
 def test_leaves_stand_in_the_order_of_jax():
     assert [path for path, _ in spaces.leaves(NESTED)] == ["a", "b/0", "b/1"]
     assert [leaf.dtype for _, leaf in spaces.leaves(NESTED)] == [str(x.dtype) for x in jax.tree.leaves(element(NESTED))]

@@ -21,7 +21,7 @@ from jrl.rollout import unroll
 from jrl.run import build_policies, several
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
-from jrl.types import ActOut, element
+from jrl.types import ActOut, Box, Discrete, element
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -98,6 +98,39 @@ def test_each_team_learns_its_own_answer(tmp_path, capsys):
     left, right = (jrl.load(out, policy=name) for name in TEAMS)
     assert left.act(see(0))[0] == 0 and right.act(see(0))[0] == 1  # who leads goes to the first game, or the second
     assert right.act(see(2)).tolist() == [1, 1]
+
+
+def greeting() -> MultiDefinition:
+    """Two steps: the guest comes for the second one, and the team earns 1 if its only action there is 1."""
+    count = lambda t, values: jnp.asarray(values, bool)[t]
+    return MultiDefinition(
+        agents=("host", "guest"), observation=Box((1,)), action=Discrete(2), max_episode_steps=2, num_draws=1,
+        reset=lambda draws: jnp.zeros(draws.shape[1], jnp.int32),
+        step=lambda t, a, draws: (t + 1, jnp.stack([(t == 1) * a[:, 1], t * 0], -1).astype(jnp.float32),
+                                  jnp.broadcast_to((t == 1)[:, None], a.shape)),
+        observe=lambda t: jnp.broadcast_to(t[:, None, None], (t.shape[0], 2, 1)).astype(jnp.float32),
+        present=lambda t: count(t, [[1, 0], [1, 1], [0, 0]]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", ["vdn", "qmix", "pqn"])
+def test_the_first_action_of_a_late_agent_is_learned(tmp_path, capsys, algo):
+    """Greedy games pay all that there is, though the only action that counts is the first of one that comes late."""
+    base = {name: VDN[name] for name in ("network", "run")}
+    if algo == "pqn":
+        base |= {"algo": {"name": "pqn", "mixer": "sum", "lr": 0.01}, "rollout": {"length": 6}}
+    else:
+        mixer = {"mixer": "qmix"} if algo == "qmix" else {}
+        base |= {"algo": {**VDN["algo"], **mixer}, "replay": {**VDN["replay"], "learning_starts": 200}}
+    cfg = config.merge(base, {
+        "env": {"id": "test_teams:greeting", "num_envs": 16}, "run": {"log": []},
+        "multi_agent": {"group": {"all": ["host", "guest"]}}, "stop": {"env_steps": 3000},
+    })  # fmt: skip
+    path, out = tmp_path / "run.yaml", tmp_path / "run"
+    path.write_text(json.dumps(cfg))
+    assert train.main([str(path), f"--out={out}"]) == 0
+    assert evaluate.main([str(out), "--episodes=4", "--json", "--per-episode"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["returns"] == [1.0] * 4
 
 
 def test_what_replay_gives_is_the_plain_record_of_the_members():

@@ -5,7 +5,7 @@ the checker alone: a run can do without.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jrl.envs.step_faults import Fault, is_flag, of_observation, of_reward
@@ -21,6 +21,33 @@ SAME_SPACE = "return the same object each time, such as self.observation_spaces[
 def refused(faults: Iterator[Fault]) -> list[str]:
     """Returns a line for each fault that a run cannot learn from: see `step_faults.refused`."""
     return [message for kind, wrong, message in faults if wrong and not kind.endswith(("bounds", "finite", "manners"))]
+
+
+def misnamed(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) -> bool:
+    """Returns whether dicts by agent lack an agent, name one that may not be there, or have None: for every step.
+
+    A fault that this sees is one that the functions below describe. It costs a microsecond or two.
+
+    Args:
+      possible: all agents that may ever be there, and other keys that are allowed.
+      parts: dicts by agent, as a reset or step returns them.
+      wanted: the agents that each of them must have; None: it is not looked at.
+    """
+    try:
+        if len(parts) != len(wanted):
+            return True
+        for part, agents in zip(parts, wanted):
+            if agents is None:
+                continue
+            names = part.keys()
+            if not (names <= possible and names >= agents):
+                return True
+            for value in part.values():
+                if value is None:
+                    return True
+    except (AttributeError, TypeError):  # not a dict, or names that have no hash
+        return True
+    return False
 
 
 # ---------------------------------------------------------------- PettingZoo, parallel
@@ -41,10 +68,13 @@ def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: s
     yield from _of_agents(env.agents, possible, where)
     if not env.agents:
         yield "agents", True, f"{where}: agents is empty: put the agents into it that act first"
-    yield from _of_observations(env.observation_space, result[0], env.agents, where, "is in agents")
-    yield from _lacking("infos", result[1], env.agents, where, "infos manners")
+    if isinstance(result[0], dict):
+        yield from _unknown("observations", result[0], possible, where)
+        yield from _of_observations(env.observation_space, result[0], env.agents, where, "is in agents")
+    if isinstance(result[1], dict):
+        yield from _lacking("infos", result[1], env.agents, where, "infos manners")
     for name, part in zip(RESET, result):
-        if extra := [agent for agent in part if agent not in env.agents]:
+        if isinstance(part, dict) and (extra := [agent for agent in part if agent not in env.agents]):
             message = f"{where}: {name} has agent {extra[0]!r}, which is not in agents: leave it out"
             yield f"{name} reset manners", False, message
     yield from _of_class(env)
@@ -78,6 +108,8 @@ def of_parallel_step(
     there = [*(agent for agent in acted if agent not in over), *agents]
     yield from _of_observations(env.observation_space, obs, dict.fromkeys(there), where, "has not ended")
     yield from _observed(env.observation_space, obs, over, where)
+    for name, part in zip(PARALLEL[:4], result):
+        yield from _unknown(name, part, possible, where)
     yield from _of_numbers(reward, (("terminations", terminated), ("truncations", truncated)), where)
     for agent in acted:
         if agent in over and agent in agents:
@@ -137,10 +169,7 @@ def of_rllib_step(
     if ALL not in terminated:
         yield ALL, True, f"{where}: terminateds has no {ALL!r}: put it there, True where the episode ends for all"
     for name, part in zip(RLLIB, result):
-        extra = set(part) - set(agents) - {ALL, COMMON}
-        if extra:
-            message = f"{where}: {name} has {min(extra, key=str)!r}, which is not in possible_agents: add it to them"
-            yield f"{name} agents", True, message
+        yield from _unknown(name, part, agents, where)
     yield from _observed(space, obs, agents, where)
     rewards = {agent: number for agent, number in reward.items() if agent in agents}
     yield from _of_numbers(rewards, (("terminateds", terminated), ("truncateds", truncated)), where)
@@ -193,7 +222,8 @@ def of_turn(
         return
     for name, part in zip(names, parts):
         yield from _lacking(name, part, env.agents, where, name)
-        if extra := [agent for agent in part if agent not in env.agents]:
+        yield from _unknown(name, part, possible, where)
+        if extra := [agent for agent in part if agent not in env.agents and agent in possible]:
             message = f"{where}: {name} has agent {extra[0]!r}, which is not in agents: leave it out"
             yield f"{name} manners", False, message
     flags = tuple(zip(names[1:3], parts[1:3]))
@@ -344,6 +374,12 @@ def _of_agents(agents: Collection[Any], possible: Collection[Any], where: str) -
         yield "agents twice", True, f"{where}: agents {list(agents)} names one twice: name each once"
 
 
+def _unknown(name: str, part: Mapping[Any, Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
+    if extra := [agent for agent in part if agent not in possible and agent not in (ALL, COMMON)]:
+        message = f"{where}: {name} has {extra[0]!r}, which is not in possible_agents: add it to them"
+        yield f"{name} agents", True, message
+
+
 def _lacking(
     name: str, part: Mapping[Any, Any], agents: Collection[Any], where: str, kind: str, mend: str = "one"
 ) -> Iterator[Fault]:
@@ -371,6 +407,9 @@ def _observed(
 
 def of_one(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
     """Yields faults in one agent's observation; none where the agent's space is not known."""
+    if obs is None:
+        yield "observation", True, f"{where}: agent {agent!r}: the observation is None: give one of its space"
+        return
     try:
         found = space(agent)
     except (KeyError, LookupError):

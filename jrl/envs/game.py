@@ -114,7 +114,7 @@ def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, 
 def _first_turn(play: Play, id: str, seed: int) -> Begun:
     """Returns the first reset. Raises InputError: it cannot be read."""
     looks: list[Callable[[], Iterator[Fault]]] = []
-    play.look = looks.append
+    play.look = lambda faults, may_be=None: looks.append(faults)
     try:
         return Begun(seed, play.reset(seed), looks)
     except Exception:  # what cannot be read may fail in any way; without a fault it is the environment's own
@@ -264,14 +264,15 @@ class Game:
         reward, terminated, truncated = np.zeros(len(acted)), np.zeros_like(acted), np.zeros_like(acted)
         for k, agent in enumerate(layout.agents):
             earned = turn.reward.get(agent, 0.0)
-            if not acted[k]:
-                if agent not in self._ended:
-                    self._owed[k] += float(earned)
-                continue
-            reward[k], self._owed[k] = float(earned) + self._owed[k], 0.0
-            terminated[k], truncated[k] = turn.terminated.get(agent, False), turn.truncated.get(agent, False)
-            if terminated[k] or truncated[k]:
+            ends = bool(turn.terminated.get(agent, False)), bool(turn.truncated.get(agent, False))
+            if acted[k]:
+                reward[k], (terminated[k], truncated[k]) = float(earned) + self._owed[k], ends
+            elif agent not in self._ended:
+                self._owed[k] += float(earned)
+            if any(ends):
                 self._ended.add(agent)
+            if acted[k] or any(ends):
+                self._owed[k] = 0.0
         over = turn.over
         if not over and self._horizon is not None and self._steps >= self._horizon:
             truncated |= acted & ~terminated
@@ -302,6 +303,8 @@ class Game:
         for k, agent in enumerate(self._layout.agents):
             moves, waits = agent in turn.movers, agent in turn.waiting
             self._there[k] = moves or waits
+            if self._there[k]:
+                self._ended.discard(agent)  # one that comes back begins another episode, and earns while it is absent
             obs = turn.obs.get(agent)
             i, j = self._seats[k]
             rows = self._kinds[i]
@@ -337,11 +340,12 @@ class Game:
             raise MaskError(f"agent {agent!r}: an {ACTION_MASK} of {own.size} entries for {choices.n} actions")
         return np.append(own.reshape(-1) & moves, not moves)
 
-    def _look(self, faults: Callable[[], Iterator[Fault]]) -> None:
+    def _look(self, faults: Callable[[], Iterator[Fault]], may_be: Callable[[], bool] | None = None) -> None:
+        """Looks at a result: closely in the first steps, and later where a glance says that something may be wrong."""
         if self.found is not None:
             for fault in faults():
                 self.found(*fault)
-        elif self._checks and self._unseen > 0 and (lines := refused(faults())):
+        elif self._checks and (self._unseen > 0 or (may_be is not None and may_be())) and (lines := refused(faults())):
             raise Breach(*lines)
 
     def render(self) -> Any:

@@ -135,24 +135,24 @@ class _View:
         ]
         self._kinds = spaces.kinds([unit.spec._replace(agents=()) for unit in units])
 
-    def first(self, xp: Any, obs: PyTree) -> PyTree:
-        """Returns the observations after a reset, where all count as present."""
+    def first(self, xp: Any, obs: PyTree, there: Array | None) -> PyTree:
+        """Returns the observations after a reset; `there` [B] bool are the agents that act next, None: all."""
         everybody = [xp.ones((self._spec.games, len(unit.members)), bool) for unit in self._units]
-        return self._seen(xp, obs, everybody, everybody)
+        return self._seen(xp, obs, everybody, everybody if there is None else self._by_unit(there))
 
     def joined(self, xp: Any, result: StepResult) -> StepResult:
         """Returns a step of the view's agents, made of one of the environment's."""
         told = result.several
         assert told is not None
-        begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
         there = told.there
         if there is None:
+            begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
             stays = ~(told.absent | result.terminated | result.truncated)
             there = (begun | self._by_game(stays)).reshape(-1)
         each = zip(*map(self._by_unit, (told.absent, result.terminated, result.truncated, there)), strict=True)
         rows = [_Rows(*columns) for columns in each]
         terminated, truncated, absent, present = zip(*map(_standing, self._units, rows), strict=True)
-        obs = self._seen(xp, result.obs, absent, [begun | x for x in present])
+        obs = self._seen(xp, result.obs, absent, present)
         together = lambda parts: xp.stack(parts, -1).reshape(-1)
         any_of = lambda x: together([part.any(-1) for part in self._by_unit(x)])
         return StepResult(

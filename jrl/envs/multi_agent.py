@@ -148,6 +148,16 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
     return JaxEnv(spec, reset, step, draw=None if definition.draw is None else picture, fps=definition.fps)
 
 
+def acting_next(state: PyTree) -> Array | None:
+    """Returns the agents that act next, [B] bool, by the state of environments, in whatever wrappers have put it.
+
+    None: the environments are not those of `build`.
+    """
+    is_games = lambda x: isinstance(x, GamesState)
+    found = next((x for x in jax.tree.leaves(state, is_leaf=is_games) if is_games(x)), None)
+    return None if found is None else found.there.reshape(-1)
+
+
 def _checked(name: str, x: Array, num_envs: int, count: int) -> Array:
     """Returns `x`. Raises InputError, while tracing, unless it is [G, A]: it would be broadcast silently."""
     if x.shape != (num_envs, count):

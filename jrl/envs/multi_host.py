@@ -91,6 +91,7 @@ class MultiHostEnv(OnHost):
         self.spec = EnvSpec(
             observation, action, cfg.num_envs * self._agents, cfg.horizon, agents=layout.names, kinds=kinds
         )
+        self.there = np.ones(self.spec.num_envs, bool)  # agents that act after the latest reset
         self._ended = np.zeros(self.spec.num_envs, bool)
         self._infos = Infos(self.spec.num_envs)
 
@@ -99,7 +100,9 @@ class MultiHostEnv(OnHost):
         self._begin_anew()
         self._vector.reset()
         self._tell()
-        return self._columns(self._vector.block.observations()["obs"])
+        shown = self._vector.block.observations()
+        self.there = shown["there"].reshape(-1).copy()
+        return self._columns(shown["obs"])
 
     def step(self, action: PyTree) -> StepResult:
         """Steps all games. Raises ValueError for actions of another shape, dtype or range than `spec.action`."""

@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from jrl.envs import agent_faults
-from jrl.envs.agent_faults import ALL
+from jrl.envs.agent_faults import ALL, COMMON, misnamed
 from jrl.envs.step_faults import Breach, Fault, place_in_time, seeded
 from jrl.types import InputError
 
-Look = Callable[[Callable[[], Iterator[Fault]]], None]  # takes what gives the faults of the latest result
+# takes what gives the faults of the latest result and, for results that are not looked at closely, what tells whether
+# there may be some; without it there are none that matter to a run under way
+Look = Callable[..., None]
+
+
+_NOBODY, _ALONE = frozenset[Any](), frozenset((ALL,))  # agents that a dict of RLlib's must have
 
 
 class Turn(NamedTuple):
@@ -99,9 +104,10 @@ class _Base:
 
     def __init__(self, env: Any, agents: tuple[Any, ...]):
         self.env, self.agents = env, agents
-        self.look: Look = lambda faults: None
+        self.look: Look = lambda faults, may_be=None: None
         self._steps, self._ended = 0, set[Any]()
         self._movers: tuple[Any, ...] = ()
+        self._known = frozenset((*agents, ALL, COMMON))  # keys of dicts by agent
 
     def observation_space(self, agent: Any) -> Any:
         return self.env.observation_space(agent)
@@ -135,7 +141,10 @@ class Parallel(_Base):
 
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
-        self.look(lambda: agent_faults.of_parallel_reset(self.env, self.agents, result, where))
+        self.look(
+            lambda: agent_faults.of_parallel_reset(self.env, self.agents, result, where),
+            lambda: misnamed(self._known, result, [set(self.env.agents), None]),
+        )
         obs, infos = _parts(result, agent_faults.RESET, where)
         self._movers = tuple(self.env.agents)
         return Turn(obs, {}, {}, {}, infos, self._movers)
@@ -143,7 +152,13 @@ class Parallel(_Base):
     def step(self, action: dict[Any, Any]) -> Turn:
         where, result = self._stepped(), self.env.step(action)
         acted, ended = self._movers, self._ended
-        self.look(lambda: agent_faults.of_parallel_step(self.env, self.agents, acted, ended, result, where))
+
+        def may_be() -> bool:
+            were, are = set(acted), set(self.env.agents)
+            stay = were & are  # of one that has left no flags are wanted: it is cut off
+            return misnamed(self._known, result, [are, were, stay, stay, None])
+
+        self.look(lambda: agent_faults.of_parallel_step(self.env, self.agents, acted, ended, result, where), may_be)
         obs, reward, terminated, truncated, infos = _parts(result, agent_faults.PARALLEL, where)
         now = tuple(self.env.agents)
         over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
@@ -163,7 +178,8 @@ class TurnTaking(_Base):
         where = self._began()
         self._reset(seed)
         self._earned = dict.fromkeys(self.agents, 0.0)
-        self.look(lambda: agent_faults.of_turn(self.env, self.agents, (), where, reset=True))
+        faults = lambda: agent_faults.of_turn(self.env, self.agents, (), where, reset=True)
+        self.look(faults, lambda: self._turn_misnamed())
         self.look(lambda: agent_faults.of_last(self.env, self._earned, dict.fromkeys(self.agents, 0.0), where))
         return self._turn({}, {}, {}, {}, {}, where)
 
@@ -173,7 +189,8 @@ class TurnTaking(_Base):
         self._earned[env.agent_selection] = 0.0
         returned = env.step(action[env.agent_selection])
         ended = self._ended
-        self.look(lambda: agent_faults.of_turn(env, self.agents, ended, where, reset=False, returned=returned))
+        faults = lambda: agent_faults.of_turn(env, self.agents, ended, where, reset=False, returned=returned)
+        self.look(faults, lambda: self._turn_misnamed())
         there = list(env.agents)
         reward, infos = dict(env.rewards), dict(env.infos)
         terminated, truncated = dict(env.terminations), dict(env.truncations)
@@ -187,6 +204,12 @@ class TurnTaking(_Base):
         self._ended = ended | set(over)
         self.look(lambda: agent_faults.of_last(env, self._earned, reward, where))
         return self._turn(obs, reward, terminated, truncated, infos, where)
+
+    def _turn_misnamed(self) -> bool:
+        env = self.env
+        parts = [getattr(env, name, None) for name in ("rewards", "terminations", "truncations")]
+        are = set(env.agents)
+        return not are <= self._known or misnamed(self._known, parts, [are] * len(parts))
 
     def _leave(self, where: str) -> list[Any]:
         """Steps each agent that has ended and is selected, which leaves by that, and returns those.
@@ -219,7 +242,7 @@ class TurnTaking(_Base):
             for agent, one in live.items():
                 yield from agent_faults.of_one(agent, self.observation_space, one, where)
 
-        self.look(faults)
+        self.look(faults, lambda: any(one is None for one in live.values()))
         movers = (env.agent_selection,) if there else ()
         waiting = tuple(agent for agent in there if agent not in movers)
         infos = {**infos, **{agent: env.infos.get(agent, {}) for agent in there}}
@@ -264,7 +287,10 @@ class Rllib(_Base):
 
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
-        self.look(lambda: agent_faults.of_rllib_reset(self.agents, self.observation_space, result, where))
+        self.look(
+            lambda: agent_faults.of_rllib_reset(self.agents, self.observation_space, result, where),
+            lambda: misnamed(self._known, result, [_NOBODY, None]) or not result[0],
+        )
         obs, infos = _parts(result, agent_faults.RESET, where)
         self._movers = tuple(agent for agent in self.agents if agent in obs)
         self._there, self._away = dict.fromkeys(self._movers), set()
@@ -276,7 +302,8 @@ class Rllib(_Base):
         self.look(
             lambda: agent_faults.of_rllib_step(
                 self.agents, self.observation_space, acted, ended, result, where, waits=self.waits
-            )
+            ),
+            lambda: misnamed(self._known, result, [_NOBODY, _NOBODY, _ALONE, _NOBODY, _NOBODY]),
         )
         obs, reward, terminated, truncated, infos = _parts(result, agent_faults.RLLIB, where)
         end, cut = bool(terminated.get(ALL)), bool(truncated.get(ALL))

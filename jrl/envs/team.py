@@ -12,6 +12,7 @@ import numpy as np
 from jrl import spaces
 from jrl.envs import spec as env_spaces
 from jrl.envs.behind import View, through
+from jrl.envs.multi_agent import acting_next
 from jrl.spaces import ACTION_MASK, AGENTS, PRESENT, STATE
 from jrl.types import (
     Array,
@@ -47,9 +48,8 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     A * d. The reward is the sum over the agents. A game that is over is truncated if the time limit cut off an agent
     that was there until then, else it is terminated; an agent that ends before the others ends nothing.
 
-    An agent that has ended is not `present`. Whether one is born is known when it acts first: one that comes late is
-    taken for present at the first step of a game and is present from its second step on. What an absent agent sees
-    stands as it is; where its mask allows nothing, it allows everything.
+    The agents that act on the next step are `present`, an agent that joins a game under way from its first action on.
+    The observation of an absent agent is left as it is; a mask of its that allows nothing allows everything.
 
     Args:
       env: with `spec.agents`, all of one observation and action space.
@@ -62,10 +62,10 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     """
     _check(env, agents)
     spec, view = joint_spec(env.spec), joint_view(env.spec.observation, len(env.spec.agents))
-    everybody = lambda xp: xp.ones((env.spec.games, len(env.spec.agents)), bool)
 
-    def first(xp: Any, obs: PyTree) -> PyTree:
-        return view(xp, obs, everybody(xp), everybody(xp))
+    def first(xp: Any, obs: PyTree, there: Array | None) -> PyTree:
+        everybody = xp.ones((env.spec.games, len(env.spec.agents)), bool)
+        return view(xp, obs, everybody, everybody if there is None else there.reshape(everybody.shape))
 
     return shown(
         env,
@@ -83,7 +83,8 @@ class Joint(NamedTuple):
 
     spec: EnvSpec  # of what they become
     to_columns: Callable[[Any, PyTree], PyTree]  # (xp, actions in that spec) -> the columns' actions
-    first: Callable[[Any, PyTree], PyTree]  # (xp, the columns' observations after a reset) -> those in that spec
+    # (xp, the columns' observations after a reset, agents that act next, [B] bool, or None: all) -> those in that spec
+    first: Callable[[Any, PyTree, Array | None], PyTree]
     joined: Callable[[Any, StepResult], StepResult]  # (xp, a step of the columns) -> that in that spec
 
 
@@ -91,11 +92,11 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
     """Returns `env` with its agents joined."""
     spec, sizes = joint.spec, spaces.columns(joint.spec)
     if not isinstance(env, JaxEnv):
-        return through(env, _Joint(joint))
+        return through(env, _Joint(joint, env))
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key)
-        return state, joint.first(jnp, obs)
+        return state, joint.first(jnp, obs, acting_next(state))
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         env_spaces.check_action(spec.action, sizes, action)
@@ -108,12 +109,12 @@ def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
 class _Joint(View):
     """Environments with their agents joined."""
 
-    def __init__(self, joint: Joint):
+    def __init__(self, joint: Joint, env: Any):
         super().__init__(joint.spec)
-        self._joint = joint
+        self._joint, self._env = joint, env
 
     def first(self, obs: PyTree) -> PyTree:
-        return self._joint.first(np, obs)
+        return self._joint.first(np, obs, getattr(self._env, "there", None))
 
     def taken(self, action: PyTree, rows: Array | None) -> PyTree:
         action, games = env_spaces.on_host(action), self.spec.games if rows is None else len(rows)
@@ -248,11 +249,15 @@ def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepRes
     over, absent = result.several.over, by_game(result.several.absent)
     cut = by_game(result.truncated)
     gone = absent | by_game(result.terminated) | (cut & ~over[:, None])
-    begun = absent.all(-1, keepdims=True)  # the first row of a game
     truncated = over & cut.any(-1)
+    stays = ~gone
+    if (there := result.several.there) is None:
+        present = stays | absent.all(-1, keepdims=True)  # nobody joins a game under way: all begin it
+    else:  # nobody acts after the last row, from which those are bootstrapped whom the time limit cut off
+        present = by_game(there) | (over[:, None] & stays)
     failed = None if result.failed is None else by_game(result.failed).any(-1)
     reward = by_game(result.reward).sum(-1)
-    return StepResult(view(xp, result.obs, gone, begun | ~gone), reward, over & ~truncated, truncated, failed)
+    return StepResult(view(xp, result.obs, gone, present), reward, over & ~truncated, truncated, failed)
 
 
 __all__ = ["Joint", "check_agents", "joint_spec", "joint_view", "observation", "shown", "team"]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_OF_THE_WINDOW = re.compile(r"(episode|(?:agent|policy)/[^/]+)/(?:return|length)")
+_OF_THE_WINDOW = re.compile(r"(episode|agent/.+|policy/[^/]+)/(?:return|length)")
 
 
 def counts(name: str, row: Mapping[str, Any], window: int) -> bool:

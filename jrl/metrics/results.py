@@ -1,8 +1,10 @@
 """A result row under the names that RLlib's users know, nested as there."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from jrl.spaces import joined
 
 # ours -> theirs; those of episodes stand at the top and under `env_runners`
 EPISODES = {
@@ -116,7 +118,7 @@ def result(
         found |= _of_agents(row, before)
     for name, value in row.items():
         first, _, rest = name.partition("/")
-        owner, _, inner = rest.partition("/")
+        owner, _, inner = rest.partition("/") if first == "policy" else rest.rpartition("/")
         if several and first in ("agent", "policy"):
             places = (_OF_AGENT if first == "agent" else _OF_POLICY).get(inner, ("", ""))
             for place, key in ((found["env_runners"], places[0]), (found, places[1])):
@@ -129,7 +131,7 @@ def result(
         elif name in COUNTS:
             found[COUNTS[name]] = value
         elif first == "evaluation":
-            found.setdefault("evaluation", {})[_EVALUATION.get(rest, rest)] = value
+            _put_evaluated(found.setdefault("evaluation", {}), rest, value)
         elif rest and first in _PLACES:
             found.setdefault(_PLACES[first], {})[rest] = value
         elif name not in ("iteration", "episode/window", "agent_steps"):
@@ -159,23 +161,39 @@ def _with_former(found: dict[str, Any]) -> dict[str, Any]:
 
 def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of an evaluation under those names, at the top and under `env_runners`."""
-    named = _with_former({_EVALUATION.get(name, name): value for name, value in found.items()})
+    named: dict[str, Any] = {}
+    for name, value in found.items():
+        _put_evaluated(named, name, value)
+    named = _with_former(named)
     return {**named, "env_runners": dict(named)}
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as one, with names joined by /.
+def _put_evaluated(found: dict[str, Any], name: str, value: Any) -> None:
+    """Writes a metric of an evaluation under its name in RLlib; those of agents and policies stand in dicts by name."""
+    kind, _, owner = name.removesuffix("/return").partition("/")
+    if owner and kind in ("agent", "policy") and name.endswith("/return"):
+        for key in filter(None, (_OF_AGENT if kind == "agent" else _OF_POLICY)["return"]):
+            found.setdefault(key, {})[owner] = value
+    else:
+        found[_EVALUATION.get(name, name)] = value
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings as one, with names joined by /, no two to the same (`jrl.spaces.joined`).
 
     >>> flat({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
     {'info/learner/loss': 0.5, 'iteration': 3}
     """
-    found: dict[str, Any] = {}
+    found = dict(_leaves(tree, ()))
+    return dict(zip(joined([*found]), found.values(), strict=True))
+
+
+def _leaves(tree: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}/")
+            yield from _leaves(value, (*at, str(name)))
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            yield (*at, str(name)), value
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

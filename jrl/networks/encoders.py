@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -103,6 +104,20 @@ class _Embedding(nn.Module):
         return jnp.concatenate([p @ table[a : a + n] for p, a, n in zip(parts, at, sizes, strict=True)], -1)
 
 
+def names(paths: Sequence[str]) -> dict[str, str]:
+    """Returns the name of each encoder among the parameters, by the path of its array; no two are the same.
+
+    >>> names(["goal/at", "pos"])
+    {'goal/at': 'encoder_goal_at', 'pos': 'encoder_pos'}
+    >>> names(["goal/at", "goal_at"])
+    {'goal/at': 'encoder_goal~1at', 'goal_at': 'encoder_goal_at'}
+    """
+    plain = [path.replace("/", "_") for path in paths]
+    if len(set(plain)) < len(plain):
+        plain = [spaces.escaped(path) for path in paths]
+    return {path: f"encoder_{name}" for path, name in zip(paths, plain, strict=True)}
+
+
 class Encoders(nn.Module):
     """Passes each array of an observation [..., *] through its encoder, side by side: [N, F]."""
 
@@ -112,9 +127,9 @@ class Encoders(nn.Module):
     @nn.compact
     def __call__(self, obs):
         chosen, cfg = choose(self.space, self.cfg), self.cfg
-        features = []
+        features, named = [], names([path for path, encoder in chosen.items() if encoder != "flat"])
         for (path, leaf), x in zip(spaces.leaves(self.space), jax.tree.leaves(obs), strict=True):
-            name, encoder = f"encoder_{path.replace('/', '_')}", chosen[path]
+            name, encoder = named.get(path), chosen[path]
             if encoder == "flat":
                 features.append(flat(leaf, cfg, x))
             elif encoder == "embedding":
@@ -126,4 +141,4 @@ class Encoders(nn.Module):
         return jnp.concatenate([x.astype(jnp.float32) for x in features], -1)
 
 
-__all__ = ["DENSE", "ENCODERS", "Encoders", "choose", "default", "flat", "flattened", "single"]
+__all__ = ["DENSE", "ENCODERS", "Encoders", "choose", "default", "flat", "flattened", "names", "single"]

@@ -24,8 +24,8 @@ from jrl.rollout import sources
 from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
 from jrl.rollout.source import Source
-from jrl.rollout.tally import Evaluation, Goal, Rows, Tally, joined
-from jrl.types import ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
+from jrl.rollout.tally import Episode, Evaluation, Goal, Rows, Tally, joined
+from jrl.types import PLACE, ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
 
 LENGTH = 64  # rows between two looks at who has finished
 MAX_STEPS = 1_000_000  # per environment, against environments that never end
@@ -144,7 +144,7 @@ class Player(_Evaluating):
         self.spec, self.num_envs, self.length = env.spec, env.spec.games, length
         self.in_program = isinstance(env, JaxEnv)
         self._tallies = {}
-        self._left: list[tuple[float, int]] = []  # `Tally.rest` of the last evaluation
+        self._left: list[Episode] = []  # `Tally.rest` of the last evaluation
         self._env, self._act = env, act
         self._lock = threading.RLock()  # between two blocks others may ask for the environments
         self._options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore}
@@ -152,16 +152,21 @@ class Player(_Evaluating):
             self._options |= {"cut": False} | ({"record_infos": True} if infos else {})
         self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.of_games)
         self._source: Source | None = None
-        self._columns: episodes.Columns
+        self._columns: episodes.Columns  # of the games
+        self._of_agents: episodes.Columns  # of each agent in the game under way, where there are several
         self._at_start = False  # environments that stand where their making, or a reset, has left them
 
     def _made(self, key: Key | None = None) -> Source:
         if self._source is None:
             key = jax.random.key(0) if key is None else key
             self._source = sources.make(self._env, self._act, key=key, **self._options)
-            self._columns = episodes.init(self.num_envs)
+            self._forget()
             self._at_start = True
         return self._source
+
+    def _forget(self) -> None:
+        """Drops what is known of the episodes under way."""
+        self._columns, self._of_agents = episodes.init(self.num_envs), episodes.init(self.spec.num_envs)
 
     def begin(self, key: Key, *, reset: bool = True) -> None:
         """Brings all environments to the start of an episode; with `reset` False only if there has been none."""
@@ -170,7 +175,8 @@ class Player(_Evaluating):
                 self._made(key)
             elif reset and (self.in_program or not self._at_start):
                 self._source.reset(key)
-                self._columns, self._left = episodes.init(self.num_envs), []
+                self._forget()
+                self._left = []
 
     def block(self, actor: PyTree, key: Key, *, whole: bool = False) -> Block:
         """Returns the next rows, with `whole` also for a watch."""
@@ -186,9 +192,23 @@ class Player(_Evaluating):
                 (reward, mask), done = self._games(reward, mask, rollout.over), rollout.over
             done = done | ~mask
             self._columns, tracked = self._track(self._columns, reward, done, mask)
-            found = (done & mask, mask, tracked.episode_return, tracked.length)
+            found = [done & mask, mask, tracked.episode_return, tracked.length]
+            if rollout.over is not None:
+                found += self._by_agent(rollout, done)
             rows = Rows(*(np.asarray(x) for x in found))
             return rows, (jax.device_get(rollout), source.infos) if whole else None
+
+    def _by_agent(self, rollout: Rollout, done: Any) -> list[Any]:
+        """Returns what each agent has earned in its game so far, [T, G, A], and the policy it follows where recorded.
+
+        Args:
+          rollout: the block.
+          done: [T, G] bool, where games end.
+        """
+        split = lambda x: x.reshape(*done.shape, -1)
+        everyone = done.repeat(len(self.spec.agents), -1)
+        self._of_agents, found = self._track(self._of_agents, rollout.reward, everyone, rollout.mask)
+        return [split(found.episode_return), *([split(rollout.extras[PLACE])] if PLACE in rollout.extras else [])]
 
     def play(
         self,
@@ -335,7 +355,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         count: int = 0,
     ):
         self._num_envs, self._length, self._count = list(num_envs), length, count
-        self._left: list[list[tuple[float, int]]] = [[] for _ in num_envs]
+        self._left: list[list[Episode]] = [[] for _ in num_envs]
         self._tallies: dict[int, Tally] = {}
         super().__init__(Host, make, options)
 

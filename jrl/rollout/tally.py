@@ -16,6 +16,9 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # [N] f32
     lengths: np.ndarray  # [N] i32
     timesteps: int = 0  # environment steps that counted; with unit episodes those of these N
+    agents: np.ndarray | None = None  # [N, A] f32, each agent's part of the returns; None: there is one agent
+    # [N, A] i32, number of the policy that each agent followed; None: the policies do not change from game to game
+    followed: np.ndarray | None = None
 
     def summary(self) -> dict[str, float]:
         """Returns `return`, `return_std`, `return_min`, `return_max`, `length`, `episodes`; NaN where no episode has
@@ -37,13 +40,21 @@ class Evaluation(NamedTuple):
 SUMMARY = ("return", "return_std", "return_min", "return_max", "length", "episodes")
 
 
+def _stacked(each: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Returns the episodes' arrays [A] as one [N, A]; None where there are none."""
+    known = [x for x in each if x is not None]
+    return np.stack(known) if known else None
+
+
 def joined(parts: Sequence[Evaluation]) -> Evaluation:
     """Returns several as one, in their order."""
     if len(parts) == 1:
         return parts[0]
     together = lambda x, dtype: np.concatenate(x) if x else np.zeros(0, dtype)
     returns, lengths = together([p.returns for p in parts], np.float32), together([p.lengths for p in parts], np.int32)
-    return Evaluation(returns, lengths, sum(p.timesteps for p in parts))
+    agents, followed = ([x for x in found if x is not None] for found in zip(*(p[3:] for p in parts), strict=True))
+    joint = lambda x: np.concatenate(x) if x else None
+    return Evaluation(returns, lengths, sum(p.timesteps for p in parts), joint(agents), joint(followed))
 
 
 class Goal(NamedTuple):
@@ -72,6 +83,17 @@ class Rows(NamedTuple):
     step: np.ndarray  # bool, False on masked steps and on those of an environment that broke
     episode_return: np.ndarray  # f32
     length: np.ndarray  # i32
+    agents: np.ndarray | None = None  # [T, B, A] f32, as `Evaluation.agents`
+    followed: np.ndarray | None = None  # [T, B, A] i32, as `Evaluation.followed`
+
+
+class Episode(NamedTuple):
+    """One episode that has ended."""
+
+    episode_return: float
+    length: int
+    agents: np.ndarray | None = None  # [A] f32
+    followed: np.ndarray | None = None  # [A] i32
 
 
 class Tally:
@@ -88,12 +110,12 @@ class Tally:
     * No amount: all rows.
     """
 
-    def __init__(self, goal: Goal, num_envs: int, left: Iterable[tuple[float, int]] = ()):
+    def __init__(self, goal: Goal, num_envs: int, left: Iterable[Episode] = ()):
         """`left`: `rest()` of the last tally, for one that goes on."""
         self._goal, self._amount, self._steps = goal, goal.amount, 0
         self.stalled = 0  # rows since the goal last came nearer
         self._quota: list[int] | None = None  # of each environment, where each has a share
-        self._found: list[list[tuple[float, int]]] = [list(left)]
+        self._found: list[list[Episode]] = [list(left)]
         if goal.amount is not None and goal.unit == "episodes" and goal.reset:
             each, rest = divmod(goal.amount, num_envs)
             self._quota = [each + (i < rest) for i in range(num_envs)]
@@ -138,7 +160,8 @@ class Tally:
         # of a share that is played already: should it grow, they are the next
         for t, b in zip(*np.nonzero(rows.ended if shares else rows.ended & counts)):
             found = self._found[b if shares else 0]
-            found.append((float(rows.episode_return[t, b]), int(rows.length[t, b])))
+            of_agents = (None if x is None else x[t, b] for x in (rows.agents, rows.followed))
+            found.append(Episode(float(rows.episode_return[t, b]), int(rows.length[t, b]), *of_agents))
             if self._quota is not None and len(found) == self._quota[b]:
                 counts[t + 1 :, b] = False
         self.stalled = 0 if self._amount is None or self.missing < before else self.stalled + len(counts)
@@ -151,11 +174,14 @@ class Tally:
             found = [e for f, q in zip(self._found, self._quota) for e in f[:q]]
         elif self._goal.unit == "episodes":
             found = found[: self._amount]
-        returns, lengths = np.array([r for r, _ in found], np.float32), np.array([n for _, n in found], np.int32)
+        returns = np.array([one.episode_return for one in found], np.float32)
+        lengths = np.array([one.length for one in found], np.int32)
         of_episodes = self._goal.unit == "episodes" and self._amount is not None
-        return Evaluation(returns, lengths, int(lengths.sum()) if of_episodes else self._steps)
+        steps = int(lengths.sum()) if of_episodes else self._steps
+        agents, followed = [one.agents for one in found], [one.followed for one in found]
+        return Evaluation(returns, lengths, steps, _stacked(agents), _stacked(followed))
 
-    def rest(self) -> list[tuple[float, int]]:
+    def rest(self) -> list[Episode]:
         """Returns episodes beyond the goal, of one that goes on: they ended on the same row as the last that
         counted.
         """

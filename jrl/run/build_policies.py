@@ -109,9 +109,11 @@ def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
 
 def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
     """Raises InputError: the environments turned out to have several agents, or collecting does not go with them, or
-    with so many devices that learn.
+    with so many devices that learn; or they have one agent, and metrics of several are named.
     """
     if not spec.agents:
+        if errors := list(multi_agent.alone_faults(cfg)):
+            raise InputError(*errors)
         return
     if cfg.multi_agent is None:
         raise InputError(

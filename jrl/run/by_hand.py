@@ -17,12 +17,13 @@ from jrl.algos import gradients
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.run import build, build_policies, learner, parallel, several
+from jrl.run.clock import NO_STEPS, Clock
 from jrl.run.keys import Role, role_key
 from jrl.run.offline import Offline
 from jrl.run.program import own_replay
 from jrl.settings import multi_agent, plan
 from jrl.settings.config import algo_name
-from jrl.types import NOT_FINITE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
+from jrl.types import LEADS, NOT_FINITE, PLACE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
@@ -217,11 +218,11 @@ class ByHand:
         self._check("learn_on_batch", batch)
         if isinstance(batch, Rollout):
             batch = dataclasses.replace(batch, contiguous=np.zeros_like(batch.contiguous))
-            steps = int(np.asarray(batch.mask).sum())
+            steps = counted(batch, session.run.groups)
             state, metrics = self._learn_rollout(batch)
         else:
             self._alone("learn_on_batch of a batch")
-            steps = 0
+            steps = NO_STEPS
             state, metrics = self._learn_batch(batch)
         session.replace_state(state, steps)
         found = {name: float(x) for name, x in jax.device_get(metrics).items()}
@@ -390,6 +391,35 @@ class ByHand:
             raise InputError(
                 f"{what}: expected {cfg.replay.batch_size} rows, as replay.batch_size says, got {len(batch.weight)}"
             )
+
+
+def counted(rollout: Rollout, groups: Sequence[several.Group] = ()) -> Clock:
+    """Returns the steps of a rollout, of environments and of agents, as an iteration counts them.
+
+    Where the rows of a game's agents do not stand side by side, each policy marks the game's steps that it has part in
+    (`LEADS`): the steps are those of the policy that has part in most.
+
+    Args:
+      rollout: on the host.
+      groups: of the run's policies; () of one.
+    """
+    mask = np.asarray(rollout.mask)
+    if rollout.over is not None:
+        games = mask.reshape(*np.shape(rollout.over), -1).any(-1).sum()
+    elif LEADS in rollout.extras:
+        leads = mask & np.asarray(rollout.extras[LEADS])
+        if PLACE in rollout.extras:  # who follows which policy may differ from game to game
+            _, who = np.unique(np.asarray(rollout.extras[PLACE]), return_inverse=True)
+        else:
+            width = sum(group.agents.size for group in groups) or 1
+            who = np.zeros(width, int)
+            for number, agents in enumerate(columns for group in groups for columns in group.agents):
+                who[agents] = number
+            who = np.broadcast_to(np.tile(who, mask.shape[1] // width), mask.shape)
+        games = np.bincount(who.reshape(-1), leads.reshape(-1)).max()
+    else:
+        games = mask.sum()
+    return Clock(int(games), int(mask.sum()))
 
 
 def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:

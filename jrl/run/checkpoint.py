@@ -73,7 +73,7 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
         with _without_pattern(directory) as target:
             for part, tree in parts.items():
                 with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-                    writer.save(target / part, args=ocp.args.StandardSave(tree))
+                    writer.save(target / part, args=ocp.args.StandardSave(_apart(tree)))
     except ValueError as e:
         if not files.no_room(e):
             raise
@@ -231,7 +231,7 @@ def _whole(checkpoint: Path, part: str, checksum: str | None) -> PyTree:
             raise ValueError(f"it would take {size / 2**30:,.0f} GiB of memory, of {there / 2**30:,.0f} GiB")
         if checksum is None:
             return None
-        found = reader.restore(place / part)
+        found = _as_named(reader.restore(place / part))
     if _checksum(found) != checksum:
         raise ValueError("it is not what was written")
     return found
@@ -270,23 +270,54 @@ def _in_structure(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> P
     """
     there, wanted = _named(found), _named(like)
     for name in wanted:
-        beside = ".".join(BESIDE.get(part, part) for part in name.split("."))
+        beside = tuple(BESIDE.get(part, part) for part in name)
         if name not in there and beside in there:
             there[name] = np.zeros_like(there[beside])
         if name not in there:
-            raise _misfit(checkpoint, part, f"{name} is not in it")
+            raise _misfit(checkpoint, part, f"{'.'.join(name)} is not in it")
     for name in there:
         if name not in wanted:
-            raise _misfit(checkpoint, part, f"it has {name} beside")
-    return jax.tree.map_with_path(lambda path, _: there[_name(path)], like)
+            raise _misfit(checkpoint, part, f"it has {'.'.join(name)} beside")
+    return jax.tree.map_with_path(lambda path, _: there[_names(path)], like)
 
 
 def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    return ".".join(_names(path))
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
-    return {_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _named(tree: PyTree) -> dict[tuple[str, ...], Any]:
+    return {_names(path): x for path, x in jax.tree.leaves_with_path(tree)}
+
+
+_APART = "~apart"  # the one item of a part whose names are escaped
+
+
+def _apart(tree: PyTree) -> PyTree:
+    """Returns a tree whose arrays Orbax does not mix up: it names each by the names on its path, joined by dots.
+
+    Where two would have one name, such as those of {"a.b": x, "a": {"b": y}}, the names of all dicts are escaped.
+    """
+    paths = [_names(path) for path, _ in jax.tree.leaves_with_path(tree)]
+    if len({".".join(names) for names in paths}) == len(paths):
+        return tree
+    return {_APART: _renamed(tree, lambda name: name.replace("~", "~0").replace(".", "~1"))}
+
+
+def _as_named(found: PyTree) -> PyTree:
+    """Returns what `_apart` was given, in dicts and lists."""
+    if not isinstance(found, dict) or set(found) != {_APART}:
+        return found
+    return _renamed(found[_APART], lambda name: name.replace("~1", ".").replace("~0", "~"))
+
+
+def _renamed(tree: PyTree, rename: Callable[[str], str]) -> PyTree:
+    is_dict = lambda x: isinstance(x, Mapping)
+    inner = lambda x: {rename(str(k)): _renamed(v, rename) for k, v in x.items()} if is_dict(x) else x
+    return jax.tree.map(inner, tree, is_leaf=is_dict)
 
 
 # ---------------------------------------------------------------- details
@@ -315,7 +346,8 @@ def discard(directory: Path) -> None:
 def _checksum(tree: PyTree) -> str:
     """Returns the checksum of all bytes, in the order of the names, so that it does not depend on the containers."""
     value = 0
-    for name, x in sorted(_named(tree).items()):
+    named = [(".".join(names), names, x) for names, x in _named(tree).items()]
+    for name, _, x in sorted(named, key=lambda one: one[:2]):
         value = zlib.crc32(name.encode(), value)
         value = zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data, value)
     return f"{value:08x}"

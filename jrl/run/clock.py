@@ -23,6 +23,9 @@ class Clock(NamedTuple):
         return self._replace(env_steps=self.env_steps + steps, agent_steps=self.agent_steps + agents)
 
 
+NO_STEPS = Clock()
+
+
 class StepInfo(NamedTuple):
     """Facts that the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
 

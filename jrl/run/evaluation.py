@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jrl import callbacks, registry
 from jrl.rollout.evaluate import EvaluationRunners, Player, Until, Watch
 from jrl.rollout.sources import copied
@@ -25,7 +27,7 @@ from jrl.run import build_evaluation, reporter, video
 from jrl.run.clock import StepInfo
 from jrl.run.keys import Role, role_key
 from jrl.run.workers import EvaluationWorkers, numbers
-from jrl.settings import plan
+from jrl.settings import by_episode, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, Key, PyTree
 
@@ -42,6 +44,7 @@ class _Running:
     key: Key
     goal: Goal
     version: int
+    plays_for: RunConfig  # the run as it was when the evaluation began
     until: Until
     found: concurrent.futures.Future
     start: float = dataclasses.field(default_factory=time.perf_counter)
@@ -56,6 +59,7 @@ class Evaluations:
     Attributes:
       config: of the evaluation, the run's with `evaluation.config` over it.
       workers: the environments, for callbacks and custom evaluation functions.
+      plays_for: the run with the policies that it has by now: their names are those of the results.
       names: keys of every result; of a custom function's none is known.
       latest: the episodes of the latest evaluation; of a custom function's none are known.
 
@@ -73,6 +77,7 @@ class Evaluations:
     def __init__(self, cfg: RunConfig, *, callbacks: Any = None, algorithm: Any = None, spec: EnvSpec | None = None):
         self.config = build_evaluation.config_of(cfg)
         self.algorithm = algorithm
+        self.plays_for = cfg
         self._cfg, self._settings, self._callbacks, self._spec = cfg, cfg.evaluation, callbacks, spec
         self._sizes = build_evaluation.num_envs(cfg)
         limit = cfg.evaluation.timeout_s
@@ -85,7 +90,7 @@ class Evaluations:
         self._running: _Running | None = None
         self.latest: Evaluation | None = None
         runners = ("num_healthy_workers",) if self._settings.num_env_runners else ()
-        played = (*SUMMARY, "timesteps", *runners)
+        played = (*SUMMARY, "timesteps", *runners, *_of_agents(cfg, None, {}))
         self.names: tuple[str, ...] = (*(() if self._custom else played), "weights_version", "timed_out", "time_s")
 
     @property
@@ -182,7 +187,9 @@ class Evaluations:
         limit = None if goal.amount is None or self._custom else self._settings.timeout_s
         key = role_key(self._cfg.run.seed, Role.EVALUATE, count)
         future: concurrent.futures.Future = concurrent.futures.Future()
-        self._running = running = _Running(self.prepare(), actor, key, goal, version, Until(limit), future)
+        self._running = running = _Running(
+            self.prepare(), actor, key, goal, version, self.plays_for, Until(limit), future
+        )
         if self._custom:
             self.workers.begin(actor, key)
         if threaded:
@@ -204,7 +211,11 @@ class Evaluations:
             agents = plan.columns(self._cfg) // self._cfg.env.num_envs  # each has a column
             self._watches = [self._callbacks.episode_watch(n * agents, evaluation=True) for n in self._sizes]
         self.latest = running.group.play(running.actor, running.key, running.goal, running.until, self._watches)
-        return _row(self.latest)
+        return self._row(self.latest, running)
+
+    def _row(self, found: Evaluation, running: _Running) -> dict[str, float]:
+        of_agents = _of_agents(running.plays_for, found, _named(running.plays_for, running.actor))
+        return {**found.summary(), "timesteps": found.timesteps, **of_agents}
 
     def _result(self) -> dict[str, float]:
         running = self._running
@@ -219,7 +230,7 @@ class Evaluations:
             row = running.found.result()
         else:
             self.latest, timed_out = group.found(), True
-            row = _row(self.latest)
+            row = self._row(self.latest, running)
             self._abandon(running)
         if not self._custom and running.goal.amount is not None and group.missing:
             timed_out = True
@@ -270,8 +281,44 @@ class Evaluations:
             group.close()
 
 
-def _row(found: Evaluation) -> dict[str, float]:
-    return {**found.summary(), "timesteps": found.timesteps}
+def _of_agents(cfg: RunConfig, played: Evaluation | None, named: Mapping[int, str]) -> dict[str, float]:
+    """Returns `agent/NAME/return` and `policy/NAME/return` of an evaluation, {} of an environment with one agent.
+
+    The return of an agent is the sum of its rewards in a game, a mean over the games, so that the agents' add up to
+    `return`. That of a policy is the mean over its agents. With self-play it is the learner's alone.
+
+    Args:
+      cfg: of the run, with its agents.
+      played: None: all are NaN.
+      named: policies by number, where they change from game to game.
+    """
+    followers = multi_agent.followers(cfg)
+    if not followers or cfg.multi_agent is None:
+        return {}
+    agents = cfg.multi_agent.agents or ()
+    mean = lambda x: float(x.mean()) if x.size else math.nan
+    if cfg.multi_agent.self_play is not None:
+        learner = multi_agent.the_one(cfg)
+        return {f"policy/{learner}/return": mean(played.returns) if played else math.nan}
+    found = None if played is None else played.agents
+    if found is None or found.shape[1] != len(agents):
+        found = np.zeros((0, len(agents)), np.float32)
+    row = {f"agent/{agent}/return": mean(found[:, i]) for i, agent in enumerate(agents)}
+    if played is not None and played.followed is not None:
+        numbers = {name: number for number, name in named.items()}
+        rows = {policy: found[played.followed == numbers.get(policy)] for policy in followers}
+    else:
+        rows = {policy: found[:, [agents.index(agent) for agent in own]] for policy, own in followers.items()}
+    return row | {f"policy/{policy}/return": mean(own) for policy, own in rows.items()}
+
+
+def _named(cfg: RunConfig, actor: PyTree) -> dict[int, str]:
+    """Returns the names of the policies by their numbers, where these change from game to game."""
+    if not by_episode.per_episode(cfg):
+        return {}
+    numbers = np.asarray(actor[by_episode.ROSTER].numbers)
+    keys = by_episode.places(multi_agent.capacity(cfg))
+    return {int(numbers[keys.index(key)]): name for name, key in multi_agent.places(cfg).items()}
 
 
 _MOST_EPISODES = 1000  # whose returns and lengths a row lists
@@ -394,6 +441,7 @@ class Schedule:
         if self._told:
             self._told.call("on_evaluate_start", algorithm=self._face)
         actor = self._session.actor()
+        self.evaluations.plays_for = self._session.config
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor

@@ -11,6 +11,7 @@ import numpy as np
 
 from jrl.errors import InputError
 from jrl.run import build, build_policies, checkpoint, resume, roster, several
+from jrl.run.clock import NO_STEPS, Clock
 from jrl.run.program import LoopState
 from jrl.settings import config, multi_agent
 from jrl.settings.config import RunConfig
@@ -32,8 +33,8 @@ class Policies(abc.ABC):
     seats: roster.Seats | None
 
     @abc.abstractmethod
-    def replace_state(self, state: LoopState, steps: int = 0) -> None:
-        """Goes on from another state, which has learned from so many more environment steps."""
+    def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
+        """Goes on from another state, which has learned from so many more steps."""
 
     def actor(self, policy: str | None = None) -> PyTree:
         """Returns what acting needs, of all policies or of the named one, on one device; valid until the next call."""

@@ -24,7 +24,7 @@ from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
 from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, roster, several
 from jrl.run.by_hand import ByHand, known
-from jrl.run.clock import Clock, StepInfo
+from jrl.run.clock import NO_STEPS, Clock, StepInfo
 from jrl.run.policies import Policies
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
@@ -304,10 +304,11 @@ class Session(Policies):
         """Returns the environment steps so far, the latest call's included. Waits for it."""
         return self.clock_now().env_steps
 
-    def replace_state(self, state: LoopState, steps: int = 0) -> None:
-        """Goes on from another state, which has learned from so many more environment steps."""
+    def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
+        """Goes on from another state, which has learned from so many more steps."""
         now = self.clock_now()
-        self.clock = now._replace(env_steps=now.env_steps + steps, agent_steps=now.agent_steps + steps)
+        env_steps, agent_steps = now.env_steps + steps.env_steps, now.agent_steps + steps.agent_steps
+        self.clock = now._replace(env_steps=env_steps, agent_steps=agent_steps)
         self.state, self._calls = state, None
         self._latest = None
         self.version += 1

@@ -4,13 +4,14 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl import spaces
 from jrl.errors import InputError
 from jrl.host import elsewhere
 from jrl.metrics.episodes import Columns
@@ -386,12 +387,17 @@ def numbers(found: Any) -> dict[str, float]:
     """
     if not isinstance(found, Mapping):
         raise InputError(f"custom.evaluation: expected a mapping of names to numbers, got {type(found).__name__}")
-    row: dict[str, float] = {}
+    named = dict(_numbers(found, ()))
+    return dict(zip(spaces.joined([*named]), named.values(), strict=True))
+
+
+def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yields each number with the names on its path."""
     for name, value in found.items():
+        path = (*at, str(name))
         if isinstance(value, Mapping):
-            row |= {f"{name}/{inner}": x for inner, x in numbers(value).items()}
-            continue
-        if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "buif":
-            raise InputError(f"custom.evaluation: {name} must be a number, got {value!r}")
-        row[str(name)] = np.asarray(value).item()
-    return row
+            yield from _numbers(value, path)
+        elif np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "buif":
+            raise InputError(f"custom.evaluation: {'/'.join(path)} must be a number, got {value!r}")
+        else:
+            yield path, np.asarray(value).item()

@@ -275,13 +275,33 @@ def faults(cfg: RunConfig) -> Iterator[str]:
 
 
 def _stop_faults(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yields stop criteria of agents or policies that do not exist: they would never be met."""
-    for metric in cfg.stop:
-        kind, _, rest = metric.partition("/")
-        name, _, row = rest.partition("/")
-        if kind in known and row and name not in known[kind]:
+    """Yields metrics of agents or policies that do not exist: a criterion of theirs would never be met."""
+    own = cfg.multi_agent.self_play if cfg.multi_agent else None
+    for key, metric in _metrics(cfg):
+        evaluated = metric.startswith("evaluation/")
+        kind, _, rest = metric.removeprefix("evaluation/").partition("/")
+        # a policy's name has no slash, an agent's may have one
+        name, _, row = rest.partition("/") if kind == "policy" else rest.rpartition("/")
+        if evaluated and own and kind in known and metric != (one := f"evaluation/policy/{own.policy}/return"):
+            yield f"{key}: with multi_agent.self_play an evaluation reports the policy that learns alone: use {one}"
+        elif kind in known and row and name not in known[kind]:
             expected = f"expected one of {kind} {_listed(known[kind])}, got {name!r}"
-            yield f"stop.{metric}: {expected}{_near(name, known[kind]) or ': it would never be met'}"
+            yield f"{key}: {expected}{_near(name, known[kind]) or ': it would never be met'}"
+
+
+def alone_faults(cfg: RunConfig) -> Iterator[str]:
+    """Yields metrics of agents, and of policies in evaluations, in a run with one agent, whose rows have neither."""
+    for key, metric in _metrics(cfg):
+        if metric.startswith(("agent/", "evaluation/agent/", "evaluation/policy/")):
+            mend = "use evaluation/return" if metric.startswith("evaluation/") else "use episode/return"
+            yield f"{key}: {cfg.env.id or 'the environment'} has one agent, whose rows have no such key: {mend}"
+
+
+def _metrics(cfg: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yields the metrics that a config names, each after the key that names it."""
+    yield from ((f"stop.{metric}", metric) for metric in cfg.stop)
+    if best := cfg.checkpoint.keep_best_by:
+        yield f"checkpoint.keep_best_by {best}", best
 
 
 def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:

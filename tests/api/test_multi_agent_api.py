@@ -275,8 +275,11 @@ def test_acting_by_policy(algo):
 
 
 def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
-    before = algo.get_weights()
-    algo.learn_on_batch(algo.workers.local_worker().sample())
+    before, steps = algo.get_weights(), algo.session.clock_now()
+    rollout, report = algo.session.by_hand.sample()
+    algo.learn_on_batch(rollout)
+    # as an iteration counts them
+    assert algo.session.clock_now() == steps.after(report) and report.steps.sum() < report.agents.steps.sum()
     after = algo.get_weights()
     for name in ("p0", "p1"):
         assert not np.array_equal(leaves(before[name]["params"])[0], leaves(after[name]["params"])[0])

@@ -11,7 +11,7 @@ import stores
 
 from jrl import data
 from jrl.errors import InputError
-from jrl.types import Box, Discrete
+from jrl.types import Box, Dict, Discrete
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -19,6 +19,23 @@ from jrl.types import Box, Discrete
 def test_to_the_bit(tmp_path, spaces, compress):
     given = dataclasses.replace(stores.store(spaces, actions="normalized"), notes=("as it was found",))
     stores.same(given, data.read(data.write(given, tmp_path / "x.npz", compress=compress)))
+
+
+def test_names_that_are_alike_are_kept_apart(tmp_path):
+    two = Dict((("a/b", Box((2,), "float32")), ("a", Dict((("b", Box((3,), "float32")),)))))
+    given = stores.store((two, stores.FLAT[1]))
+    numbers = given.columns["state"]
+    columns = {"x": {"": numbers + 2, "y": numbers + 1}, "x/y": numbers}
+    given = dataclasses.replace(given, columns=columns)
+    stores.same(given, data.read(data.write(given, tmp_path / "x.npz")))
+    nameless = dataclasses.replace(stores.store(), columns={"x": {"": numbers, "y": numbers}})
+    for bad, words in ((given, "HDF5 cannot tell the names"), (nameless, "HDF5 cannot keep the name ''")):
+        with pytest.raises(InputError, match=f"{words}.*rename it, or write the format jrl"):
+            data.write(bad, tmp_path / "x-v0", format="minari")
+        assert not (tmp_path / "x-v0").exists()
+    slash = dataclasses.replace(stores.store(), columns={"x/y": numbers})
+    with pytest.raises(InputError, match="HDF5 cannot keep the name 'x/y'"):
+        data.write(slash, tmp_path / "x.hdf5", format="d4rl")
 
 
 def test_several_files_are_one_array_that_is_not_copied(tmp_path):

@@ -127,6 +127,8 @@ class FaultyNim(Nim):
         self._fault = fault
         if fault == "no possible agents":
             self.agents, self.possible_agents = list(Nim.possible_agents), None
+        if fault == "stale":
+            self.possible_agents = [*Nim.possible_agents, "p_2"]  # who never comes
 
     @property
     def num_agents(self):
@@ -139,6 +141,8 @@ class FaultyNim(Nim):
         match self._fault:
             case "no possible agents":
                 self.possible_agents = None
+            case "stale":
+                self._remove("p_2")
             case "begins terminated":
                 self.terminations["p_0"] = True
             case "begins truncated":
@@ -172,8 +176,14 @@ class FaultyNim(Nim):
                 self._remove(self.agents[0])
             case "flag" if self.agents:
                 self.truncations[self.agents[0]] = None
-            case "stale" if self.agents:
+            case "unknown":
                 self.rewards["p_9"] = 0.0
+            case "stale" if self.agents:
+                self.rewards["p_2"] = 0.0
+            case "unpaid" if self.agents:
+                del self.rewards["p_1"]
+            case "unseen":
+                self.observe = lambda agent: None
         return 0 if self._fault == "returns" else None
 
 
@@ -257,6 +267,29 @@ class Turns:
         pass
 
 
+class FaultyTurns(Turns):
+    """Turns with one fault, which `fault` names."""
+
+    turn_based = True
+
+    def __init__(self, config=None):
+        super().__init__(length=4)
+        self._fault = (config or {}).get("fault", "")
+
+    def step(self, actions):
+        obs, rewards, over, cut, infos = super().step(actions)
+        match self._fault:
+            case "unknown":
+                rewards["c"] = 1.0
+            case "unseen":
+                obs = dict.fromkeys(obs)
+            case "endless":
+                del over["__all__"]
+            case "infos":
+                infos = {"c": {}}
+        return obs, rewards, over, cut, infos
+
+
 class PatientTurns(Turns):
     """Turns whose agents say that they wait."""
 
@@ -300,6 +333,12 @@ class Faulty(Walkers):
                 obs.pop("w_2")
             case "no reward":
                 rewards.pop("w_1", None)
+            case "nothing":
+                obs["w_2"] = None
+            case "unknown":
+                rewards["w_9"] = 1.0
+            case "no flag":
+                terminations.pop("w_2")
             case "shape":
                 obs["w_1"] = np.zeros(3, np.float32)
             case "flag":

@@ -80,6 +80,7 @@ def test_an_agent_that_stays_after_its_end_is_a_problem():
         ("vanishes", "is not in agents any more, but has not ended: set its flags"),
         ("skipped", "has ended, but was skipped: select it"),
         ("flag", "truncations['p_0'] is None, a NoneType"),
+        ("unknown", "rewards has 'p_9', which is not in possible_agents: add it to them"),
         ("returns", "returned a int: step of an AECEnv returns nothing"),
     ],
 )
@@ -91,7 +92,7 @@ def test_problems_of_those_that_take_turns(fault, words):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("stale", "rewards has agent 'p_9', which is not in agents"),
+        ("stale", "rewards has agent 'p_2', which is not in agents"),
         ("no count", "num_agents is missing"),
         ("no possible agents", "possible_agents is missing, and agents stands for it"),
     ],

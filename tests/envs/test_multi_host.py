@@ -246,6 +246,49 @@ def test_rewards_of_one_game_are_not_owed_in_the_next():
     np.testing.assert_array_equal(reward, [[1, 0], [0, 0], [1, 0]])
 
 
+class Returning:
+    """RLlib's interface: b acts where the script has a letter, ends at each E, and is paid 10 to the power of the step.
+
+    At a small e it ends without being there.
+    """
+
+    script = "xE.xx..x.e.xx"
+    possible_agents: ClassVar = ["a", "b"]
+
+    def __init__(self, config=None):
+        from gymnasium import spaces
+
+        self.observation_spaces = dict.fromkeys(self.possible_agents, SEEN)
+        self.action_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(2))
+
+    def _see(self):
+        there = self.script[self.t : self.t + 1] in ("x", "E")
+        return dict.fromkeys(["a", "b"] if there else ["a"], np.zeros(2, np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._see(), {}
+
+    def step(self, actions):
+        assert ("b" in actions) == (self.script[self.t] in "xE")
+        rewards, ends = {"a": 0.0, "b": 10.0**self.t}, self.script[self.t] in "Ee"
+        self.t += 1
+        return self._see(), rewards, {"b": ends, "__all__": self.t == len(self.script)}, {"__all__": False}, {}
+
+    def close(self):
+        pass
+
+
+def test_one_that_came_back_is_paid_for_what_it_earns_while_it_is_absent():
+    """Each life's rewards are those from its first observation to its end; between two lives nothing is earned."""
+    env = make("test_multi_host:Returning", num_envs=1, options={"turn_based": False})
+    reward, terminated, _, absent, _ = stepped(env, 13)
+    assert "".join(".x"[not flag] for flag in absent[:, 1]) == "xx.xx..x...xx"
+    assert np.flatnonzero(terminated[:, 1]).tolist() == [1, 12]  # of the end while it is absent no row can tell
+    earned = {0: 1e0, 1: 1e1, 3: 1e3, 4: 1e4, 7: 1e5 + 1e6 + 1e7, 11: 1e11, 12: 1e12}
+    np.testing.assert_array_equal(reward[:, 1], np.float32([earned.get(t, 0) for t in range(13)]))
+
+
 class LateEnd(Walkers):
     """RLlib's interface, one agent of which has an end together with its first observation, and one without a last."""
 
@@ -304,6 +347,37 @@ def test_an_end_at_the_first_observation_and_one_without_a_last_observation():
 def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
     with pytest.raises(InputError, match=words):
         stepped(make(f"{NAME}:Faulty", num_envs=1, options={"fault": fault}), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "words"),
+    [
+        ("Faulty", "pair", r"the reset after step \d+ returned no pair"),
+        ("Faulty", "no observation", r"step \d+: observations has nothing of agent 'w_2', which has not ended"),
+        ("Faulty", "nothing", r"step \d+: agent 'w_2': the observation is None"),
+        ("Faulty", "no reward", r"step \d+: rewards has nothing of agent 'w_1'"),
+        ("Faulty", "no flag", r"step \d+: terminations has nothing of agent 'w_2'"),
+        ("Faulty", "stranger", r"step \d+: agent 'w_9' is not in possible_agents"),
+        ("Faulty", "unknown", r"step \d+: rewards has 'w_9', which is not in possible_agents: add it"),
+        ("FaultyTurns", "unknown", r"step \d+: rewards has 'c', which is not in possible_agents: add it"),
+        ("FaultyTurns", "infos", r"step \d+: infos has 'c', which is not in possible_agents: add it"),
+        ("FaultyTurns", "unseen", r"step \d+: agent '[ab]': the observation is None"),
+        ("FaultyTurns", "endless", r"step \d+: terminateds has no '__all__'"),
+        ("FaultyNim", "unknown", r"step \d+: rewards has 'p_9', which is not in possible_agents"),
+        ("FaultyNim", "unpaid", r"step \d+: rewards has nothing of agent 'p_1'"),
+        ("FaultyNim", "unseen", r"step \d+: agent 'p_[01]': the observation is None"),
+    ],
+)
+def test_what_is_missing_or_unknown_later_is_refused_as_in_the_first_steps(name, fault, words):
+    env = make(f"{NAME}:{name}", num_envs=1, options={"fault": ""})
+    obs = env.reset()
+    act = lambda obs: allowed(obs) if isinstance(obs, dict) else np.zeros(env.spec.num_envs, np.int32)
+    for _ in range(40):
+        obs = env.step(act(obs)).obs
+    env.foreach_env(lambda one: setattr(one, "_fault", fault))
+    with pytest.raises(InputError, match=words):
+        for _ in range(12):
+            obs = env.step(act(obs)).obs
 
 
 @pytest.mark.parametrize("check_steps", [0, 32])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.envs.make import make
 from jrl.envs.team import team
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
@@ -31,7 +32,7 @@ def test_a_team_sees_and_earns_what_its_agents_do():
     np.testing.assert_array_equal(obs["present"], np.ones((2, 3)))
     np.testing.assert_array_equal(obs["action_mask"], np.ones((2, 6)))  # what c may do is not said: anything
     action = np.array([[0, 1, 1], [1, 0, 0]], np.int32)
-    present = [[1, 1, 0], [1, 0, 0], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
+    present = [[1, 1, 0], [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1]]  # c acts from the third row on
     masks = [[1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
     for t, (seen, reward, *_, over, _) in enumerate(games.SCRIPT):
         result = env.step(action)
@@ -44,6 +45,20 @@ def test_a_team_sees_and_earns_what_its_agents_do():
         np.testing.assert_array_equal(result.truncated, [bool(over)] * 2)
         np.testing.assert_array_equal(result.terminated, [False] * 2)
         assert result.several is None
+
+
+def test_present_are_those_who_act_on_the_next_step():
+    """LateArrivals-v0: whoever comes late or comes back is present before its first action, in every game."""
+    env = team(make("LateArrivals-v0", num_envs=2))
+    state, obs = env.reset(jax.random.key(0))
+    assert np.asarray(obs["present"]).tolist() == [[1, 0, 1, 1]] * 2
+    step, action, present = jax.jit(env.step), jnp.ones((2, 4), jnp.int32), []
+    for t in range(14):
+        state, result = step(state, action, jax.random.key(t))
+        present.append(["".join(map(str, row)) for row in np.asarray(result.obs["present"])])
+    # steady, late, guest, waiting after each step; the seventh begins the next game
+    game = ["1011", "1101", "1111", "1111", "1101", "0000", "1011"]
+    assert present == [[row] * 2 for row in game * 2]
 
 
 def test_a_team_of_an_environment_in_jax():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import networks
+from jrl import networks, spaces
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.encoders import choose, flattened
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, element
@@ -35,6 +35,17 @@ def build(cfg, space=SPACE):
 
 def batch(shape):
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *np.shape(x))), OBS)
+
+
+@pytest.mark.parametrize("names", [("cam_left", ("cam", "left")), ("a/b", ("a", "b")), ("a/b_c", ("a_b", "c"))])
+def test_names_that_are_alike_have_encoders_of_their_own(names):
+    one, (first, second) = names
+    space = Dict(((one, Box((2,))), (first, Dict(((second, Box((3,))),)))))
+    paths = [path for path, _ in spaces.leaves(space)]
+    network = build(NetworkConfig(hidden=(5,), encoders=dict.fromkeys(paths, "mlp"), encoder_hidden=(7,)), space)
+    params = jax.jit(network.init)(jax.random.key(0))
+    found = params["policy_torso_encoders"].values()
+    assert sorted(part["Dense_0"]["kernel"].shape for part in found) == [(2, 7), (3, 7)]
 
 
 def test_flatten_is_the_preprocessor_of_old():

@@ -147,6 +147,9 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
             f"data: {path}: the format d4rl has one array for all observations, and so for actions and columns: "
             f"{', '.join(several)} of {store.name} {'is' if len(several) == 1 else 'are'} a tree: write jrl or minari"
         )
+    infos = {name: _LOG_PROBS if name == LOG_PROB else name for name in store.columns}
+    named = [*(("infos", name) for name in infos.values()), *(("labels", name) for name in store.labels)]
+    hdf5.check_names(path, named, nested=False)
     step = store.is_step()
     last = np.cumsum(store.lengths()) - 1
     ends = {name: np.zeros(store.num_steps, bool) for name in ("terminals", "timeouts")}
@@ -157,7 +160,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
         "actions": store.action[step],
         "rewards": store.reward[step],
         **ends,
-        **{f"infos/{_LOG_PROBS if n == LOG_PROB else n}": x[step] for n, x in store.columns.items()},
+        **{f"infos/{infos[name]}": x[step] for name, x in store.columns.items()},
         _LAST: last,
     }
     with whole.file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:

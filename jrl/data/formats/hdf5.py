@@ -1,7 +1,7 @@
 """HDF5 files: the import of h5py, the one place where files are opened, and errors of a file as one."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,32 @@ def array(found: Any) -> np.ndarray:
         size.check(found.file.filename, taken)
         parts.append(part)
     return np.concatenate(parts) if parts else np.zeros(0, object)
+
+
+def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -> None:
+    """Raises InputError: two arrays would have one name in the file, or HDF5 cannot keep a name.
+
+    HDF5 takes names with / for paths: "a/b" and the "b" of a Dict "a" are one array.
+
+    Args:
+      path: of the file, for the error.
+      names: of each array and of what it is in, from the outermost.
+      nested: a name with / is found again.
+    """
+    mend = "rename it, or write the format jrl"
+    arrays: dict[tuple[str, ...], tuple[str, ...]] = {}
+    groups: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for name in names:
+        place = tuple(part for one in name for part in one.split("/"))
+        if not all(place) or "." in place or (len(place) > len(name) and not nested):
+            raise InputError(f"data: {path}: HDF5 cannot keep the name {name[-1]!r:.80}: {mend}")
+        above = [place[:end] for end in range(1, len(place))]
+        other = next((arrays[one] for one in (*above, place) if one in arrays), groups.get(place))
+        if other is not None:
+            one, two = (str(list(found))[:80] for found in (other, name))
+            raise InputError(f"data: {path}: HDF5 cannot tell the names {one} and {two} apart: {mend}")
+        arrays[place] = name
+        groups |= dict.fromkeys(above, name)
 
 
 def put(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:

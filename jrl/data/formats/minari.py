@@ -297,6 +297,8 @@ def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:
 
     That name gets -v0 in the metadata if it has no version.
     """
+    hdf5.check_names(directory, _names(store), nested=True)
+    hdf5.check_names(directory, [(name,) for name in store.labels], nested=False)
     with whole.directory(directory) as temporary:
         data = temporary / "data"
         data.mkdir()
@@ -307,6 +309,24 @@ def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:
                 _write_episode(group, episode, store, compress)
         size = round((data / _MAIN).stat().st_size / 1e6, 1)
         (data / _METADATA).write_text(json.dumps(_written_metadata(store, directory, size)))
+
+
+def _names(store: EpisodeStore) -> list[tuple[str, ...]]:
+    """Returns the names on the way to each array of an episode."""
+
+    def of(space: Space) -> list[tuple[str, ...]]:
+        match space:
+            case Dict():
+                return [(key, *names) for key, part in space.items for names in of(part)]
+            case Tuple():
+                return [(f"_index_{i}", *names) for i, part in enumerate(space.items) for names in of(part)]
+        return [()]
+
+    spaces = {"observations": store.observation, "actions": store.action_space}
+    found = [(name, *names) for name, space in spaces.items() for names in of(space)]
+    for name, column in store.columns.items():
+        found += [("infos", name, *path) for path in ([(key,) for key in column] if isinstance(column, dict) else [()])]
+    return found
 
 
 def _attributes(labels: Any) -> dict[str, Any]:

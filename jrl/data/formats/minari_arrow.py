@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl import spaces
 from jrl.data.formats import parquet_footer, size
 from jrl.errors import InputError, cannot_import
 from jrl.types import PyTree
@@ -86,17 +87,18 @@ def infos(part: Part) -> dict[str, PyTree]:
     """Returns infos as columns: arrays, and dicts of arrays by path."""
     found: dict[str, PyTree] = {}
     for field in part.values.type:
-        inner = _leaves(part.values.field(field.name), field, "")
-        found[field.name] = inner.get("", inner)
+        inner = _leaves(part.values.field(field.name), field, ())
+        named = dict(zip(spaces.joined([*inner]), inner.values(), strict=True))
+        found[field.name] = inner.get((), named)
     return found
 
 
-def _leaves(values: Any, field: Any, path: str) -> dict[str, np.ndarray]:
+def _leaves(values: Any, field: Any, path: tuple[str, ...]) -> dict[tuple[str, ...], np.ndarray]:
     import pyarrow
 
     if pyarrow.types.is_struct(values.type):
-        parts = [(part, f"{path}/{part.name}" if path else part.name) for part in values.type]
-        return {k: v for part, at in parts for k, v in _leaves(values.field(part.name), part, at).items()}
+        parts = [_leaves(values.field(part.name), part, (*path, part.name)) for part in values.type]
+        return {names: x for part in parts for names, x in part.items()}
     if pyarrow.types.is_fixed_size_list(values.type):
         shape = (field.metadata or {}).get(b"shape", b"-1")
         sizes = [int(n) for n in shape.split(b",") if n]

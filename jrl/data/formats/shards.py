@@ -9,7 +9,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -162,8 +162,9 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
         paths = [path for path, _ in spaces.leaves(space)]
         named |= {_join(name, path): x for path, x in zip(paths, jax.tree.leaves(tree), strict=True)}
-    for name, tree in store.columns.items():
-        named |= {_join(f"column/{name}", path): x for path, x in zip(_paths(tree), jax.tree.leaves(tree), strict=True)}
+    for (name, path), key in _column_keys({name: _paths(tree) for name, tree in store.columns.items()}).items():
+        column = store.columns[name]
+        named[key] = column[path] if isinstance(column, dict) else column
     return named | {f"label/{name}": label for name, label in store.labels.items()}
 
 
@@ -178,7 +179,7 @@ def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> E
         offsets=arrays["offsets"],
         terminated=arrays["terminated"],
         truncated=arrays["truncated"],
-        columns={name: _column(name, paths, arrays) for name, paths in said["columns"].items()},
+        columns=_columns(said["columns"], arrays),
         labels={name.removeprefix("label/"): x for name, x in arrays.items() if name.startswith("label/")},
         meta={**known.meta, "path": str(path)},
         notes=known.notes,
@@ -194,10 +195,16 @@ def _paths(tree: PyTree) -> list[str]:
     return sorted(tree) if isinstance(tree, dict) else [""]
 
 
-def _column(name: str, paths: list[str], arrays: dict[str, np.ndarray]) -> PyTree:
-    if paths == [""]:
-        return arrays[f"column/{name}"]
-    return {path: arrays[f"column/{name}/{path}"] for path in paths}
+def _columns(paths: Mapping[str, Sequence[str]], arrays: dict[str, np.ndarray]) -> dict[str, PyTree]:
+    keys = _column_keys(paths)
+    of = lambda name: {path: arrays[keys[name, path]] for path in paths[name]}
+    return {name: arrays[keys[name, ""]] if list(paths[name]) == [""] else of(name) for name in paths}
+
+
+def _column_keys(paths: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], str]:
+    """Returns the name in the file of each array of the columns, by column and path."""
+    pairs = [(name, path) for name, found in paths.items() for path in found]
+    return {pair: f"column/{name}" for pair, name in zip(pairs, spaces.joined(pairs), strict=True)}
 
 
 def _join(name: str, path: str) -> str:

@@ -58,6 +58,7 @@ class _End(NamedTuple):
     reason: str | None  # the criterion that was met
     fault: Path | None = None  # bundle of an update that was not finite
     paused: bool = False  # as --until says
+    without_update: str = ""  # explanation of a run that made no update
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -93,7 +94,11 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains. Returns 0; 1 if --as-test failed or an update was not finite; 2 for bad input; 128 + n after signal n."""
+    """Trains. Returns the exit status.
+
+    Returns:
+      0; 1 if --as-test failed, no update was made or an update was not finite; 2 for bad input; 128 + n after signal n.
+    """
     p = parser()
     p.add_argument(
         "--seeds", type=int, metavar="N", help="number of runs side by side, with seeds run.seed, run.seed + 1, ..."
@@ -207,7 +212,9 @@ def _tell_end(
     )
     if interrupted:
         return interrupted.exit_status or 1
-    return 1 if end.fault or (args.as_test and not end.reason) else 0
+    if end.without_update:
+        print(end.without_update, file=sys.stderr)
+    return 1 if end.fault or end.without_update or (args.as_test and not end.reason) else 0
 
 
 def _best(directory: Path) -> str:
@@ -382,11 +389,13 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             last = session.reporter.flush()
             reason = reason or last
         saving.last(info, interrupted=bool(interrupted))
+        last_row = session.reporter.row or {}
     try:
         run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
-    return _End(reason, paused=paused)
+    over = not interrupted and not paused
+    return _End(reason, paused=paused, without_update=reporter.without_update(last_row, cfg) if over else "")
 
 
 def _sinks(

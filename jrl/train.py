@@ -152,8 +152,13 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         if clients is not None:
             stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
-        from jrl.run import checkpoint
+        from jrl.run import checkpoint, resume
 
+        if saved and not args.as_test:  # which asks whether the criterion is met
+            meta = checkpoint.read_meta(saved, resumable=True)
+            asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
+            cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)
+            print(*(f"resume: {line}\n" for line in lines), sep="", end="")
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)

@@ -59,6 +59,7 @@ class _End(NamedTuple):
     reason: str | None  # the criterion that was met
     fault: Path | None = None  # bundle of an update that was not finite
     paused: bool = False  # as --until says
+    without_update: str = ""  # explanation of a run that made no update
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -94,7 +95,11 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains. Returns 0; 1 if --as-test failed or an update was not finite; 2 for bad input; 128 + n after signal n."""
+    """Trains. Returns the exit status.
+
+    Returns:
+      0; 1 if --as-test failed, no update was made or an update was not finite; 2 for bad input; 128 + n after signal n.
+    """
     p = parser()
     p.add_argument(
         "--seeds", type=int, metavar="N", help="number of runs side by side, with seeds run.seed, run.seed + 1, ..."
@@ -148,8 +153,13 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         if clients is not None:
             stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
-        from jrl.run import checkpoint
+        from jrl.run import checkpoint, resume
 
+        if saved and not args.as_test:  # which asks whether the criterion is met
+            meta = checkpoint.read_meta(saved, resumable=True)
+            asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
+            cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)
+            print(*(f"resume: {line}\n" for line in lines), sep="", end="")
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
@@ -218,7 +228,9 @@ def _tell_end(
     )
     if interrupted:
         return interrupted.exit_status or 1
-    return 1 if end.fault or (args.as_test and not end.reason) else 0
+    if end.without_update:
+        print(end.without_update, file=sys.stderr)
+    return 1 if end.fault or end.without_update or (args.as_test and not end.reason) else 0
 
 
 def _best(directory: Path) -> str:
@@ -397,11 +409,13 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             last = session.reporter.flush()
             reason = reason or last
         saving.last(info, interrupted=bool(interrupted))
+        last_row = session.reporter.row or {}
     try:
         run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
-    return _End(reason, paused=paused)
+    over = not interrupted and not paused
+    return _End(reason, paused=paused, without_update=reporter.without_update(last_row, cfg) if over else "")
 
 
 def _sinks(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -319,6 +320,32 @@ def test_envpool_programs_stay_out_of_the_compile_cache(algo, setting, tmp_path)
         subprocess.run([*command, *settings], check=True, env=environment, capture_output=True)
         counts.append(len(list((tmp_path / "cache").glob("*-cache"))))
     assert counts[0] == counts[1] > 3
+
+
+def test_a_run_that_met_its_criterion_trains_on(tmp_path, capsys, monkeypatch):
+    """The line of docs/from-sb3.md with fewer steps: criteria that were met before do not count, and null drops one."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "from-sb3.md").read_text()
+    recipe = re.search(r"`(--resume runs/cartpole --stop env_steps=)200000`", page)[1]
+    goals = ["--set=run.smoothing_episodes=2", "--stop=episode/return=9", "--stop=env_steps=5000"]
+    assert run(*goals, out=Path("runs/cartpole")) == 0
+    assert "stopped: episode/return" in capsys.readouterr().out
+    steps = checkpoint.read_meta(checkpoint.locate(Path("runs/cartpole")))["env_steps"]
+    shutil.copytree("runs/cartpole", "copy")
+    assert train.main(f"{recipe}{steps + 600}".split()) == 0
+    said = capsys.readouterr().out
+    assert "resume: stop.episode/return 9 was met before: it does not count from now on" in said
+    assert f"stopped: env_steps reached {steps + 600:,}" in said
+    assert train.main(f"{recipe}{steps + 1200} --stop episode/return=9".split()) == 0  # however its last row is
+    assert f"stopped: env_steps reached {steps + 1200:,}" in capsys.readouterr().out
+    assert train.main(["--resume", "copy"]) == 0  # nothing was asked for
+    said = capsys.readouterr().out
+    assert "was met before, and ends the run again: to train on, --stop episode/return=null" in said
+    assert "stopped: episode/return" in said
+    assert train.main(["--resume", "copy", "--stop=episode_return_mean=null", f"--stop=env_steps={steps + 600}"]) == 0
+    said = capsys.readouterr().out
+    assert "was met before" not in said and f"stopped: env_steps reached {steps + 600:,}" in said
+    assert config.load("copy/config.yaml").stop == {"env_steps": steps + 600}
 
 
 def test_a_complete_run_is_not_trained_on_by_accident(finished, capsys):

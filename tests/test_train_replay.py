@@ -153,3 +153,17 @@ def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_f
     # and one that is asked for where there is none is told of
     assert run("dqn", "--stop=env_steps=900", "--set=checkpoint.replay=full", "--resume=auto", out=tmp_path / "a") == 2
     assert "checkpoint.replay=none" in capsys.readouterr().err
+
+
+def test_a_run_that_made_no_update_says_so_and_fails(tmp_path, capsys):
+    """One run and members of a population, at their first end and when they are looked at again."""
+    args = ["--stop=env_steps=400", "--stop=episode/return=1", "--set=run.smoothing_episodes=1"]
+    args += ["--set=replay.learning_starts=390"]
+    assert run("dqn", *args, out=tmp_path / "one") == 1
+    why = "updates: expected at least 1 in"
+    fix = "learning begins with replay.learning_starts 390: lower it, or raise stop.env_steps"
+    assert why in (said := capsys.readouterr().err) and fix in said
+    assert run("dqn", *args, "--seeds=2", out=tmp_path / "two") == 1
+    assert why in (said := capsys.readouterr().err) and fix in said and "failed: 00, 01" in said
+    assert f"failed: {why}" in (tmp_path / "two" / "sweep.csv").read_text()
+    assert train.main([f"--resume={tmp_path / 'two'}"]) == 1

@@ -17,11 +17,16 @@ def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
         `policy/NAME/window` over how many those of an agent and of a policy are.
       window: over so many they have to be.
     """
+    return episodes(name, row) >= window
+
+
+def episodes(name: str, row: Mapping[str, Any]) -> float:
+    """Returns over how many episodes a row's value of the metric is a mean; inf: it is not such a mean."""
     found = _OF_THE_WINDOW.fullmatch(name)
     if found is None:
-        return True
+        return math.inf
     of_games = row.get("episode/window", math.inf)  # which is all that rows of earlier versions have
-    return row.get(f"{found[1]}/window", of_games) >= window
+    return float(row.get(f"{found[1]}/window", of_games))
 
 
 def met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:

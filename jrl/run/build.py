@@ -19,7 +19,7 @@ from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, build_policies, estimates, learner, parallel, several
+from jrl.run import build_data, build_learner, build_policies, data_sets, estimates, learner, parallel, several
 from jrl.run import recorder as recorders
 from jrl.run.build_collect import (
     MakeSource,
@@ -35,6 +35,7 @@ from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
+from jrl.run.data_sets import Inputs
 from jrl.run.fused import Fused
 from jrl.run.offline import Offline
 from jrl.run.prefetched import Prefetched
@@ -141,8 +142,7 @@ class _Learning(NamedTuple):
     length: int  # steps of a rollout
     replay: str
     groups: tuple[several.Group, ...]
-    data: Mapping[str, str] = MappingProxyType({})
-    data_notes: tuple[str, ...] = ()
+    inputs: Inputs | None = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:
         """Returns the run, with what else it has."""
@@ -158,16 +158,24 @@ class _Learning(NamedTuple):
             learn=self.learn,
             mesh=self.devices.learners,
             groups=self.groups,
-            data=self.data,
-            data_notes=self.data_notes,
+            data=self.inputs.checksums if self.inputs else {},
+            data_notes=self.inputs.notes if self.inputs else (),
             **more,
         )
 
 
 def _learning(
-    cfg: RunConfig, devices: parallel.Devices, vectors: list[Any], callback_list: callbacks.CallbackList | None
+    cfg: RunConfig,
+    devices: parallel.Devices,
+    vectors: list[Any],
+    callback_list: callbacks.CallbackList | None,
+    inputs: Inputs | None = None,
 ) -> _Learning:
-    """Makes the parts. Raises InputError: a space, task or callback does not go with algorithm or environments."""
+    """Makes the parts; `inputs` are the data sets of a mix, if they were read before.
+
+    Raises:
+      InputError: a space, task or callback does not go with algorithm or environments.
+    """
     spec = vectors[0].spec
     if cfg.custom.env_task:
         tasks.check(vectors[0])
@@ -182,11 +190,9 @@ def _learning(
         callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     with_data: build_learner.WithData | None = None
-    checksums: Mapping[str, str] = {}
-    notes: tuple[str, ...] = ()
     if datasets.is_mixed(cfg):
-        found, with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
-        checksums, notes = found.checksums, found.notes
+        inputs = inputs or data_sets.read(cfg, spec)
+        with_data = build_data.beside(cfg, algo, inputs, spec, devices.learners.devices.size)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
         devices=devices.learners.devices.size, length=length, with_data=with_data,
@@ -194,7 +200,7 @@ def _learning(
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(
         devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups,
-        checksums, notes,
+        inputs,
     )  # fmt: skip
 
 
@@ -217,7 +223,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
     def of_config(other: RunConfig) -> Fused:
-        return _fused(other, _learning(other, devices, vectors, None))
+        return _fused(other, _learning(other, devices, vectors, None, learning.inputs))
 
     program = _fused(cfg, learning)
     return learning.run(
@@ -270,7 +276,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         batches=cfg.data.validation_batches,
         epoch=made.epoch,
     )
-    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, (), found.checksums, found.notes).run(
+    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, (), found).run(
         program=program,
         backend=f"data alone, {counted(iterations, 'update', ',')} per call",
         in_program=True,

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
@@ -81,24 +80,22 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
     return Made(learn, unguarded, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
 
 
-def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Inputs, build_learner.WithData]:
-    """Returns a run's data sets, and the function that puts them beside its replay.
+def beside(cfg: RunConfig, algo: Algo, found: Inputs, spec: EnvSpec, devices: int) -> build_learner.WithData:
+    """Returns the function that puts data sets beside a run's replay.
 
     Args:
       cfg, algo: the run and its algorithm.
+      found: its data.
       spec: of its environments.
       devices: that learn.
-    Raises:
-      InputError: files cannot be read, or do not fit the environments.
     """
-    found = data_sets.read(cfg, spec)
     batch = cfg.replay.batch_size // devices if cfg.replay else 0
 
     def with_data(online: Buffer) -> tuple[Buffer, learner.Data, str]:
         buffer, data = of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
         return buffer, data, f"{_size(found)}, {_placed_beside(buffer, online, devices)}"
 
-    return found, with_data
+    return with_data
 
 
 def of_stores(
@@ -130,7 +127,7 @@ def of_stores(
             data_sets.check_stacks(store, stack)
         dealt = data_sets.deal(store, devices)
         names = wanted(cfg, algo)
-        extras = [data_sets.extras_of(part, names, float(np.asarray(cfg.algo.gamma))) for part in dealt]
+        extras = [data_sets.extras_of(part, names, cfg.algo.gamma) for part in dealt]
         rows = max(part.num_rows for part in dealt)
         make = build_learner.buffers(
             cfg, algo, spec, devices, num_envs=1, stack=stack,

@@ -177,7 +177,7 @@ def _schema(resumable: bool) -> Any:
         "agent_steps": optional(count),
         "counted": more(count), "rows": more(rows), "metrics": optional(dict[str, Any]), "keep": optional(StrictBool),
         "guarantee": optional(StrictStr), "nonfinite": optional(dict[str, Any]),
-        "data": optional(dict[str, StrictStr]),
+        "data": optional(dict[str, StrictStr]), "met": optional(dict[str, StrictFloat | StrictInt]),
     }  # fmt: skip
     return TypeAdapter(model("checkpoint", **fields))
 

@@ -310,15 +310,15 @@ def to_end(store: EpisodeStore, gamma: float) -> dict[str, np.ndarray]:
     return {"reward": reward.astype(np.float32), "discount": discount.astype(np.float32), "steps": steps}
 
 
-def extras_of(store: EpisodeStore, names: Sequence[str], gamma: float) -> dict[str, PyTree]:
-    """Returns further columns [R, *] of a ring by name: TO_END, or those of the store.
+def extras_of(store: EpisodeStore, names: Sequence[str], gamma: Any) -> dict[str, PyTree]:
+    """Returns further columns [R, *] of a ring by name: TO_END, for which gamma is a number, or those of the store.
 
     Raises:
       InputError: the store lacks one.
     """
     if missing := [name for name in names if name != TO_END and name not in store.columns]:
         raise InputError(f"data.input: {store.name} has no column {', '.join(missing)}, which the algorithm needs")
-    return {name: to_end(store, gamma) if name == TO_END else store.columns[name] for name in names}
+    return {name: to_end(store, float(np.asarray(gamma))) if name == TO_END else store.columns[name] for name in names}
 
 
 def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:

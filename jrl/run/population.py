@@ -6,6 +6,7 @@ keeps, places and acts like any.
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -108,10 +109,17 @@ class Population:
             return
         width = self._width(len(self._places))
         repeat = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x[None], (width, *x.shape)), tree)
+        data = self.fused.learner.data
+        filled = data.fill() if data else None  # all members begin with the same data sets in replay
+
+        def begun(member: int) -> LoopState:
+            state = self._start(*self._own(member))
+            return dataclasses.replace(state, replay=filled) if data else state
+
         first, *others = self._places
-        self._state = jax.jit(repeat, out_shardings=NamedSharding(self._mesh, _OWN))(self._start(*self._own(first)))
+        self._state = jax.jit(repeat, out_shardings=NamedSharding(self._mesh, _OWN))(begun(first))
         for i in others:
-            self._write(i, self._start(*self._own(i)))
+            self._write(i, begun(i))
 
     def _width(self, members: int) -> int:
         """Places: so many that each device has as many as the others."""

@@ -19,6 +19,7 @@ import numpy as np
 from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
 from jrl.run.clock import Clock, StepInfo
+from jrl.settings.config import RunConfig
 from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError
 
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -226,6 +227,20 @@ def _on_host(calls: Sequence[StepInfo]) -> list[StepInfo]:
 def not_finite(info: StepInfo) -> bool:
     """Returns whether an update of the call was not finite: see `jrl.run.guard`. Waits for the call."""
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
+
+
+def without_update(row: Mapping[str, Any], cfg: RunConfig) -> str:
+    """Explains why a run whose last row this is made no update although it has a learner; "" if it made one."""
+    if cfg.replay is None or row.get("updates") != 0:
+        return ""
+    held, least = int(row.get("replay/size", 0)), cfg.replay.learning_starts
+    if held < least:
+        why = f"replay holds {held:,} rows, and learning begins with replay.learning_starts {least:,}"
+        fix = "lower it, or raise stop.env_steps"
+    else:
+        why = f"replay holds {held:,} rows, and not one whole sample of each input"
+        fix = "lower replay.n_step, network.max_seq_len or replay.burn_in, or give longer episodes"
+    return f"updates: expected at least 1 in {row['env_steps']:,} steps, got 0: {why}: {fix}"
 
 
 _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")

@@ -16,6 +16,7 @@ import yaml
 from jrl.data.spaces_json import plain
 from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
+from jrl.metrics import criteria
 from jrl.metrics.episodes import Columns, restarted
 from jrl.replay import layout, mixed
 from jrl.replay.regroup import regroup, renewed
@@ -23,7 +24,7 @@ from jrl.run import checkpoint, regrouped
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
 from jrl.run.several import Group
-from jrl.settings import config, multi_agent
+from jrl.settings import config, multi_agent, plan
 from jrl.settings.by_episode import ROSTER
 from jrl.settings.config import RunConfig, to_dict
 from jrl.settings.self_play import LEAGUE
@@ -195,6 +196,36 @@ def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = M
         yield f"from {meta['devices']} devices to {devices}: the environments are dealt out anew"
     if cfg.replay is not None and cfg.checkpoint.replay == "none":
         yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
+
+
+def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool) -> tuple[RunConfig, list[str]]:
+    """Returns the config without the stop criteria that a run has met before: with them it would end at once.
+
+    Args:
+      meta: description of the checkpoint that the run continues from.
+      cfg: config of the run from now on.
+      asked: whether the user said anew where the run is to end. So does a config whose `stop` is not the checkpoint's.
+    Returns:
+      The config, and a note for each criterion; where nothing was asked for, the config as it is.
+    """
+    before = meta["config"].get("stop")
+    asked = asked or (before is not None and before != to_dict(cfg)["stop"])
+    row = {name: value for name, value in (meta.get("metrics") or {}).items() if isinstance(value, int | float)}
+    told = meta.get("met") or {}
+    met, lines = set(), list[str]()
+    for name, target in cfg.stop.items():
+        now = criteria.met(name, row, target, cfg.run.smoothing_episodes)
+        if name == plan.counts_by(cfg) or not (now or told.get(name, -math.inf) >= target):
+            continue
+        met.add(name)
+        was = f"stop.{name} {target:g} was met before"
+        if asked:
+            lines.append(f"{was}: it does not count from now on, a higher goal would")
+        else:
+            lines.append(f"{was}, and ends the run again: to train on, --stop {name}=null, or a higher goal")
+    if not asked:
+        return cfg, lines
+    return dataclasses.replace(cfg, stop={k: v for k, v in cfg.stop.items() if k not in met}), lines
 
 
 def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from jrl import callbacks, registry
 from jrl.errors import InputError
 from jrl.host import runtime
-from jrl.metrics import loggers, results
+from jrl.metrics import criteria, loggers, results
 from jrl.metrics.timers import Timers
 from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, roster, several
 from jrl.run.by_hand import ByHand, known
@@ -109,6 +109,7 @@ class Session(Policies):
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
         self.reporter: reporter.Reporter
+        self.met: dict[str, float] = {}  # stop criteria that a row has met, and their numbers
         self._calls: loop.Calls | None = None
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
@@ -154,6 +155,7 @@ class Session(Policies):
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
             steps = meta["env_steps"]
             self.iteration, self.clock = meta["iteration"], Clock(steps, meta.get("agent_steps", steps))
+            self.met = dict(meta.get("met") or {})
         elif weights:
             kept = jax.device_get(program.keep(state).learner)
             learner, lines = resume.weights(weights, kept, policy_only=policy_only)
@@ -316,7 +318,7 @@ class Session(Policies):
     def go_on_as(self, source: "Session", cfg: RunConfig) -> None:
         """Goes on as another Session, whose state this session's program was given, but with `cfg`."""
         self.config, self.clock, self._calls, self._latest = cfg, source.clock_now(), None, None
-        self.iteration = source.iteration
+        self.iteration, self.met = source.iteration, dict(source.met)
         self.reporter.restore(source.reporter.state(), self.timers)
         self.version += 1
 
@@ -346,6 +348,11 @@ class Session(Policies):
             before = results.flat(self.result)
             self.callback_list.call("on_train_result", algorithm=self._face, result=self.result)
             row.update(results.changed(before, results.flat(self.result)))
+        self.met |= {
+            name: target
+            for name, target in self.config.stop.items()
+            if criteria.met(name, row, target, self.config.run.smoothing_episodes)
+        }
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)
 
@@ -405,7 +412,7 @@ class Session(Policies):
         # those of other weights say nothing about these
         of_others = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
         metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(of_others))}
-        more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
+        more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
         more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
         more |= {"data": dict(run.data)} if run.data else {}
         return checkpoint.meta(

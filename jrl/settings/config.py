@@ -235,6 +235,7 @@ def read(
             except (ValueError, yaml.YAMLError):
                 given_as = f"{flag} {schema.shown(text)}"
                 problems.append(Problem(key, f"{given_as}: expected key=value, such as rollout.length=256"))
+    problems += _unknown_criteria(from_file, assignments)
     for flag, key, value in assignments:
         nested = value
         for part in reversed(key.split(".")):
@@ -248,6 +249,22 @@ def read(
     if problems or found:
         raise InputError(*_told(problems + found))
     return cfg, {key: origins.get(key, "file") for key in schema.flatten(data)}
+
+
+def _unknown_criteria(data: Mapping[str, Any], assignments: Sequence[tuple[str, str, Any]]) -> Iterator[Problem]:
+    """Yields the stop criteria that the command line drops by null, and that there are not."""
+    ours = lambda name: metric_names.ours(schema.text(name)) or schema.text(name)
+    stop = data.get("stop")
+    known = {ours(name) for name in stop} if isinstance(stop, Mapping) else set()
+    for flag, key, value in assignments:
+        section, _, name = key.partition(".")
+        if section != "stop" or value is not None:
+            known |= {ours(name)} if section == "stop" else set()
+        elif ours(name) not in known:
+            having = f"one of {', '.join(sorted(known))}" if known else "no name, as there are no criteria"
+            yield Problem(
+                key, f"{flag} {schema.shown(name)}=null: it drops a criterion, expected {having}: leave it out"
+            )
 
 
 def _told(problems: Sequence[Problem]) -> Iterator[str]:
@@ -345,7 +362,8 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     if isinstance(env, Mapping) and isinstance(id := env.get("id"), str) and "." in id and ":" not in id:
         data["env"] = {**env, "id": registry.importable(id) or id}  # package.module.Class
     if isinstance(data.get("stop"), Mapping):
-        data["stop"] = {metric_names.ours(schema.text(name)) or name: value for name, value in data["stop"].items()}
+        named = {metric_names.ours(schema.text(name)) or name: value for name, value in data["stop"].items()}
+        data["stop"] = {name: value for name, value in named.items() if value is not None}  # null drops a criterion
         iterations = data["stop"].pop("training_iteration", None)
     if learns_from(cls) is not Fresh:
         data["replay"] = data.get("replay") or {}

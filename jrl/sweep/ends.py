@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrl.errors import InputError, counted
 from jrl.host import command, faults, files
@@ -18,6 +18,7 @@ from jrl.sweep.schedule import point_of
 
 BEST = "best"
 FAILED = ("failed", NOT_FINITE)  # how the end of a member begins that did not end well
+STOPPED = "stopped at"  # how the end of a member begins that a scheduler has stopped
 _OBJECTIVES = ("evaluation/return", "episode/return")  # the first that rows have
 _MOST = 10  # points that are told
 
@@ -31,12 +32,24 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
         name = next((n for n in names if any(is_number(row.get(n)) for row in rows)), names[-1])
         values = [row[name] for row in rows if is_number(row.get(name))]
         last, why = rows[-1] if rows else {}, ended.get(member.name, "")
+        why = _failure(member, why) or why
         table.append({
             "member": member.name, **member.changed, "ended": why, "frozen": int(why.startswith(NOT_FINITE)),
             "env_steps": last.get("env_steps"), "updates": last.get("updates"), "time_s": last.get("time_s"),
             "objective": name, "last": values[-1] if values else math.nan, "best": max(values, default=math.nan),
         })  # fmt: skip
     return table
+
+
+def _failure(member: Member, why: str) -> str:
+    """Returns why a member failed that ended by itself: it made no update. "" if it did not fail."""
+    from jrl.run import checkpoint, reporter
+
+    if not checkpoint.exists(member.directory) or why.startswith((*FAILED, STOPPED, "interrupted")):
+        return ""
+    metrics = checkpoint.read_meta(checkpoint.locate(member.directory)).get("metrics", {})
+    fault = reporter.without_update(metrics, member.config)
+    return f"{FAILED[0]}: {fault}" if fault else ""
 
 
 def _draw(directory: Path) -> None:
@@ -52,17 +65,69 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _tell_points(members: Sequence[Member], table: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the points of a sweep in the order of their mean over seeds, the best first."""
-    points: dict[str, list[float]] = {}
-    for member, row in zip(members, table, strict=True):
-        points.setdefault(point_of(member.changed), []).append(row["last"])
-    if len(points) < 2:
-        return
-    of_all = {name: sum(values) / len(values) for name, values in points.items()}
-    order = sorted(of_all, key=lambda name: -of_all[name] if is_number(of_all[name]) else math.inf)
-    for name in order[:_MOST]:
-        print(f"  {of_all[name]:.4g}  {name}  ({counted(len(points[name]), 'seed')})")
+class Point(NamedTuple):
+    """A point of a sweep and its seeds.
+
+    Attributes:
+      name: values as typed; "" where members differ in their seeds alone.
+      members: numbers of its seeds, the best first, those that failed last.
+      budget: steps at which a scheduler stopped it; inf: it was trained to its end.
+      score: mean objective of the seeds that have one; NaN: none has.
+      failed: number of seeds that failed or have no objective.
+    """
+
+    name: str
+    members: list[int]
+    budget: float
+    score: float
+    failed: int
+
+
+def ranked(table: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Point]:
+    """Returns the points of a sweep, the best first: those trained longest, and of these by the mean of their seeds.
+
+    A score after fewer steps is not comparable: a point that was stopped early stands below each that went on. A point
+    with a failed seed stands below those of its budget without one.
+
+    Args:
+      table: a row for each member.
+      names: of its point, for each member.
+    """
+    by_name: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        by_name.setdefault(name, []).append(i)
+    points = []
+    for name, numbers in by_name.items():
+        budget = min(_budget(str(table[i]["ended"])) for i in numbers)
+        scores = {i: _score(table[i]) for i in numbers}
+        good = [i for i in numbers if is_number(scores[i])]
+        order = sorted(good, key=scores.__getitem__, reverse=True) + [i for i in numbers if i not in good]
+        mean = sum(scores[i] for i in good) / len(good) if good else math.nan
+        points.append(Point(name, order, budget, mean, len(numbers) - len(good)))
+
+    def place(point: Point) -> tuple[bool, float, int, float]:
+        nothing = point.failed == len(point.members)
+        return nothing, -point.budget, point.failed, 0.0 if nothing else -point.score
+
+    return sorted(points, key=place)
+
+
+def _budget(why: str) -> float:
+    """Returns the steps at which a scheduler stopped a member; inf: none did."""
+    return float(why.removeprefix(STOPPED)) if why.startswith(STOPPED) else math.inf
+
+
+def _score(row: Mapping[str, Any]) -> float:
+    return math.nan if str(row["ended"]).startswith(FAILED) else row["last"]
+
+
+def _tell_points(points: Sequence[Point]) -> None:
+    """Prints the points of a sweep, the best first."""
+    for point in points[:_MOST]:
+        seeds = counted(len(point.members), "seed")
+        seeds += f", {point.failed} without a score" if point.failed else ""
+        stopped = f", {STOPPED} {point.budget:,.0f} steps" if point.budget < math.inf else ""
+        print(f"  {point.score:.4g}  {point.name}  ({seeds}{stopped})")
 
 
 def _write(directory: Path, table: Sequence[Mapping[str, Any]]) -> None:
@@ -81,13 +146,13 @@ def tell(
     objective: str | None,
     interrupted: faults.Signals,
 ) -> int:
-    """Writes `sweep.csv`, keeps the best member in `best/`, and prints how the population ended.
+    """Writes `sweep.csv`, keeps the best seed of the best point in `best/`, and prints how the population ended.
 
     Args:
       directory: of the population.
       members: as they are at the end.
       ended: why each ended, by name.
-      objective: key of result rows whose last value says which member is best; None: an evaluation's return, or else
+      objective: key of result rows whose last value says which point is best; None: an evaluation's return, or else
         that of episodes.
       interrupted: by a signal: there is no best yet.
     Returns:
@@ -102,7 +167,12 @@ def tell(
     failed = [row["member"] for row in table if str(row["ended"]).startswith(FAILED)]
     frozen = [row for row in table if row["frozen"]]
     if other := [name for name in failed if name not in {row["member"] for row in frozen}]:
-        print(f"failed: {', '.join(other)}: see the end of their console.txt", file=sys.stderr)
+        whys = dict.fromkeys(str(row["ended"]).removeprefix("failed: ") for row in table if row["member"] in other)
+        said = any(
+            (members[i].directory / "console.txt").exists() for i, row in enumerate(table) if row["member"] in other
+        )
+        more = ": see the end of their console.txt" if said else ""
+        print(f"failed: {', '.join(other)}: {'; '.join(whys)}{more}", file=sys.stderr)
     if frozen:
         path, names = frozen[0]["ended"].removeprefix(f"{NOT_FINITE}: "), ", ".join(row["member"] for row in frozen)
         print(
@@ -110,17 +180,19 @@ def tell(
             f"was not finite ({names}); {command.typed('debug')} {path} tells why",
             file=sys.stderr,
         )
-    good = [(row["last"], i) for i, row in enumerate(table) if row["member"] not in failed and is_number(row["last"])]
+    points = ranked(table, [point_of(member.changed) for member in members])
+    best, good = points[0], [row["last"] for row in table if is_number(_score(row))]
     if good:
-        value, i = max(good, key=lambda found: (found[0], -found[1]))
-        best = directory / BEST
-        shutil.rmtree(best, ignore_errors=True)
-        shutil.copytree(members[i].directory, best, ignore=shutil.ignore_patterns("*.lock"))
-        values = [last for last, _ in good]
+        i = best.members[0]
+        shutil.rmtree(directory / BEST, ignore_errors=True)
+        shutil.copytree(members[i].directory, directory / BEST, ignore=shutil.ignore_patterns("*.lock"))
         name = table[i]["objective"]
-        print(f"{name}: {sum(values) / len(values):.4g} on average, {min(values):.4g} to {max(values):.4g}")
-        _tell_points(members, table)
-        print(f"best: member {table[i]['member']}, {value:.4g}, which is also in {best}")
+        print(f"{name}: {sum(good) / len(good):.4g} on average, {min(good):.4g} to {max(good):.4g}")
+        of = ""
+        if len(points) > 1:
+            _tell_points(points)
+            of = f", the best seed of {best.name}"
+        print(f"best: member {table[i]['member']}, {table[i]['last']:.4g}{of}, which is also in {directory / BEST}")
     print(
         f"population: {directory}    table: {directory / 'sweep.csv'}    "
         f"evaluate: {command.typed('evaluate')} {directory / BEST}"

@@ -13,7 +13,7 @@ import numpy as np
 from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
 from jrl.metrics import progress
-from jrl.run import build, build_population, checkpoint, reporter, run_directory
+from jrl.run import build, build_population, checkpoint, reporter, resume, run_directory
 from jrl.run.checkpointer import Checkpointer
 from jrl.run.saving import Saving
 from jrl.run.session import Session
@@ -54,7 +54,11 @@ class Running:
         self.member, self.number = member, number
         self.saved = checkpoint.locate(member.directory) if checkpoint.exists(member.directory) else None
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
-        self.session = Session(member.config, directory=member.directory, run=run)
+        self.config, self.notes = member.config, list[str]()
+        if self._meta:
+            self.config, lines = resume.without_met_criteria(self._meta, member.config, asked=False)
+            self.notes = [] if self.config is member.config else lines
+        self.session = Session(self.config, directory=member.directory, run=run)
         self.ended: str | None = None
         self.ended_at = math.inf
         self.paused = self.began = False
@@ -62,7 +66,7 @@ class Running:
 
     def start(self, stack: contextlib.ExitStack, writer: concurrent.futures.ThreadPoolExecutor) -> None:
         """Begins, or goes on from the latest checkpoint; the files are open until `stack` ends."""
-        cfg, directory = self.member.config, self.member.directory
+        cfg, directory = self.config, self.member.directory
         done = self._meta["env_steps"] if self._meta else 0
         stack.enter_context(self.session)
         if why := self._ends.why(self.member) or ("complete" if is_complete(self.member) else None):
@@ -323,4 +327,7 @@ def introduction(every: Sequence[Running], fit: int | None) -> list[str]:
     lines.append(f"{counted(len(every), 'member')}, each with its {', '.join(keys)}, in one program: vmap over members")
     if fit is not None:
         lines[-1] += f"; {fit:,} would fit the memory"
-    return [*lines, f"resume: {resumed} of them from their checkpoints"] if resumed else lines
+    if not resumed:
+        return lines
+    notes = dict.fromkeys(note for one in every for note in one.notes)
+    return [*lines, f"resume: {resumed} of them from their checkpoints", *(f"resume: {note}" for note in notes)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
-from jrl.metrics import loggers
+from jrl.metrics import criteria, loggers
 from jrl.settings import plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.sweep import ends, schedule, search
@@ -186,7 +186,7 @@ class Sweep:
     def _stopped(self) -> dict[str, str]:
         """Returns why members ended that a scheduler has stopped."""
         return {
-            name: f"stopped at {decision['at']}"
+            name: f"{ends.STOPPED} {decision['at']}"
             for decision in self.record.decisions
             for name in decision.get("stopped", ())
         }
@@ -272,6 +272,27 @@ class Sweep:
         self._keep(decision)
         self._apply(trainer, decision)
 
+    def _few_episodes(self, decision: Mapping[str, Any]) -> str:
+        """Returns a warning where scores that a scheduler compared are means over a few episodes, which is luck."""
+        assert self.objective is not None
+        window, few = self._cfg.run.smoothing_episodes, []
+        for member in self.members:
+            if decision["scores"].get(member.name) is None or member.name in self.record.ended:
+                continue
+            rows = loggers.read_rows(member.directory / "result.jsonl")
+            having = [row for row in rows if ends.is_number(row.get(self.objective))]
+            if having and not criteria.counts(self.objective, having[-1], window):
+                few.append(int(criteria.episodes(self.objective, having[-1])))
+        if not few:
+            return ""
+        setting = "first" if isinstance(self._scheduler, schedule.Asha) else "interval"
+        steps = decision["at"] * window // max(1, min(few))
+        return (
+            f"warning: {len(few)} of {len(decision['scores'])} scores are means over as few as "
+            f"{counted(min(few), 'episode')}, run.smoothing_episodes is {window}: to compare later, raise {setting} of "
+            f"--scheduler to about {steps:,} steps"
+        )
+
     def _keep(self, decision: dict[str, Any], *, again: bool = False) -> None:
         decisions = self.record.decisions[:-1] if again else self.record.decisions
         self.record = self.record._replace(decisions=[*decisions, decision])
@@ -280,6 +301,8 @@ class Sweep:
     def _apply(self, trainer: Trainer, decision: dict[str, Any]) -> None:
         """Does what was decided."""
         print(_told(decision), flush=True)
+        if few := self._few_episodes(decision):
+            print(few, flush=True)
         if "stopped" in decision:
             trainer.stop({name: self._stopped()[name] for name in decision["stopped"]})
             return

@@ -7,6 +7,7 @@ import pytest
 from jrl import data
 from jrl.errors import InputError
 from jrl.replay import memory
+from jrl.run import build_population
 from jrl.run.program import own_replay
 from jrl.run.session import Session
 from jrl.settings import config, plan
@@ -129,3 +130,42 @@ def test_data_that_do_not_fit_beside_replay_are_refused(written, monkeypatch):
     monkeypatch.setattr(memory, "check_fits", lambda *given, **more: (check(*given, **more), room_left.append(1000))[0])
     with pytest.raises(InputError, match=r"data.input: the data take 0.0 MB on the device beside .* of replay"):
         Session(cfg)
+
+
+@pytest.mark.parametrize("kind", ["transitions", "of three steps by priority", "sequences by priority"])
+def test_members_of_a_population_are_the_runs_that_they_would_be_alone(kind, written, tmp_path):
+    """With floats of their own, from the beginning and from a checkpoint: the same updates, the same weights."""
+    options = [
+        option for option in KINDS.get(kind, ("replay.n_step=3", "replay.prioritized=true")) if option != DEVICES
+    ]
+    own = ["run.seed=1", "algo.gamma=0.9", "replay.priority_alpha=0.3", "replay.priority_beta=0.7"]
+    configs = [run_config(written, *options), run_config(written, *options, *own)]
+    expected = [trained(cfg, 4)[2] for cfg in configs]
+    assert all(kept.learner.updates > 0 for kept in expected)
+    for first, later in ((4, 0), (2, 2)):
+        states, counts = [None, None], [(0, 0)] * 2
+        for calls in filter(None, (first, later)):
+            population, runs = build_population.make(configs)
+            sessions = [Session(cfg, run=run) for cfg, run in zip(configs, runs, strict=True)]
+            for session, kept, (iteration, steps) in zip(sessions, states, counts, strict=True):
+                session.start()
+                if kept is not None:
+                    session.replace_state(session.run.program.place(kept))
+                    session.iteration, session.clock = iteration, session.clock._replace(env_steps=steps)
+            for _ in range(calls):
+                asked = {i: (session.iteration, session.ahead()) for i, session in enumerate(sessions)}
+                for i, made in population.advance(asked).items():
+                    sessions[i].advanced(sessions[i].state, *made)
+            states = [jax.device_get(session.run.program.keep(session.state)) for session in sessions]
+            counts = [(session.iteration, session.counted()) for session in sessions]
+            population.close()
+        for kept, alone in zip(states, expected, strict=True):
+            assert kept.learner.updates == alone.learner.updates
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *map(plain, (kept, alone))
+            )
+
+
+def plain(tree):
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, (tree.learner, tree.replay))

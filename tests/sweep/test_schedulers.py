@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import types
 
@@ -16,7 +17,7 @@ from jrl.errors import InputError
 from jrl.metrics import loggers
 from jrl.run import checkpoint
 from jrl.settings import config
-from jrl.sweep import __main__, schedule, settings, space
+from jrl.sweep import __main__, ends, schedule, settings, space
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps
 
@@ -35,7 +36,7 @@ KINDS = {
     "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=160"],
     "groups": [
         "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=2", "--budget=96",
-        "--max-members=1",
+        "--max-members=1", "--set=run.smoothing_episodes=100",
     ],
     "tpe": ["--search=tpe", "--samples=4", "--batch=2", "--budget=48"],
 }  # fmt: skip
@@ -107,6 +108,25 @@ def test_who_was_frozen_is_the_worst_and_counts_at_no_rung(tmp_path):
     assert sweep._scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
     assert sweep._counted(range(2)) == [] and sweep.why_ended(sweep.members[0]) == "not finite: x"
     assert populations.read(tmp_path).why_ended(sweep.members[0]) == "not finite: x"
+
+
+def test_points_that_were_trained_longer_stand_first_and_best_is_a_seed_of_the_best_point():
+    """The luckiest seed of all, and the highest score of few steps, say nothing."""
+    rows = {
+        ("lr=1", 0): (400.0, "env_steps"), ("lr=1", 1): (440.0, "env_steps"),
+        ("lr=2", 0): (500.0, "env_steps"), ("lr=2", 1): (20.0, "episode/return"),
+        ("lr=3", 0): (900.0, "stopped at 2000"), ("lr=3", 1): (900.0, "stopped at 2000"),
+        ("lr=4", 0): (950.0, "stopped at 6000"), ("lr=4", 1): (10.0, "stopped at 6000"),
+        ("lr=5", 0): (999.0, "env_steps"), ("lr=5", 1): (999.0, "failed: status 1"),
+    }  # fmt: skip
+    table = [{"last": last, "ended": ended} for last, ended in rows.values()]
+    found = ends.ranked(table, [name for name, _ in rows])
+    assert [(point.name, point.score, point.failed) for point in found] == [
+        ("lr=1", 420.0, 0), ("lr=2", 260.0, 0), ("lr=5", 999.0, 1), ("lr=4", 480.0, 0), ("lr=3", 900.0, 0),
+    ]  # fmt: skip
+    assert found[0].members == [1, 0]
+    none = ends.ranked([{"last": math.nan, "ended": "env_steps"}, {"last": 1.0, "ended": "stopped at 5"}], ["a", "b"])
+    assert [point.name for point in none] == ["b", "a"]
 
 
 def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
@@ -190,8 +210,13 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
         name = f"members/0{i}"
         assert rows(cut / name) == rows(whole / name), name
     assert bool(kept["ended"]) == (kind == "asha")
+    said = capsys.readouterr().out
     if kind == "groups":
         assert "stopped at 48" in (whole / "sweep.csv").read_text()
+    if kind == "asha":
+        told = re.findall(r"^  \S+  algo.lr=\S+  \(1 seed(?:, 1 without a score)?(.*)\)$", said, re.M)
+        assert told[:4] == ["", ", stopped at 96 steps", *[", stopped at 48 steps"] * 2]
+    assert ("warning: " in said) == (kind == "groups")  # whose rows are means over a hundred episodes
 
 
 @pytest.mark.slow  # processes begin, each of which compiles

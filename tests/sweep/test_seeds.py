@@ -169,6 +169,15 @@ def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
         assert rows(cut / name) == rows(whole / name) and rows(whole / name)[-1]["env_steps"] >= 128
 
 
+def test_members_that_met_their_criterion_train_on_to_a_larger_budget(tmp_path, capsys):
+    goals = ["--stop=episode/return=9", "--set=run.smoothing_episodes=1", "--stop=env_steps=1024"]
+    assert run(*goals, "--seeds=2", f"--out={tmp_path}") == 0
+    assert all(row["ended"].startswith("episode/return") for row in table(tmp_path))
+    assert train.main([f"--resume={tmp_path}", "--stop=env_steps=2048"]) == 0
+    assert "resume: stop.episode/return 9 was met before: it does not count" in capsys.readouterr().out
+    assert [(row["ended"], int(row["env_steps"]) >= 2048) for row in table(tmp_path)] == [("env_steps", True)] * 2
+
+
 def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
     out = tmp_path / "x"
     cfg = config.load(

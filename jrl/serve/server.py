@@ -260,7 +260,7 @@ class Server:
         self.in_turn(episode, None)
         if not episode.steps:
             raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
-        episode.seat.reward += reward
+        episode.seat.reward = protocol.summed(episode.seat.reward, reward, "reward")
         self.table.infos.add(infos)
         reply(encoded({"reward": episode.seat.reward}, request))
 

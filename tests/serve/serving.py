@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.parse
 
+from jrl.run import reporter
 from jrl.run.session import Session
 from jrl.serve.clients import Clients
 from jrl.settings import config
@@ -46,6 +47,8 @@ class Run:
         try:
             self.session.start()
             while info := self.session.advance():
+                if reporter.not_finite(info):
+                    raise FloatingPointError(info.metrics)
                 self.session.after(info)
         except Interrupted:
             pass

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from jrl import train
-from jrl.errors import InputError
+from jrl.errors import InputError, shown
 from jrl.fields import schema
 from jrl.host import command, faults
 from jrl.serve import single_file
@@ -68,7 +70,7 @@ def _no_learn(args: argparse.Namespace) -> int:
     for text in (*([f"default={args.config}"] if args.config else ()), *args.policy):
         name, equals, path = text.partition("=")
         if not (name and equals and path) or name in runs:
-            raise InputError(f"--policy {text}: expected NAME=RUN, each name once")
+            raise InputError(f"--policy {shown(text)}: expected NAME=RUN, each name once")
         runs[name] = path
     if not runs:
         raise InputError("--no-learn: name a run directory or a checkpoint, or several with --policy NAME=RUN")
@@ -87,8 +89,13 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
         key, equals, value = text.partition("=")
         section, _, name = key.partition(".")
         if section != "external" or not name or not equals:
-            raise InputError(f"--set {text}: --no-learn takes keys of external alone, such as external.port=9900")
-        data[name] = schema.parse(value)
+            raise InputError(
+                f"--set {shown(text)}: --no-learn takes keys of external alone, such as external.port=9900"
+            )
+        try:
+            data[name] = schema.parse(value)
+        except yaml.YAMLError as e:
+            raise InputError(f"--set external.{shown(name)}: not valid YAML{schema.fault_of_yaml(e)}") from None
     problems: list[schema.Problem] = []
     known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
     found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)

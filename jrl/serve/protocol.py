@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrl import errors
 from jrl.serve.client import flat, plain
 from jrl.types import Box, Dict, Discrete, Leaf, PyTree, Space, Tuple
 
@@ -20,8 +21,8 @@ class Refused(Exception):
     """A request that cannot be answered as it is asked: an HTTP status of 4xx, and what is wrong in words."""
 
     def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message = status, errors.message(message)
+        super().__init__(self.message)
 
 
 class Request(NamedTuple):

@@ -88,7 +88,7 @@ def parser(name: str, description: str, **options: Any) -> argparse.ArgumentPars
 
 def run(main: Callable[[], int]) -> int:
     """Calls the `main` of a command and returns the exit status: its own, or 141 where nobody reads its output any more
-    (`jrl config list | head -1`), as of a process that SIGPIPE ends.
+    (`jrl config list | head -1`), as of a process that SIGPIPE ends, or 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no "±"
@@ -99,6 +99,9 @@ def run(main: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return 141
+    except KeyboardInterrupt:  # before or after the part of a command that answers it itself
+        print("interrupted", file=sys.stderr)
+        return 130
     return status
 
 

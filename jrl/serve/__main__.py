@@ -77,7 +77,7 @@ def _no_learn(args: argparse.Namespace) -> int:
     cfg = _section(args.overrides)
     from jrl.serve import policies
 
-    with faults.signals() as interrupted:
+    with faults.signals("ending after the requests under way") as interrupted:
         policies.serve(runs, cfg, best=False if args.latest else None, follow=args.follow, interrupted=interrupted)
     return interrupted.exit_status or 0
 
@@ -124,4 +124,4 @@ class _Clients:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

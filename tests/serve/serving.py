@@ -39,7 +39,7 @@ class Run:
         self.session = Session(
             cfg, sinks=[self.rows.append], endless=True, external=clients.source(cfg, 0, interrupted)
         )
-        self._thread = threading.Thread(target=self._go, daemon=True)
+        self.thread = threading.Thread(target=self._go, daemon=True)
 
     def _go(self):
         from jrl.host.faults import Interrupted
@@ -65,11 +65,14 @@ class Run:
         return self.session.run.program.source
 
     def start(self):
-        self._thread.start()
+        self.thread.start()
+
+    def end(self):
+        self._interrupted.append(True)
 
     def close(self):
-        self._interrupted.append(True)
-        self._thread.join(30)
+        self.end()
+        self.thread.join(30)
         self.session.close()
         assert self.error is None
 

@@ -299,10 +299,24 @@ def test_only_so_many_episodes_and_connections(run, alone):
     held = [socket.create_connection((parts.hostname, parts.port)) for _ in range(12)]
     time.sleep(0.2)
     assert asked(run.address, "GET", "/v1/health")[0] == 429
+    for size in (0, 50_000):  # what was sent before the answer does not reset the connection
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+            connection.sendall(b"POST /v1/episodes HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+            time.sleep(0.05)
+            found = b""
+            while chunk := connection.recv(4096):
+                found += chunk
+            assert found.startswith(b"HTTP/1.1 429") and b"try later" in found
     for connection in held:
         connection.close()
     time.sleep(0.2)
     assert asked(run.address, "GET", "/v1/health")[0] == 200
+
+
+STRAY = [
+    b"X: a\rTransfer-Encoding: chunked", b"X: a\nContent-Length: 5", b"X: a\x00b", b"X\x00: a", b"X: a\r", b"X: a\x0bb",
+    b"\nX: a", b"X: a\r\r", b"X: \x7f",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -315,6 +329,11 @@ def test_only_so_many_episodes_and_connections(run, alone):
         (b"POST /v1/episodes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
         (b"POST /v1/episodes HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n", b"413"),
         (b"GET /" + b"a" * 20_000, b"431"),
+        *((b"GET /v1/health HTTP/1.1\r\n%s\r\n\r\n" % line, b"400") for line in STRAY),
+        (b"GET /v1/hea\x00lth HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /v1/health HTTP/1.1\nHost: localhost\n\n", b"400"),
+        (b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nhost: elsewhere.example\r\n\r\n", b"400"),
+        (b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", b"400"),
         (b"GET /v1/health HTTP/1.0\r\n\r\n", b"200"),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jrl.errors import shown
 from jrl.host import command, installed
 
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (name := name.replace("_", "-")) not in command.COMMANDS:
         near = difflib.get_close_matches(name, command.COMMANDS, 1)
         mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(command.COMMANDS)}"
-        print(f"error: {own} {name}: unknown command: {mend}", file=sys.stderr)
+        print(f"error: {own} {shown(name)}: unknown command: {mend}", file=sys.stderr)
         return 2
     command.typed_as(f"{own} ")
     package = f"jrl.{name.replace('-', '_')}"

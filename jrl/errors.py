@@ -1,5 +1,9 @@
 """The errors that a command reports without a traceback. Imports nothing, so that every module may raise them."""
 
+from typing import Any
+
+_LONGEST = 1200  # characters of an error
+
 
 class InputError(ValueError):
     """Bad input from a user: config, environment, checkpoint or data.
@@ -11,8 +15,8 @@ class InputError(ValueError):
     details = ""
 
     def __init__(self, *errors: str):
-        super().__init__("\n".join(errors))
-        self.errors = errors
+        self.errors = tuple(map(message, errors))
+        super().__init__("\n".join(self.errors))
 
 
 class RunnersLost(RuntimeError):
@@ -26,6 +30,31 @@ class EnvironmentFailed(RuntimeError):
     """
 
     details = ""
+
+
+def short(value: Any, most: int = 80) -> str:
+    """Returns `repr(value)` for a message, in about `most` characters; raises nothing whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of too many digits, nested too deeply, the user's own class
+        return f"a {type(value).__name__}"
+    return shown(text, most)
+
+
+def shown(text: str, most: int = 80) -> str:
+    """Returns a name, key or path that a user gave, without quotes, in about `most` characters.
+
+    >>> shown("algo.lr"), shown("x" * 30_000, 25)
+    ('algo.lr', 'xxxxx... (30,000 characters)')
+    """
+    return text if len(text) <= most else f"{text[: most - 20]}... ({len(text):,} characters)"
+
+
+def message(text: str) -> str:
+    """Returns the text of an error without the middle of one that is too long to read: its end says what to do."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 400]} ... ({len(text):,} characters) ... {text[-300:]}"
 
 
 def details(error: BaseException) -> str:

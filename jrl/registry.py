@@ -16,8 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.errors import InputError
-from jrl.fields.bounds import short
+from jrl.errors import InputError, short
 
 _registered: dict[str, Any] = {}
 

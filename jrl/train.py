@@ -453,4 +453,4 @@ def _print_stages(row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -107,17 +107,64 @@ def write(path, data):
         ("a: " + "[" * 3_000, "more than 60 levels of nesting"),
         ("{a: " * 100_000, "more than 60 levels of nesting"),
         ("a: " + "9" * 5_000, "is no int"),
-        ("env: {id: CartPole-v1}\nstop: {env_steps: 9}\nalgo: {name: 0x" + "f" * 5_000 + "}",
-         "algo.name: expected one of"),
+        ("algo: {name: 0x" + "f" * 5_000 + "}", "expected a number of at most 2e+308, got a int"),
+        ("a: -" + "9" * 400, "expected a number of at most 2e+308, got -99"),
         ("a: &a [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1 or ''}, *a{i - 1 or ''}]\n" for i in range(1, 40)),
          "more than 20,000 values"),
         ("".join(f"key{i}: {i}\n" for i in range(60_000)), "more than 20,000 values"),
     ],
-    ids=["binary", "utf-16", "control", "large", "brackets", "braces", "digits", "hex", "laughs", "keys"],
+    ids=["binary", "utf-16", "control", "large", "brackets", "braces", "digits", "hex", "float", "laughs", "keys"],
 )  # fmt: skip
 def test_a_file_of_any_kind_is_read_or_refused(data, message, tmp_path):
     (found,) = errors(config.load, write(tmp_path / "x.yaml", data))
     assert message in found and len(found) < 400
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"env": {"options": {"x": 10**400}}}, {"env": {"num_envs": -(10**400)}}, {"algo": {"lr": 10**400}},
+        {"stop": {"episode/return": 10**400}}, {"stop": {"env_steps": -(10**5000)}}, {"rollout": {"length": 2**1024}},
+        {"custom": {"x": [1, {"y": 10**400}]}},
+    ],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_a_number_beyond_all_floats_is_one_error(given):
+    (found,) = errors(over_base, given)
+    assert "expected a number of at most 2e+308, got " in found and len(found) < 400
+    assert not over_base({"env": {"options": {"delay": 10**308}}}).env.options["delay"] % 10
+
+
+LONG, DIGITS = "x" * 30_000, "9" * 400
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"train ppo --set {LONG}=1", f"train ppo --set algo.activation={LONG}", f"train ppo --set algo.lr={LONG}",
+        f"train ppo --set algo.lr={DIGITS}", f"train ppo --set env.num_envs=-{DIGITS}", f"train ppo --env {LONG}",
+        f"train ppo --stop episode/return={DIGITS}", f"train ppo --stop env_steps=-{DIGITS}",
+        f"train ppo --stop {LONG}=1", f"train ppo --seeds {DIGITS}", "train ppo --seeds 999999999999999999",
+        f"train --algo {LONG}", f"train ppo --set env.options={{a: {DIGITS}}}", f"{LONG} ppo",
+        f"sweep ppo --set algo.lr=log(1e-4,1e-2,{DIGITS})", "sweep ppo --set algo.lr=log(1e-4,1e-2,999999999999999999)",
+        f"sweep ppo --set algo.num_epochs=int(1,{DIGITS})", "sweep ppo --set algo.num_epochs=int(1,999999999999999999)",
+        f"sweep ppo --set algo.lr=choice({LONG},{LONG})", f"sweep ppo --set algo.lr=logg({LONG})",
+        f"sweep ppo --set algo.lr=log(1e-4,1e-2,300) --samples {DIGITS}", f"sweep ppo --set {LONG}=log(1,2,3)",
+        "sweep ppo --set algo.lr=log(1e-4,1e-2,9999) --set algo.gamma=uniform(.9,.99,9999)",
+        f"serve ppo --no-learn --set external.port={DIGITS}", f"serve ppo --no-learn --set {LONG}=1",
+        f"check-env CartPole-v1 --steps {DIGITS}", f"config show ppo {LONG}",
+    ],
+    ids=lambda command: command[:60],
+)  # fmt: skip
+def test_what_is_long_is_echoed_in_part(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = __main__.main(command.split(" "))
+    except SystemExit as e:  # of argparse
+        status = e.code
+    found = capsys.readouterr().err
+    assert status == 2 and "Traceback" not in found and not list(tmp_path.iterdir())
+    assert all(len(line) < 1300 for line in found.splitlines() if not line.startswith("usage:")), found[:2000]
 
 
 def test_what_is_no_file(tmp_path):

@@ -109,7 +109,25 @@ def test_a_second_ctrl_c_ends_the_process_at_once(first):
     child = Child("with faults.signals() as found:\n    ready()\n    loop(())\nprint('saved')")
     child.signal(first, signal.SIGINT)
     status, out, err = child.end()
-    assert status == -signal.SIGINT and "KeyboardInterrupt" in err and "saved" not in out
+    name = signal.Signals(first).name
+    first_line, second_line = err.splitlines()  # and not a traceback
+    assert first_line == f"{name}: saving after this call; press Ctrl-C again to stop now"
+    assert status == 130 and second_line.startswith("interrupted twice") and "saved" not in out
+
+
+@posix
+def test_a_second_ctrl_c_is_one_line_whatever_becomes_of_the_exception():
+    """A library may raise an error of its own for it, and what is closed on the way out is still closed."""
+    code = (
+        "def work():\n    try:\n        loop(())\n    except KeyboardInterrupt:\n        raise ValueError('callback')\n"
+    )
+    child = Child(
+        code
+        + "with faults.signals():\n    try:\n        ready()\n        work()\n    finally:\n        print('closed')"
+    )
+    child.signal(signal.SIGINT, signal.SIGINT)
+    status, out, err = child.end()
+    assert (status, out, len(err.splitlines())) == (130, "closed\n", 2), err
 
 
 @posix
@@ -117,6 +135,8 @@ def test_a_second_ctrl_c_ends_a_process_whose_main_thread_is_in_a_call():
     child = Child("with faults.signals() as found:\n    ready()\n    blocked()\nprint('saved')")
     child.signal(signal.SIGINT)
     assert child.process.poll() is None
+    told = child.process.stderr.readline()  # at once, though no handler of Python's runs in the call
+    assert told == "SIGINT: saving after this call; press Ctrl-C again to stop now\n"
     child.signal(signal.SIGINT)
     status, out, err = child.end()
     assert status == 130 and "interrupted twice" in err and "saved" not in out

@@ -18,7 +18,7 @@ ARROWS = {
     "errors": set(),
     "ops": set(),
     "fields": {"errors"},
-    "registry": {"errors", "fields"},
+    "registry": {"errors"},
     "types": {"errors", "fields"},
     "spaces": {"errors", "types"},
     "host": {"errors", "fields"},
@@ -48,7 +48,7 @@ ARROWS = {
     "export": {"data", "errors", "fields", "host", "run", "settings", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "run"},
-    "__main__": {"host"},  # and the module of the command that was typed
+    "__main__": {"errors", "host"},  # and the module of the command that was typed
     "config": {"errors", "fields", "host", "settings"},
     "train": {"config", "errors", "fields", "host", "run", "settings"},
     "evaluate": {"errors", "host"},

@@ -38,8 +38,7 @@ from types import ModuleType
 from typing import Any
 
 from jrl import registry
-from jrl.errors import InputError
-from jrl.fields.bounds import short
+from jrl.errors import InputError, short
 from jrl.fields.data import Fixed, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval, Len, MaxLen
 
-from jrl.errors import InputError
+from jrl.errors import InputError, short
 
 INT32, UINT32, INT64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
 MOST_STEPS = 2**24  # environments, and steps of each, in one rollout: more do not fit any machine
@@ -164,7 +164,7 @@ def _in_float32(x: Any) -> float:
     try:
         return struct.unpack("f", struct.pack("f", float(x)))[0]
     except OverflowError:
-        return math.copysign(math.inf, x if x < 0 else 1)
+        return -math.inf if x < 0 else math.inf
 
 
 def _inside(x: Any, kind: type, within: Range) -> bool:
@@ -401,18 +401,8 @@ def describe(hint: Any, within: Range | None = None) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
-def short(value: Any, most: int = 80) -> str:
-    """Returns `repr(value)` for a message, in about `most` characters; raises nothing whatever the value is."""
-    try:
-        text = repr(value)
-    except Exception:  # an int of too many digits, nested too deeply, the user's own class
-        return f"a {type(value).__name__}"
-    return text if len(text) <= most else f"{text[: most - 20]}... ({len(text):,} characters)"
-
-
 __all__ = [
     "INT32", "INT64", "MOST_STEPS", "UINT32", "Amount", "Clip", "Count", "DeviceSteps", "Few", "Name", "NonNegative",
     "NonNegativeSchedule", "Points", "Positive", "Processes", "Range", "Schedule", "Seconds", "Share", "Steps", "Unit",
     "UnitSchedule", "Width", "Widths", "bounded", "check", "describe", "fault", "hints", "is_number", "range_words",
-    "short",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,8 @@ from typing import Any
 
 import yaml
 
-from jrl.errors import InputError
+from jrl.errors import InputError, short
 from jrl.fields import shipped
-from jrl.fields.bounds import short
 
 _MOST_BYTES = 4 * 2**20  # of a file
 _MOST_VALUES = 20_000  # keys and values of a config, those behind aliases counted wherever they stand
@@ -64,11 +64,14 @@ class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor
 
     def construct_object(self, node, deep=False):
         try:
-            return super().construct_object(node, deep)
+            found = super().construct_object(node, deep)
         except (ValueError, KeyError, IndexError, OverflowError, AttributeError) as e:  # !!int x, 5,000 digits
             raise yaml.constructor.ConstructorError(
                 None, None, f"{short(node.value)} is no {node.tag.rpartition(':')[2]}", node.start_mark
             ) from e
+        if is_endless(found):
+            self._refuse(_of_floats(found), node)
+        return found
 
     def construct_mapping(self, node, deep=False):
         seen: set[str] = set()
@@ -135,6 +138,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def is_endless(value: Any) -> bool:
+    """Returns whether a value is a whole number beyond all floats: nothing here can compute with it."""
+    return isinstance(value, int) and abs(value) > sys.float_info.max
+
+
+def _of_floats(value: int) -> str:
+    return f"expected a number of at most {sys.float_info.max:.0e}, got {short(value)}"
+
+
 def limited(data: Any) -> None:
     """Raises InputError for nested data from elsewhere that `parse` would have refused: too large, too deep, endless,
     or with keys that no file can hold.
@@ -151,6 +163,8 @@ def limited(data: Any) -> None:
                     f"{key or 'the config'}: expected keys of at most {_LONGEST_KEY} characters, got {short(name)}"
                 )
             count += 1
+            if is_endless(part):
+                raise InputError(f"{f'{key}.{name}'[:200].removeprefix('.')}: {_of_floats(part)}")
             if isinstance(part, Mapping | list | tuple):
                 rest.append((part, f"{key}.{name}"[:200].removeprefix("."), level + 1))
         if level > _MOST_LEVELS or count > _MOST_VALUES:

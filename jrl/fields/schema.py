@@ -21,12 +21,16 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
+from jrl.errors import short, shown
 from jrl.fields import bounds
-from jrl.fields.bounds import Points, describe, short
+from jrl.fields.bounds import Points, describe
 from jrl.fields.plain_yaml import dump as dump
+from jrl.fields.plain_yaml import fault_of_yaml as fault_of_yaml
 from jrl.fields.plain_yaml import flow as flow
 from jrl.fields.plain_yaml import parse as parse
+from jrl.fields.plain_yaml import parse_json as parse_json
 from jrl.fields.plain_yaml import read_mapping as read_mapping
+from jrl.fields.plain_yaml import read_text as read_text
 from jrl.fields.plain_yaml import read_yaml as read_yaml
 
 _MOST_MENDS = 20  # of the unknown keys of a section
@@ -158,11 +162,6 @@ def _hints(cls: type) -> dict[str, Any]:
 def text(value: Any) -> str:
     """Returns a name that a config gives, as text; of an int of any length, which `str` may refuse, a short one."""
     return value if isinstance(value, str) else short(value)
-
-
-def shown(key: str) -> str:
-    """Returns a key as a message names it."""
-    return key if len(key) <= 80 else f"{key[:60]}... ({len(key):,} characters)"
 
 
 def is_required(field: dataclasses.Field) -> bool:

@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from jrl.errors import InputError, details
+from jrl.errors import InputError, details, message, short
 
 # name as typed after `jrl` -> what it does; its module has the same name, with _ for -
 COMMANDS = {
@@ -44,7 +44,22 @@ def typed(name: str) -> str:
 _REPEATED = ("--set", "--stop")  # options that take one value each time
 
 
+_INT64 = 2**63 - 1
+
+
+def _whole(text: str) -> int:
+    """Reads a whole number of an option; larger ones than the machine's would fail far from here."""
+    found = int(text)
+    if abs(found) > _INT64:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most {_INT64:,}, got {short(text)}")
+    return found
+
+
 class _ArgumentParser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.register("type", int, _whole)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as argparse does, but tells what to type where several values follow an option that takes one."""
         given = sys.argv[1:] if args is None else list(args)
@@ -56,6 +71,10 @@ class _ArgumentParser(argparse.ArgumentParser):
                 repeated = " ".join(f"{flag} {setting}" for setting in more)
                 self.error(f"{' '.join(more)}: {flag} takes one value: repeat it, ... {repeated}")
         return self.parse_intermixed_args(given, namespace)  # files may stand behind options
+
+    def error(self, text: str) -> NoReturn:
+        """Ends the command as argparse does, with a message that can be read whatever was typed."""
+        super().error(message(text))
 
 
 def _is_setting(word: str) -> bool:
@@ -69,7 +88,7 @@ def parser(name: str, description: str, **options: Any) -> argparse.ArgumentPars
 
 def run(main: Callable[[], int]) -> int:
     """Calls the `main` of a command and returns the exit status: its own, or 141 where nobody reads its output any more
-    (`jrl config list | head -1`), as of a process that SIGPIPE ends.
+    (`jrl config list | head -1`), as of a process that SIGPIPE ends, or 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no "±"
@@ -80,6 +99,9 @@ def run(main: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return 141
+    except KeyboardInterrupt:  # before or after the part of a command that answers it itself
+        print("interrupted", file=sys.stderr)
+        return 130
     return status
 
 

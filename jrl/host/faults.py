@@ -27,6 +27,9 @@ __all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Interrupted", "Signals", "Watchdog"
 
 _TOGETHER = 0.1  # seconds: `timeout` and some shells send one interruption twice, to the process and to its group
 _PATIENCE = 1.0  # seconds for Python to answer a second Ctrl-C, before the process is ended over its head
+_CLOSING = 10.0  # seconds for environments and processes to be closed then
+SAVES = "saving after this call"
+_TWICE = "interrupted twice: ended at once, without a checkpoint of the latest steps"
 
 # where to look when an iteration does not return; for `Watchdog.beat`
 FROM_THE_HOST = (
@@ -49,10 +52,13 @@ class Interrupted(Exception):
 class Signals:
     """Signals that have come, of SIGINT, SIGTERM and SIGHUP: false until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: str = SAVES) -> None:
+        self._then = then
+        self._said = threading.Lock()  # taken by the thread that says it
         self.number: int | None = None  # the first that came
         self._since = 0.0
         self._answered = threading.Event()  # the second Ctrl-C has been raised
+        self._left = threading.Event()  # the block of `signals` has ended
 
     def __bool__(self) -> bool:
         return self.number is not None
@@ -67,27 +73,44 @@ class Signals:
         """Returns 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None if none came."""
         return None if self.number is None else 128 + self.number
 
+    def _say(self, number: int) -> None:
+        if self._said.acquire(blocking=False):
+            _tell(f"{signal.Signals(number).name}: {self._then}; press Ctrl-C again to stop now")
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.number is None:
             self.number, self._since = number, now
+            self._say(number)
         elif number == signal.SIGINT and now - self._since > _TOGETHER:
             self._answered.set()
             raise KeyboardInterrupt
 
 
+def _tell(line: str) -> None:
+    """Writes a line to stderr from any thread, behind what a progress bar has drawn there."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{chr(10) * os.isatty(2)}{line}\n".encode())
+
+
 @contextlib.contextmanager
-def signals() -> Iterator[Signals]:
+def signals(then: str = SAVES) -> Iterator[Signals]:
     """Watches for SIGINT, SIGTERM and SIGHUP, so that a loop can end where its state is whole.
 
-    A Ctrl-C after the first signal raises KeyboardInterrupt. Where the main thread is in a call that does not come back
-    to Python (a compilation, a program that hangs), the process ends a second later, with status 130. Another SIGTERM
-    or SIGHUP is ignored: schedulers repeat them. SIGHUP comes when the terminal is closed; where it is ignored, as by
-    nohup, it stays so.
+    The first signal prints `then` at once, whatever the main thread does. A Ctrl-C after it raises KeyboardInterrupt
+    inside the block, which becomes one line and the exit status 130 where the block ends. Where the main thread is in a
+    call that does not come back to Python (a compilation, a program that hangs), the process ends a second later, with
+    the same line and status. Another SIGTERM or SIGHUP is ignored: schedulers repeat them. SIGHUP comes when the
+    terminal is closed; where it is ignored, as by nohup, it stays so.
 
     In another thread than the main one this does nothing, and what it yields stays false.
+
+    Args:
+      then: what happens after the first signal, in words.
+    Raises:
+      SystemExit: Ctrl-C came twice.
     """
-    found = Signals()
+    found = Signals(then)
     if threading.current_thread() is not threading.main_thread():
         yield found
         return
@@ -98,6 +121,12 @@ def signals() -> Iterator[Signals]:
     try:
         with _over_the_head_of_python(found, numbers):
             yield found
+    except BaseException:  # of whatever kind: others may have made their own of the KeyboardInterrupt
+        if not found._answered.is_set():
+            raise
+        before[signal.SIGINT] = signal.SIG_DFL  # a third Ctrl-C ends what Python still waits for
+        _tell(_TWICE)
+        raise SystemExit(128 + signal.SIGINT) from None
     finally:
         for s, handler in before.items():
             signal.signal(s, handler or signal.SIG_DFL)  # None: it was not installed from Python
@@ -105,7 +134,7 @@ def signals() -> Iterator[Signals]:
 
 @contextlib.contextmanager
 def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> Iterator[None]:
-    """Ends the process at a second Ctrl-C that the main thread does not answer.
+    """Tells of the first signal at once, and ends the process at a second Ctrl-C that the main thread does not answer.
 
     Python runs handlers between two of its instructions, in the main thread. The number of a signal is written to the
     wakeup file at once, where another thread reads it.
@@ -125,8 +154,13 @@ def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> I
                     continue
                 if first is None:
                     first = now
-                elif number == signal.SIGINT and now - first > _TOGETHER and not found._answered.wait(_PATIENCE):
-                    os.write(2, b"interrupted twice: ended at once, without a checkpoint of the latest steps\n")
+                    found._say(number)
+                elif (
+                    number == signal.SIGINT
+                    and now - first > _TOGETHER
+                    and not (found._answered.wait(_PATIENCE) and found._left.wait(_CLOSING))
+                ):
+                    _tell(_TWICE)
                     os._exit(128 + signal.SIGINT)
 
     thread = threading.Thread(target=watch, name="jrl-signals", daemon=True)
@@ -136,6 +170,7 @@ def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> I
     finally:
         if before == -1:
             signal.set_wakeup_fd(-1)
+        found._left.set()
         writer.close()  # the thread reads the end
         thread.join()
         reader.close()

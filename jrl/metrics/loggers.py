@@ -8,6 +8,7 @@ its checkpoint first, so that no step is told twice.
 import contextlib
 import csv
 import difflib
+import errno
 import importlib
 import importlib.util
 import inspect
@@ -311,6 +312,8 @@ def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns rows, and the lines that are none; without a half last line."""
     if not path.exists():
         return [], []
+    if not path.is_file():  # a pipe or a device may have no end
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
     rows, damaged = [], []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         row = _json_object(line)
@@ -323,10 +326,15 @@ def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _json_object(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_int=_int)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _int(digits: str) -> int | float:
+    """Returns a whole number, or infinity where no float is as large."""
+    return int(digits) if len(digits) <= 300 else float(digits)
 
 
 def _set_aside(path: Path, damaged: list[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.errors import shown
 from jrl.fields.paths import written
 from jrl.host import room
 from jrl.host.installed import version
@@ -261,13 +262,16 @@ def plot_groups(
         axes = figure.add_subplot(lines, columns, number + 1)
         for label, (curves, around) in groups.items():
             _draw(axes, colors[label], label, curves, around)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(shown(title), fontsize=10, parse_math=False)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
         if len(groups) <= _MOST_NAMED:
-            axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
-    figure.supxlabel(_LABELS.get(x, x), fontsize=10)
-    figure.supylabel(_LABELS.get(y, y), fontsize=10)
+            legend = axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
+            for text in legend.get_texts():
+                text.set_parse_math(False)  # names are anybody's: a $ is not the start of a formula
+                text.set_text(shown(text.get_text()))
+    figure.supxlabel(_LABELS.get(x, x), fontsize=10, parse_math=False)
+    figure.supylabel(_LABELS.get(y, y), fontsize=10, parse_math=False)
     return save(figure, png)
 
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jrl.errors import InputError
+from jrl.errors import InputError, short
 from jrl.fields import schema
-from jrl.fields.bounds import short
 from jrl.fields.paths import resolve
 from jrl.host import command
 from jrl.migrate import defaults, hyper, memory, offline, rules, several

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.errors import InputError
-from jrl.fields.bounds import INT64, is_number, short
+from jrl.errors import InputError, short
+from jrl.fields.bounds import INT64, is_number
 from jrl.migrate.job import Job, shown
 from jrl.migrate.tables import GROUPS
 from jrl.settings import metric_names

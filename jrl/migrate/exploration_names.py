@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.errors import InputError
-from jrl.fields.bounds import short
+from jrl.errors import InputError, short
 
 _KEY = "exploration_config"
 # type -> its options, and what they are if left out

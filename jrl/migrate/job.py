@@ -13,9 +13,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl.errors import counted
+from jrl.errors import counted, short
 from jrl.fields import schema
-from jrl.fields.bounds import INT64, is_number, short
+from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 from jrl.migrate import server_input

@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jrl.errors import InputError
+from jrl.errors import InputError, short
 from jrl.fields import schema
-from jrl.fields.bounds import short
 from jrl.migrate.job import WITH_MEMORY
 from jrl.migrate.tables import ALGORITHMS, PARTS
 

@@ -3,11 +3,12 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jrl.errors import InputError
+from jrl.errors import InputError, shown
 from jrl.fields import schema
 
 # keys of a config that say nothing about what was learned
 APART = ("run.seed", "run.out", "run.log", "run.compile_cache", "run.report_every", "checkpoint", "stop")
+_LONGEST = 300  # characters of a name
 _MOST_KEYS = 4  # in a name; of more those that tell the groups apart
 
 Flat = Mapping[str, Any]  # dotted key -> leaf
@@ -57,8 +58,13 @@ def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
         own = {group: config for group, config in groups.items() if str(config.get("algo.name")) == algo}
         keys = _telling(list(own.values()))
         for group, config in own.items():
-            parts = [algo] if len(algos) > 1 else []
-            labels[group] = ", ".join(parts + [f"{key}={schema.flow(config[key])}" for key in keys if key in config])
+            parts = [shown(algo)] if len(algos) > 1 else []
+            parts += [f"{key}={shown(schema.flow(config[key]))}" for key in keys if key in config]
+            labels[group] = shown(", ".join(parts), _LONGEST)
+    taken: dict[str, int] = {}
+    for group, label in labels.items():  # long ones may differ only where they are not shown
+        taken[label] = taken.get(label, 0) + 1
+        labels[group] = label if taken[label] == 1 else f"{label} ({taken[label]})"
     return labels
 
 

@@ -263,7 +263,10 @@ def _histograms(runs: Sequence[Run]) -> list[dict[str, Any]]:
     found = []
     for (task, name), by_method in pooled.items():
         if together := [x for values in by_method.values() for x in values]:
-            edges = np.histogram_bin_edges(together, _BINS)
+            try:
+                edges = np.histogram_bin_edges(together, _BINS)
+            except ValueError:  # numbers so large that no edges lie between them
+                continue
             counts = {method: np.histogram(values, edges)[0] for method, values in by_method.items()}
             short = [_short(float(edge)) for edge in edges]
             found.append({"task": task, "name": name, "edges": short, "methods": counts})

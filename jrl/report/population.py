@@ -21,11 +21,13 @@ def read(directory: Path) -> tuple[Decided, list[str]]:
     stopped: dict[str, int] = {}
     sources: dict[str, str] = {}
     try:
+        if not path.is_file():  # a pipe would never end
+            return Decided(), []
         for decision in json.loads(path.read_text(encoding="utf-8")).get("decisions", []):
             stopped |= {str(name): int(decision["at"]) for name in decision.get("stopped", ())}
             sources |= {str(copy["member"]): str(copy["source"]) for copy in decision.get("copies", ())}
     except FileNotFoundError:
         return Decided(), []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Decided(), [f"{path} cannot be read: what a scheduler did to the members is not known"]
     return Decided(stopped, sources), []

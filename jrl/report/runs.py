@@ -2,7 +2,6 @@
 
 import csv
 import difflib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.errors import InputError, counted
+from jrl.errors import InputError, counted, short, shown
 from jrl.fields import schema
 from jrl.metrics import criteria, loggers, report
 from jrl.report import methods, population
@@ -20,6 +19,8 @@ AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
 CSV_COLUMNS = ("method", "task", "seed", "step", "value")
 _MOST_NAMED = 6  # in a line
+_NAME = 200  # characters of a name or fact that a report shows
+_LARGEST = 1e100  # size of a number that is drawn and averaged: squares and sums of these are finite
 _VALUE = "value"  # the column of a CSV's rows that stands for any objective
 
 FINISHED, NOT_FINITE, UNFINISHED, EMPTY = "finished", "not finite", "unfinished", "no rows"
@@ -193,14 +194,23 @@ def _is_run(path: Path) -> bool:
 def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]:
     """Returns a run, None where nobody can tell which it is; and what is wrong with it, in one line."""
     try:
-        tree = schema.read_yaml(directory / "config.yaml")
+        return _run_of(directory, decided)
     except InputError as e:
-        return None, [f"{directory} is left out: {e.errors[0]}"]
-    config = {str(key): value for key, value in schema.flatten(tree).items()}
-    try:
-        rows, damage = loggers.read_damaged(directory / "result.jsonl")
-    except OSError as e:
-        return None, [f"{directory} is left out: result.jsonl cannot be read: {e.strerror}"]
+        why = e.errors[0]
+    except OSError as e:  # its files may be deleted or moved at the same time
+        why = f"result.jsonl cannot be read: {e.strerror or e}"
+    except Exception as e:  # one directory of many, whose files may hold anything
+        why = f"its files are not those of a run: {type(e).__name__}: {shown(str(e))}"
+    return None, [f"{directory} is left out: {why}"]
+
+
+def _run_of(directory: Path, decided: Decided) -> tuple[Run, list[str]]:
+    tree = schema.read_yaml(directory / "config.yaml")
+    config = {shown(str(key)): value for key, value in schema.flatten(tree).items()}
+    if "algo.name" in config:
+        config["algo.name"] = shown(str(config["algo.name"]))
+    rows, damage = loggers.read_damaged(directory / "result.jsonl")
+    rows, beyond = _bounded(rows)
     state = _state(directory, config, rows, decided)
     provenance, unread = _provenance(directory)
     seed = config.get("run.seed")
@@ -217,10 +227,21 @@ def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]
         source=decided.sources.get(directory.name),
     )
     said = [f"result.jsonl has {damage}, which is left out"] if damage else []
+    said += [f"{counted(beyond, 'number')} beyond {_LARGEST:g}, which count as missing"] if beyond else []
     said += ["it has no result row yet"] if state == EMPTY else []
     said += [f"it is not finished: {_progress(run)}"] if state == UNFINISHED else []
     said += [f"it ended by an update that was not finite: {_progress(run)}"] if state == NOT_FINITE else []
     return run, [f"{directory}: {'; '.join(said + unread)}"] if said + unread else []
+
+
+def _bounded(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Returns rows without the numbers that sums and pictures could not hold, and how many those were."""
+    found = [{name: None if _is_beyond(x) else x for name, x in row.items()} for row in rows]
+    return found, sum(_is_beyond(x) for row in rows for x in row.values())
+
+
+def _is_beyond(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) > _LARGEST and value not in (math.inf, -math.inf)
 
 
 def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decided: Decided) -> str:
@@ -245,17 +266,22 @@ def _progress(run: Run) -> str:
     """Describes the progress of a run."""
     budget = _criteria(run.config)
     axis = next((name for name in AXES if name in budget), "env_steps")
-    of = f" of {budget[axis]:,.0f}" if axis in budget else ""
-    return f"{run.reached(axis):,.0f}{of} {axis}"
+    of = f" of {_count(budget[axis])}" if axis in budget else ""
+    return f"{_count(run.reached(axis))}{of} {axis}"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) < 1e15 else f"{number:.4g}"
 
 
 def _task(tree: Mapping[str, Any]) -> str:
     """Returns the task of a run: the id of its environment, or the name of its data."""
     section = lambda name: tree[name] if isinstance(tree.get(name), Mapping) else {}
     if env := section("env").get("id"):
-        return str(env)
+        return shown(str(env), _NAME)
     data = section("data").get("input") or "unknown"
-    return Path(str(data if isinstance(data, str) else next(iter(data)))).name
+    first = next(iter(data)) if isinstance(data, Mapping | list) else data
+    return shown(Path(str(first)).name, _NAME)
 
 
 def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
@@ -267,10 +293,31 @@ def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
     if path is None:
         return {}, []
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError:
+        found = schema.parse_json(schema.read_text(path))
+    except ValueError:  # InputError, too
         found = None
-    return (found, []) if isinstance(found, dict) else ({}, [f"{path.name} is no JSON, and is left out"])
+    return (_facts(found), []) if isinstance(found, dict) else ({}, [f"{path.name} is no JSON, and is left out"])
+
+
+def _facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts of an env.json that are of the kinds that training writes, their texts in part."""
+    told: dict[str, Any] = {}
+    for name, value in found.items():
+        if name in ("git", "cpu", "versions") and isinstance(value, Mapping):
+            told[name] = {shown(str(key)): _fact(x) for key, x in value.items()}
+        elif name == "devices" and isinstance(value, list):
+            told[name] = [str(_fact(x)) for x in value]
+        elif name in ("platform", "memory_gib"):
+            told[name] = _fact(value)
+        elif name == "command" and isinstance(value, str):
+            told[name] = shown(value, 2_000)
+    return told
+
+
+def _fact(value: Any) -> Any:
+    if value is None or (isinstance(value, int | float) and abs(value) < _LARGEST):
+        return value
+    return shown(value if isinstance(value, str) else short(value), _NAME)
 
 
 def _window(config: Mapping[str, Any]) -> int:

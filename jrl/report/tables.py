@@ -1,6 +1,7 @@
 """A report as Markdown and as JSON, of what `content.content` says."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +17,38 @@ def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
       said: of `content.content`.
       picture: file name of the learning curves.
     """
+    commands = [origin["commands"] for origin in said["provenance"]]
+    said = _safe(said)
     parts = [_head(said), _cautions(said)]
     parts += [f"## Learning curves\n\n![learning curves]({picture})\n\n{_BAND}"] if picture else []
     parts += [_per_task(said), _aggregate(said), _improvement(said), _hyper_parameters(said)]
-    parts += [_differences(said), _failures(said), _provenance(said)]
+    parts += [_differences(said), _failures(said), _provenance(said, commands)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def to_json(said: Mapping[str, Any]) -> str:
     """Returns the same as JSON; numbers that are not finite are null."""
     return json.dumps(said, indent=1, allow_nan=False) + "\n"
+
+
+def _safe(value: Any) -> Any:
+    """Returns the same with all names and texts so that Markdown shows them as they are: no tags, links or pictures."""
+    if isinstance(value, Mapping):
+        return {_safe(key): _safe(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_safe(x) for x in value]
+    return escaped(value) if isinstance(value, str) else value
+
+
+def escaped(text: str) -> str:
+    r"""Returns a text, in one line, that Markdown shows as it is; the inside of a word such as env_steps stays.
+
+    >>> escaped("![x](http://y) <b>"), escaped("algo.lr=0.1, env_steps"), escaped("# _a_")
+    ('!\\[x\\](http://y) &lt;b&gt;', 'algo.lr=0.1, env_steps', '\\# \\_a\\_')
+    """
+    line = " ".join("".join(x if x.isprintable() else " " for x in text).split())
+    line = re.sub(r"[\\*\[\]~]|^[#+=-](?=[ #=-]|$)|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "&#96;")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -163,14 +186,15 @@ def _failures(said: Mapping[str, Any]) -> str:
     return f"## Failures\n\n{table(('run', 'method', 'task', 'why', 'env_steps'), rows)}"
 
 
-def _provenance(said: Mapping[str, Any]) -> str:
+def _provenance(said: Mapping[str, Any], commands: Sequence[Mapping[str, Sequence[str]]]) -> str:
     parts = ["## Where they come from"]
-    for origin in said["provenance"]:
+    for origin, typed in zip(said["provenance"], commands, strict=True):
         rows = [(name, value) for name, value in _facts(origin) if value]
         parts += [f"{counted(len(origin['runs']), 'run')}:", table(("what", "value"), rows)]
-        if origin["commands"]:
-            lines = [f"{line}  # {counted(len(own), 'run')}" for line, own in origin["commands"].items()]
-            parts.append("```\n" + "\n".join(lines) + "\n```")
+        if typed:
+            lines = [f"{' '.join(line.split())}  # {counted(len(own), 'run')}" for line, own in typed.items()]
+            fence = "`" * (1 + max(map(len, re.findall("``+", "\n".join(["``", *lines])))))
+            parts.append("\n".join([fence, *lines, fence]))
     return "\n\n".join(parts) if len(parts) > 1 else ""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from jrl import train
-from jrl.errors import InputError
+from jrl.errors import InputError, shown
 from jrl.fields import schema
 from jrl.fields.paths import resolve
 from jrl.host import command, faults
@@ -77,14 +77,14 @@ def _no_learn(args: argparse.Namespace) -> int:
     for text in (*([f"default={args.config}"] if args.config else ()), *args.policy):
         name, equals, path = text.partition("=")
         if not (name and equals and path) or name in runs:
-            raise InputError(f"--policy {text}: expected NAME=RUN, each name once")
-        runs[name] = str(resolve(path, f"--policy {name}", "any"))
+            raise InputError(f"--policy {shown(text)}: expected NAME=RUN, each name once")
+        runs[name] = str(resolve(path, f"--policy {shown(name)}", "any"))
     if not runs:
         raise InputError("--no-learn: name a run directory or a checkpoint, or several with --policy NAME=RUN")
     cfg = _section(args.overrides)
     from jrl.serve import policies
 
-    with faults.signals() as interrupted:
+    with faults.signals("ending after the requests under way") as interrupted:
         policies.serve(runs, cfg, best=False if args.latest else None, follow=args.follow, interrupted=interrupted)
     return interrupted.exit_status or 0
 
@@ -96,11 +96,14 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
         key, equals, value = text.partition("=")
         section, _, name = key.partition(".")
         if section != "external" or not name or not equals:
-            raise InputError(f"--set {text}: --no-learn takes keys of external alone, such as external.port=9900")
+            raise InputError(
+                f"--set {shown(text)}: --no-learn takes keys of external alone, such as external.port=9900"
+            )
         try:
             data[name] = schema.parse(value)
-        except (ValueError, yaml.YAMLError):  # ValueError: bytes that are not UTF-8
-            raise InputError(f"--set {schema.shown(text)!r}: expected a value in YAML") from None
+        except (ValueError, yaml.YAMLError) as e:  # ValueError: bytes that are not UTF-8
+            why = schema.fault_of_yaml(e) if isinstance(e, yaml.YAMLError) else ""
+            raise InputError(f"--set external.{shown(name)}: not valid YAML{why}") from None
     problems: list[schema.Problem] = []
     known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
     found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
@@ -129,4 +132,4 @@ class _Clients:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -93,7 +93,7 @@ class Clients:
             program = Program(act, env.to_env, **how_to)
         else:
             program = GameProgram(act, env.to_env, spec, agents, **how_to)
-        found = Server(table, given, self._token)
+        found = Server(table, given, self._token, lambda: bool(interrupted))
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
         memory = carry(size) if agents is None else ()  # of several agents nobody acts by themselves

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jrl.serve.client import INFO_LENGTH, INFOS
-from jrl.serve.protocol import CLIENT, JSON, NPZ
+from jrl.serve.protocol import CLIENT, JSON, LARGEST, NPZ
 from jrl.types import Box, Dict, Discrete, Leaf, MultiDiscrete, Space, Tuple
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -22,7 +22,8 @@ _CLIENT = {
 _STEP = {"type": "integer", "minimum": 0, "description": "number of the step; a request that is repeated counts once"}
 _OF_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
 _NEWER = {"name": "newer_than", "in": "query", "schema": {"type": "integer", "minimum": -1, "maximum": 10**15 - 1}}
-_REWARD = {"type": "number", "description": "that came since the latest action"}
+_SENT: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}  # by clients
+_REWARD = {**_SENT, "description": "that came since the latest action"}
 _NAME = {"type": "string", "minLength": 1, "maxLength": 128, "description": "printable characters"}
 _NUMBER, _FLAG, _ANY = {"type": "number"}, {"type": "boolean"}, {"type": "object"}
 _BINARY = {"type": "string", "format": "binary"}
@@ -35,7 +36,7 @@ _OBS, _MANY_OBS, _ROWS, _ACT, _MANY_ACT = (
 )
 _INFOS = {
     "type": "object",
-    "additionalProperties": {"type": ["number", "boolean"]},
+    "additionalProperties": {**_SENT, "type": ["number", "boolean"]},
     "propertyNames": {"minLength": 1, "maxLength": INFO_LENGTH},
     "maxProperties": INFOS,
     "description": "numbers of which rows have the means; their names are printable, and have no / in npz",
@@ -188,7 +189,7 @@ def _actions(most: int) -> dict[str, Any]:
         ),
         "/v1/episodes/{id}/log": _of_one(
             "log", "Tells of an action that the client chose itself.",
-            _object({**_ASKED, "action": _ACT, "log_prob": _NUMBER}, "observation", "action"),
+            _object({**_ASKED, "action": _ACT, "log_prob": _SENT}, "observation", "action"),
             _object({"step": _STEP}, "step"),
         ),
         "/v1/action": _post(
@@ -203,7 +204,7 @@ def _ends(agents: Mapping[str, Any], most: int) -> dict[str, Any]:
     """Returns the routes of an episode that are others where it has several agents."""
     by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
     seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
-    rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_NUMBER, _FLAG))
+    rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_SENT, _FLAG))
     turn = {"observations": seen, "rewards": rewards, "terminated": flags, "truncated": flags}
     turn |= {"actions": taken, "log_probs": rewards, "step": _STEP, "infos": _INFOS}
     answer = _object({"actions": taken, "version": _VERSION, "step": _STEP}, "actions", "version", "step")
@@ -213,9 +214,9 @@ def _ends(agents: Mapping[str, Any], most: int) -> dict[str, Any]:
     if agents:
         reward, needed = {"rewards": rewards}, "rewards"
         end = _object({"observations": seen, "rewards": rewards, "truncated": _FLAG, "step": _STEP, "infos": _INFOS})
-        outcome["returns"] = rewards
+        outcome["returns"] = by_agent(lambda one: _NUMBER)
     else:
-        reward, needed = {"reward": _NUMBER}, "reward"
+        reward, needed = {"reward": _SENT}, "reward"
         end = _object({**_ASKED, "truncated": _FLAG}, "observation")
     return {
         "/v1/episodes/{id}/reward": _of_one(
@@ -239,7 +240,7 @@ def _ends(agents: Mapping[str, Any], most: int) -> dict[str, Any]:
 def _many_steps(most: int) -> dict[str, Any]:
     """Returns the routes of many episodes in a request."""
     ids = {"episode_ids": _many(_NAME, most)}
-    each, seen = {"rewards": _NUMBER, "terminated": _FLAG, "truncated": _FLAG}, ("observations", "final_observations")
+    each, seen = {"rewards": _SENT, "terminated": _FLAG, "truncated": _FLAG}, ("observations", "final_observations")
     steps = {**ids, **dict.fromkeys(seen, _MANY_OBS), **{name: _many(one, most) for name, one in each.items()}}
     rows = lambda inner: _many(_many(inner, MOST), MOST)
     played = {
@@ -247,7 +248,7 @@ def _many_steps(most: int) -> dict[str, Any]:
         **dict.fromkeys(seen, _ROWS),
         **ids,
         "actions": {"description": "[K, N, *] in the policy's units, a tree of arrays"},
-        "log_probs": rows(_NUMBER),
+        "log_probs": rows(_SENT),
         "versions": rows(_VERSION),
         "memory": {"description": "arrays [K, N, ...] by number: what a policy that remembers did before each step"},
     }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrl import errors
 from jrl.serve.client import flat, plain
 from jrl.types import Box, Dict, Discrete, Leaf, PyTree, Space, Tuple
 
@@ -20,8 +21,8 @@ class Refused(Exception):
     """A request that cannot be answered as it is asked: an HTTP status of 4xx, and what is wrong in words."""
 
     def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message = status, errors.message(message)
+        super().__init__(self.message)
 
 
 class Request(NamedTuple):
@@ -176,15 +177,27 @@ def whole(given: Mapping[str, Any], name: str, most: int = 2**31 - 1) -> int | N
 
 
 NUMBER, WHOLE, _FLAG = Box(()), Box((), "int32"), Box((), "bool")
-_MOST = float(np.finfo(np.float32).max)
+# Largest size of a number that clients send. Losses square it, and gradients multiply it by others of its size: an
+# update with a larger number may not be finite in float32, and would end the run of all clients.
+LARGEST = 1e9
+_MEND = "scale the environment's numbers down"
 
 
 def number(given: Mapping[str, Any], name: str) -> float:
-    """Returns a field that is a finite number; 0 where it is left out."""
+    """Returns a field that is a number of at most `LARGEST`; 0 where it is left out."""
     found = given.get(name, 0.0)
-    if type(found) is float and abs(found) <= _MOST:  # JSON may have 1e999
+    if type(found) is float and abs(found) <= LARGEST:
         return found
     return float(array(NUMBER, found, (), name))
+
+
+def summed(before: float, reward: float, name: str) -> float:
+    """Returns the sum of rewards since an action. Raises Refused: it is beyond `LARGEST`."""
+    found = before + reward
+    if abs(found) > LARGEST:
+        most = f"{name}: expected a sum of at most {LARGEST:g} since the latest action"
+        raise Refused(422, f"{most}, got {found:g}: {_MEND}")
+    return found
 
 
 def numbers(given: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
@@ -237,11 +250,9 @@ def array(leaf: Leaf, x: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise Refused(422, f"{expected} of finite numbers, got some that are not")
     if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            cast = found.astype(dtype, copy=False)
-        if found.dtype.kind != "b" and not np.isfinite(cast).all():
-            raise Refused(422, f"{expected}, got numbers beyond that dtype")
-        return cast
+        if found.dtype.kind != "b" and ((found > LARGEST) | (found < -LARGEST)).any():
+            raise Refused(422, f"{expected} of numbers from {-LARGEST:g} to {LARGEST:g}, got some beyond: {_MEND}")
+        return found.astype(dtype, copy=False)
     _check_whole(leaf, found, dtype, expected)
     return found.astype(dtype, copy=False)
 

@@ -35,14 +35,22 @@ class Server:
       table: the episodes.
       cfg: the `external` section.
       token: what clients have to show; None: nothing.
+      interrupted: whether the run is to end; clients are then served no longer, so that it ends as fast as it can.
     """
 
-    def __init__(self, table: Table, cfg: ExternalConfig, token: bytes | None):
+    def __init__(
+        self,
+        table: Table,
+        cfg: ExternalConfig,
+        token: bytes | None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ):
         self.table, self._cfg = table, cfg
         self._served: dict[str, Served] = {}
         most, pages = int(cfg.max_body_mb * 2**20), origins.allowed(cfg, token)
         limits = Limits(most, cfg.max_clients, cfg.max_rate, cfg.timeout_s, token, pages)
-        self.web = Web(self._handle, limits, tick=lambda: table.sweep(cfg.timeout_s))
+        self.web = Web(self._handle, limits, tick=self._tick)
+        self._interrupted = interrupted
         # who waits for an action
         self._waiting: dict[Seat, tuple[Answer, int]] = {}
         self._bodies = Bodies(self.web.soon)
@@ -71,6 +79,11 @@ class Server:
     def add(self, name: str, facts: Facts, inference: Inference, local: Local) -> None:
         """Adds a policy, which clients may ask for by its name."""
         self._served[name] = Served(facts, inference, local)
+
+    def _tick(self) -> None:
+        self.table.sweep(self._cfg.timeout_s)
+        if self._interrupted():
+            self.web.stop()
 
     def close(self) -> None:
         """Closes all connections, and ends who chooses."""
@@ -260,7 +273,7 @@ class Server:
         self.in_turn(episode, None)
         if not episode.steps:
             raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
-        episode.seat.reward += reward
+        episode.seat.reward = protocol.summed(episode.seat.reward, reward, "reward")
         self.table.infos.add(infos)
         reply(encoded({"reward": episode.seat.reward}, request))
 

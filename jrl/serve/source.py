@@ -79,6 +79,8 @@ class ClientSource(FromHost):
         self._inference.publish(Weights(actor, key, self._version))
         self._calls += 1
         if self._calls == 1:
+            if self._interrupted():  # before programs for all sizes of requests are compiled
+                raise Interrupted
             pauses.postpone()
             self._begin()
         elif self._calls == _COMPILED:
@@ -111,13 +113,13 @@ class ClientSource(FromHost):
             while True:
                 if self._inference.failure is not None:
                     raise self._inference.failure
+                if self._interrupted():  # also where rows are there: clients go on, and there would always be some
+                    raise Interrupted
                 if self._max_lag is not None:
                     self._rows.drop_before(oldest)
                 wait = self._rows.wait()
                 if wait == 0:
                     return self._rows.take()
-                if self._interrupted():
-                    raise Interrupted
                 with self._timers("clients"):
                     self._table.lock.wait(_LOOK_S if wait is None else min(wait, _LOOK_S))
 

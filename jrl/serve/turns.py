@@ -210,8 +210,10 @@ def _rewards(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[s
     found = _of_agents(facts, episode, given.get("rewards"), "rewards")
     rewards = {name: float(protocol.array(protocol.NUMBER, x, (), f"rewards/{name}")) for name, x in found.items()}
     for name, x in rewards.items():
-        if x and not episode.seats[facts.agents[name].number].steps:
+        seat = episode.seats[facts.agents[name].number]
+        if x and not seat.steps:
             raise Refused(409, f"rewards/{name}: it has no action yet that a reward could be for")
+        protocol.summed(seat.reward, x, f"rewards/{name}")
     return rewards
 
 

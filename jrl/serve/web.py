@@ -6,6 +6,7 @@ Who may ask is settled by the head of a request, before any of its body is store
 
 import asyncio
 import hmac
+import re
 import ssl
 import threading
 import time
@@ -19,7 +20,11 @@ from jrl.serve.protocol import Refused, Request, Response, refusal
 
 _MOST_HEAD = 16_384  # bytes of the request line and headers
 _HALF_S = 10.0  # seconds for the rest of a request that has begun
+# what other readers of the same bytes might take for the end of a line; the LF of a CR at the very end may be to come
+_STRAY = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
+_ONCE = ("content-length", "host")  # headers that decide how a request is read, or whether it is let in
 _LINGER_S = 2.0  # seconds in which the rest of a refused request is thrown away, so that its client gets to the answer
+_MOST_REFUSED = 256  # connections beyond the limit at a time that get an answer; the others are closed at once
 _MOST_THROWN = 128 * 2**20  # bytes, likewise: the kernel resets a connection that is closed with bytes unread
 
 Reply = Callable[[Response], None]
@@ -53,6 +58,7 @@ class Web:
         self.handler, self.limits, self._tick = handler, limits, tick
         self.requests = self.refused = 0
         self.connections: set[_Connection] = set()
+        self._refused: set[_Connection] = set()  # that are read until their clients have the answer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="jrl-http", daemon=True)
         self._server: asyncio.Server | None = None
@@ -73,6 +79,18 @@ class Web:
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10.0)
 
+    def lingers(self, connection: "_Connection") -> bool:
+        """Returns whether one connection more may wait until its client has read that there are too many."""
+        if len(self._refused) >= _MOST_REFUSED:
+            return False
+        self._refused.add(connection)
+        return True
+
+    def forget(self, connection: "_Connection") -> None:
+        """Drops a connection that was lost."""
+        self.connections.discard(connection)
+        self._refused.discard(connection)
+
     def soon(self, fn: Callable[..., None], *args: Any) -> None:
         """Calls it in the server's thread: one call for many answers."""
         if not self._loop.is_closed():
@@ -84,14 +102,18 @@ class Web:
             return
 
         def end() -> None:
-            if self._server is not None:
-                self._server.close()
-            for connection in list(self.connections):
-                connection.transport.abort()
+            self.stop()
             self._loop.call_soon(self._loop.stop)
 
         self._loop.call_soon_threadsafe(end)
         self._thread.join(5.0)
+
+    def stop(self) -> None:
+        """Accepts no connection any more and closes those that there are; in the server's thread."""
+        if self._server is not None:
+            self._server.close()
+        for connection in [*self.connections, *self._refused]:
+            connection.transport.abort()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -127,13 +149,17 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         if self._web.clients >= self._web.limits.clients:
+            if not self._web.lingers(self):
+                transport.abort()
+                return
             most = f"there are {self._web.clients} connections, as many as are allowed: try later"
-            self._refuse(Refused(429, most), linger=False)
+            # the request is on its way: closed before it is read, the connection would be reset without the answer
+            self._refuse(Refused(429, most))
             return
         self._web.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._web.connections.discard(self)
+        self._web.forget(self)
         self._keep = False
 
     def data_received(self, data: bytes) -> None:
@@ -203,6 +229,9 @@ class _Connection(asyncio.Protocol):
         """Reads the head of a request, and settles by it whether there is an answer. Raises Refused."""
         self._told, self._linger = (), True
         end = self._buffer.find(b"\r\n\r\n")
+        if _STRAY.search(self._buffer, 0, end + 4 if end >= 0 else len(self._buffer)):
+            self._keep = False
+            raise Refused(400, "the headers have a CR or LF alone, or another control character")
         if end < 0 or end > _MOST_HEAD:
             if len(self._buffer) > _MOST_HEAD:
                 self._keep = False
@@ -256,9 +285,8 @@ class _Connection(asyncio.Protocol):
             if not hmac.compare_digest(given, b"Bearer " + limits.token):
                 raise Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN")
 
-    def _refuse(self, e: Refused, *, linger: bool = True) -> None:
-        self._keep, self._busy = False, True
-        self._linger = linger
+    def _refuse(self, e: Refused) -> None:
+        self._keep, self._busy, self._linger = False, True, True
         self._reply(refusal(e))
 
     def _reply(self, response: Response) -> None:
@@ -315,8 +343,8 @@ def _head(head: bytes) -> tuple[str, str, dict[str, str]]:
         name = name.lower()
         if not colon or not name or name != name.strip():
             raise Refused(400, "a header line is no name: value")
-        if name == "content-length" and name in headers:
-            raise Refused(400, "Content-Length stands there twice")
+        if name in _ONCE and name in headers:
+            raise Refused(400, f"{name.title()} stands there twice")
         headers[name] = value.strip()
     if parts[2] == "HTTP/1.0":
         headers["connection"] = "close"

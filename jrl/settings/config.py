@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from jrl import registry
-from jrl.errors import InputError
+from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped
-from jrl.fields.bounds import Count, short
+from jrl.fields.bounds import Count
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import as_plain, limited
@@ -232,9 +232,10 @@ def read(
                 if not equals or not all(key.split(".")) or key.count(".") > _MOST_DOTS:
                     raise ValueError
                 assignments.append((flag, prefix + key.strip(), schema.parse(value)))
-            except (ValueError, yaml.YAMLError):
-                given_as = f"{flag} {schema.shown(text)}"
-                problems.append(Problem(key, f"{given_as}: expected key=value, such as rollout.length=256"))
+            except (ValueError, yaml.YAMLError) as e:
+                why = f"{schema.fault_of_yaml(e)}: " if isinstance(e, yaml.YAMLError) else ": "
+                mend = "expected key=value, such as rollout.length=256"
+                problems.append(Problem(key, f"{flag} {shown(text)}{why}{mend}"))
     problems += _unknown_criteria(from_file, assignments)
     for flag, key, value in assignments:
         nested = value
@@ -263,7 +264,7 @@ def _unknown_criteria(data: Mapping[str, Any], assignments: Sequence[tuple[str, 
         elif ours(name) not in known:
             having = f"one of {', '.join(sorted(known))}" if known else "no name, as there are no criteria"
             yield Problem(
-                key, f"{flag} {schema.shown(name)}=null: it drops a criterion, expected {having}: leave it out"
+                key, f"{flag} {shown(name)}=null: it drops a criterion, expected {having}: leave it out"
             )
 
 
@@ -294,9 +295,7 @@ def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
-        return {}, [
-            Problem("stop", f'--stop {schema.shown(text)}: expected metric=number, or JSON such as {{"time_s": 60}}')
-        ]
+        return {}, [Problem("stop", f'--stop {shown(text)}: expected metric=number, or JSON such as {{"time_s": 60}}')]
     return {key.replace(".", "/"): value for key, value in schema.flatten(found).items()}, []
 
 
@@ -319,7 +318,7 @@ def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]
     expected = "expected numbers, text, lists or mappings, which YAML holds"
     make = "make it where the environment is made: jrl.api.register_env(NAME, lambda context: ...), with env.id=NAME"
     return found, [
-        (key, f"{schema.shown(key)}: {expected}, got a {type(value).__name__}: {make}") for key, value in odd
+        (key, f"{shown(key)}: {expected}, got a {type(value).__name__}: {make}") for key, value in odd
     ]
 
 

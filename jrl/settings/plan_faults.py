@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jrl.errors import counted
+from jrl.errors import counted, short
 from jrl.fields import bounds
-from jrl.fields.bounds import INT32, short
+from jrl.fields.bounds import INT32
 from jrl.fields.data import traits
 from jrl.settings import datasets, external, replay_faults
 from jrl.settings.plan import (

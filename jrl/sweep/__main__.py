@@ -14,6 +14,8 @@ from jrl.sweep import members, search, settings, space, train
 
 _OPTIONS = ("seeds", "samples", "search", "batch", "scheduler", "objective", "max_members")  # of settings.SweepConfig
 
+_PROCESSES = 1000
+
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line; nothing heavy is imported for it."""
@@ -56,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
     """Trains what the command line names; the exit status. Raises InputError."""
-    if args.processes is not None and args.processes < 1:
-        raise InputError(f"--processes: expected at least 1, got {args.processes}")
+    if args.processes is not None and not 1 <= args.processes <= _PROCESSES:
+        raise InputError(f"--processes: expected 1 to {_PROCESSES:,}, got {args.processes:,}")
     if args.resume:
         return _goes_on(args, transcript)
     data = {} if args.config is None else config.mapping(args.config)

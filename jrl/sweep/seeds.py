@@ -9,6 +9,8 @@ from jrl.host import files, output
 from jrl.settings.config import RunConfig
 from jrl.sweep import members
 
+_MOST = 1000  # seeds or processes of one population
+
 
 def train(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: output.Transcript) -> int | None:
     """Trains the population that a command line of jrl.train names, or goes on with it.
@@ -49,8 +51,8 @@ def _changes(args: argparse.Namespace, cfg: RunConfig) -> list[dict[str, Any]] |
             raise InputError("--processes says how --seeds are trained: give that, too")
         return None
     for name, value in (("seeds", args.seeds), ("processes", args.processes)):
-        if value is not None and value < 1:
-            raise InputError(f"--{name}: expected at least 1, got {value}")
+        if value is not None and not 1 <= value <= _MOST:
+            raise InputError(f"--{name}: expected 1 to {_MOST:,}, got {value:,}")
     if args.init_from or args.as_test or (args.resume and args.resume != "auto"):
         raise InputError("--seeds begins a population: it goes with none of --init-from, --as-test, --resume PATH")
     return [{"run.seed": cfg.run.seed + i} for i in range(args.seeds)]

@@ -6,18 +6,18 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.errors import InputError
+from jrl.errors import InputError, short, shown
 from jrl.fields import plain_yaml, schema
 from jrl.fields.bounds import Few, bounded
 from jrl.settings import config, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.sweep import schedule
-from jrl.sweep.space import KINDS, Space, parse
+from jrl.sweep.space import KINDS, MOST_POINTS, Space, grid, parse
 
 SECTION = "sweep"
 SEARCHES = ("random", "sobol", "tpe", "gp")
 PROPOSE = ("tpe", "gp")  # those that learn from points before
-Samples = Annotated[int, Interval(ge=1, le=100_000)]
+Samples = Annotated[int, Interval(ge=1, le=MOST_POINTS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Plan:
             try:
                 found = parse(key, str(typed))
                 if found is None:
-                    raise InputError(f"{SECTION}.set: {key}={typed}: expected {KINDS}")
+                    raise InputError(f"{SECTION}.set: {shown(key)}={short(typed)}: expected {KINDS}")
                 self.spaces[key] = found
             except InputError as e:
                 errors += e.errors
@@ -159,7 +159,9 @@ def stored(data: Mapping[str, Any]) -> Plan:
 
 
 def checked(cfg: RunConfig, plan_: Plan) -> None:
-    """Raises InputError if the config has no key of a space, or does not take its ends or a value of a choice."""
+    """Raises InputError if the grid has too many points, or the config has no key of a space or refuses its values."""
+    if plan_.settings.samples is None:
+        grid(plan_.spaces)
     data, errors = config.to_dict(cfg), dict[str, None]()
     for key, space in plan_.spaces.items():
         for value in space.values or (space.at(0.0), space.at(1 - 1e-9)):

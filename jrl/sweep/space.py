@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jrl.errors import InputError
+from jrl.errors import InputError, short, shown
 from jrl.fields import plain_yaml
 
+MOST_POINTS = 100_000  # of a sweep
 _KINDS = ("choice", "uniform", "log", "int", "pow2", "logit")
 _TYPED = re.compile(rf"^\s*({'|'.join(_KINDS)})\s*\((.*)\)\s*$", re.S)
 KINDS = "choice(a, b, ...), uniform, log, logit (low, high, n), int(low, high[, n]), pow2(low, high)"
@@ -85,15 +86,25 @@ class Space(NamedTuple):
         if self.kind == "pow2":
             return [2**n for n in range(int(self.low), int(self.high) + 1)]
         if self.kind == "int" and self.num is None:
+            _grid_fits(key, int(self.high) - int(self.low) + 1)
             return list(range(int(self.low), int(self.high) + 1))
         if self.num is None:
             raise InputError(
                 f"{key}: a grid needs to know how many values: {self.kind}(low, high, 5), or draw them with --samples"
             )
+        _grid_fits(key, self.num)
         points = np.linspace(self.low, self.high, self.num).tolist()
         if self.kind == "int":
             return list(dict.fromkeys(round(point) for point in points))
         return [_unscaled(self.kind, point) for point in points]
+
+
+def _grid_fits(key: str, count: int) -> None:
+    """Raises InputError: a grid has too many points."""
+    if count > MOST_POINTS:
+        raise InputError(
+            f"{key}: expected a grid of at most {MOST_POINTS:,} points, got {count:,}: draw points with --samples"
+        )
 
 
 def parse(key: str, text: str) -> Space | None:
@@ -102,9 +113,10 @@ def parse(key: str, text: str) -> Space | None:
     if typed is None:
         call = re.match(r"\s*(\w+)\s*\(", text)
         if call and (near := difflib.get_close_matches(call[1].lower(), _KINDS, 1, 0.7)):
-            raise InputError(f"{key}={text}: did you mean {near[0]}(...)? Expected {KINDS}")
+            raise InputError(f"{shown(key)}={shown(text)}: did you mean {near[0]}(...)? Expected {KINDS}")
         return None
     kind, inside = typed.groups()
+    given = f"{shown(key)}={shown(text)}"
     try:
         found = plain_yaml.parse(f"[{inside}]")
     except yaml.YAMLError:
@@ -112,19 +124,17 @@ def parse(key: str, text: str) -> Space | None:
     found = found if isinstance(found, list) else []
     if kind == "choice" and found:
         if twice := [value for i, value in enumerate(found) if value in found[:i]]:
-            raise InputError(
-                f"{key}={text}: {plain_yaml.flow(twice[0])} is there twice: leave one out, or give --seeds"
-            )
+            raise InputError(f"{given}: {short(twice[0])} is there twice: leave one out, or give --seeds")
         return Space(kind, tuple(found))
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
     most = 2 if kind == "pow2" else 3
     if kind == "choice" or not numbers or not 2 <= len(found) <= most:
-        raise InputError(f"{key}={text}: expected {KINDS}")
+        raise InputError(f"{given}: expected {KINDS}")
     low, high, *num = found
     if num and (not isinstance(num[0], int) or num[0] < 1):
-        raise InputError(f"{key}={text}: the third number says how many values, at least 1")
+        raise InputError(f"{given}: the third number says how many values, at least 1")
     if problem := _fault(kind, low, high):
-        raise InputError(f"{key}={text}: {problem}")
+        raise InputError(f"{given}: {problem}")
     return Space(kind, (), _scaled(kind, low), _scaled(kind, high), num[0] if num else None)
 
 
@@ -164,6 +174,7 @@ def _unscaled(kind: str, x: float) -> float:
 def grid(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
     """Returns all combinations of the values of all keys. Raises InputError: a space has no number of values."""
     values = [space.grid(key) for key, space in spaces.items()]
+    _grid_fits(", ".join(spaces), math.prod(map(len, values)))
     return [dict(zip(spaces, point, strict=True)) for point in itertools.product(*values)]
 
 

@@ -46,7 +46,7 @@ def train(
         sweep = Sweep(cfg, directory, record)
         if begins:
             populations.begin(cfg, directory, sweep.record)
-        interrupted = stack.enter_context(faults.signals())
+        interrupted = stack.enter_context(faults.signals("saving all members after this call"))
         stack.enter_context(faults.stacks_on_request())
         trainer = Trainer(
             directory, transcript, interrupted, Ends(sweep.why_ended, sweep.note_end),

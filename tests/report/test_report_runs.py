@@ -1,12 +1,14 @@
 """Runs read from disk: what a run is, which are of one method, what is wrong with them."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from run_files import run, sweep
 
 from jrl.errors import InputError
+from jrl.report import __main__ as report
 from jrl.report import curves, methods, runs
 from jrl.report.cautions import cautions
 
@@ -78,6 +80,11 @@ def test_the_best_mean_is_one_over_enough_episodes(tmp_path):
     assert one.best("env_steps", "episode/return") == 30
 
 
+def linked(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
 @pytest.mark.parametrize(
     "broken, state, says",
     [
@@ -89,7 +96,17 @@ def test_the_best_mean_is_one_over_enough_episodes(tmp_path):
         (lambda d: d.joinpath("config.yaml").write_text("a: [1"), None, "is left out"),
         (lambda d: d.joinpath("config.yaml").write_text("- 1"), None, "is left out"),
         (lambda d: d.joinpath("config.yaml").write_text("{1: 2, stop: 3, env: x}"), runs.UNFINISHED, "300 env_steps"),
-        (lambda d: (d / "result.jsonl").unlink() or (d / "result.jsonl").mkdir(), None, "Is a directory"),
+        (lambda d: (d / "result.jsonl").unlink() or (d / "result.jsonl").mkdir(), None, "it is not a file"),
+        (lambda d: (d / "result.jsonl").unlink() or os.mkfifo(d / "result.jsonl"), None, "it is not a file"),
+        (lambda d: linked(d / "result.jsonl", "/dev/zero"), None, "it is not a file"),
+        (lambda d: linked(d / "result.jsonl", "result.jsonl"), runs.EMPTY, "no result row yet"),
+        (lambda d: d.joinpath("env.json").write_text("[" * 100_000), runs.FINISHED, "env.json is no JSON"),
+        (
+            lambda d: d.joinpath("config.yaml").write_text("data: {input: {}}\nstop: {env_steps: 1e300}"),
+            runs.UNFINISHED,
+            "1e+300",
+        ),
+        (lambda d: d.joinpath("config.yaml").write_text("run: {seed: " + "9" * 400 + "}"), None, "is left out"),
         (
             lambda d: d.joinpath("result.jsonl").write_text('{"env_steps": 300, "evaluation/return": NaN}\nNaN\n'),
             runs.FINISHED,
@@ -110,6 +127,43 @@ def test_a_broken_run_is_one_caution(tmp_path, broken, state, says):
     (said,) = found.cautions
     assert said.startswith(f"{directory}") and says in said and "\n" not in said
     assert {one.path.name: one.state for one in found.runs}.get("broken") == state
+
+
+ODD_ROWS = ("9" * 400, "1e308", "-1e308", "Infinity", "[1e308, " + "9" * 400 + "]", '"x"', "{}", "[[1], null]", "true")
+ODD_NAME = "<script>alert(1)</script> ![x](http://evil) $\\\\frac{$ | `c` *b* \\n# heading"
+ODD_ENV = [
+    {"git": "x", "cpu": 3, "versions": [1], "devices": "x", "command": ["x"], "platform": {}, "memory_gib": "x"},
+    {"git": {"commit": [1], "dirty": {}}, "cpu": {"model": [1]}, "versions": {"jax": [1]}, "devices": [3, {"a": 1}]},
+    {"memory_gib": 10**300, "command": "x" * 30_000, "platform": ODD_NAME},
+]
+
+
+def test_an_odd_run_leaves_the_report_of_the_others_whole(tmp_path, capsys):
+    """Whatever the files of one run hold: the others are in the report, and names are text in report.md."""
+    for i in range(2):
+        run(tmp_path / "runs" / f"sound{i}", seed=i, values=(1, 2, 3 + i))
+    odd = [run(tmp_path / "runs" / f"odd{i:02}", seed=i, values=(1, 2, 3)) for i in range(len(ODD_ROWS) + 7)]
+    names = ("evaluation/return", "env_steps", "time/env", "hist/x", "episode/window", "updates")
+    for directory, value in zip(odd, ODD_ROWS):
+        fields = "".join(f', "{name}": {value}' for name in names if name != "env_steps" or value != "true")
+        (directory / "result.jsonl").write_text(f'{{"loss": 1{fields}}}\n{{"env_steps": 200{fields}}}\n')
+    *directories, name, algo, task, long = odd[len(ODD_ROWS) :]
+    for directory, facts in zip(directories, ODD_ENV, strict=True):
+        (directory / "env.json").write_text(json.dumps(facts))
+    change = lambda directory, old, new: (directory / "config.yaml").write_text(
+        (directory / "config.yaml").read_text().replace(old, new)
+    )
+    change(name, "0.001", f'"{ODD_NAME}"')
+    change(algo, "name: ppo", "name: [{a: 1}]")
+    change(task, "CartPole-v1", f'"{ODD_NAME}"')
+    change(long, "0.001", "x" * 30_000)
+    before = [(tmp_path / "runs" / f"sound{i}").resolve() for i in range(2)]
+    assert report.main([str(tmp_path / "runs"), f"--out={tmp_path / 'report'}"]) == 0
+    told = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert {str(path) for path in before} <= {one["name"] for one in told["runs"] if one["last"] is not None}
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "<script" not in text and "![x]" not in text and "\n# heading" not in text and "$\\\\frac" in text
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 2_000
 
 
 def test_how_a_run_ended(tmp_path):

@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.parse
 
+from jrl.run import reporter
 from jrl.run.session import Session
 from jrl.serve.clients import Clients
 from jrl.settings import config
@@ -38,7 +39,7 @@ class Run:
         self.session = Session(
             cfg, sinks=[self.rows.append], endless=True, external=clients.source(cfg, 0, interrupted)
         )
-        self._thread = threading.Thread(target=self._go, daemon=True)
+        self.thread = threading.Thread(target=self._go, daemon=True)
 
     def _go(self):
         from jrl.host.faults import Interrupted
@@ -46,6 +47,8 @@ class Run:
         try:
             self.session.start()
             while info := self.session.advance():
+                if reporter.not_finite(info):
+                    raise FloatingPointError(info.metrics)
                 self.session.after(info)
         except Interrupted:
             pass
@@ -62,11 +65,14 @@ class Run:
         return self.session.run.program.source
 
     def start(self):
-        self._thread.start()
+        self.thread.start()
+
+    def end(self):
+        self._interrupted.append(True)
 
     def close(self):
-        self._interrupted.append(True)
-        self._thread.join(30)
+        self.end()
+        self.thread.join(30)
         self.session.close()
         assert self.error is None
 

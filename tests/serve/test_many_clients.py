@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import jax
 import numpy as np
 import psutil
 import pytest
-from serving import running, settings
+from serving import asked, running, settings, until
 
+from jrl.serve.client import EpisodeLost, PolicyClient
 from jrl.serve.source import DROPPED, ClientSource
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +111,28 @@ def test_nothing_is_lost_and_nothing_counts_twice(tmp_path, monkeypatch):
         f"{(seen.times < expected).sum()} lost, {(seen.times > expected).sum()} twice"
     )
     assert memory[-1] < memory[len(memory) // 5] + 100
+
+
+def test_a_run_that_is_to_end_does_so_while_clients_go_on():
+    """Rows that clients send meanwhile keep it from nothing, and clients are let go before it saves."""
+    replay = {"capacity": 256, "learning_starts": 8, "train_every": 8, "batch_size": 8}
+    with running(settings("dqn", replay=replay)) as run:
+        lost = []
+
+        def play():
+            client = PolicyClient(run.address, patience_s=0.0)
+            ids, obs = client.start_episodes(2), np.zeros((2, 4), np.float32)
+            try:
+                while True:
+                    client.steps(ids, obs, np.ones(2, np.float32))
+            except EpisodeLost as e:
+                lost.append(e)
+
+        player = threading.Thread(target=play, daemon=True)
+        player.start()
+        until(lambda: asked(run.address, "GET", "/v1/health")[1]["versions"]["default"] > 2)
+        run.end()
+        for thread in (run.thread, player):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert len(lost) == 1

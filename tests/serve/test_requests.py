@@ -112,6 +112,23 @@ WRONG = [
     ("action", b'{"observation": [0, 0, 0, 0], "reward": Infinity}', 400, "finite"),
     ("action", b'{"observation": [0, 0, 0, 0], "reward": 1e999}', 422, "reward: expected float32"),
     ("action", {"observation": OBS, "reward": 1e40}, 422, "beyond"),
+    (
+        "action",
+        {"observation": [3e38, 0, 0, 0]},
+        422,
+        "observation: expected float32 [4] of numbers from -1e+09 to 1e+09",
+    ),
+    (
+        "action",
+        {"observation": OBS, "reward": -3e38},
+        422,
+        "reward: expected float32 [] of numbers from -1e+09 to 1e+09",
+    ),
+    ("action", {"observation": OBS, "reward": 10**12}, 422, "scale the environment's numbers down"),
+    ("action", {"observation": OBS, "infos": {"a": 3e38}}, 422, "infos/a: expected float32 [] of numbers from"),
+    ("log", {"observation": OBS, "action": 1, "log_prob": -3e38}, 422, "log_prob: expected float32 [] of numbers from"),
+    ("end", {"observation": OBS, "reward": 3e38}, 422, "reward: expected float32 [] of numbers from"),
+    ("end", {"observation": [0, -3e38, 0, 0]}, 422, "observation: expected float32 [4] of numbers from"),
     ("action", {"observation": OBS, "step": 7}, 409, "at step 0"),
     ("action", {"observation": OBS, "step": -1}, 422, "whole number"),
     ("log", {"observation": OBS, "action": 1}, 422, "its own policy"),
@@ -142,6 +159,38 @@ def test_a_wrong_request_has_one_clear_answer(run, good, what, body, status, tol
     assert told in found[1]["error"]
     assert asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS, "step": 0})[0] == 200
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
+
+
+def test_the_largest_numbers_that_a_client_can_send_do_not_end_the_run(run, good):
+    """A number beyond them is refused, alone and in a sum or a batch, and nothing of its request counts."""
+    most, far = protocol.LARGEST, 3e38
+    of = lambda path, body, **headers: asked(run.address, "POST", path, body, Jrl_Client="a", **headers)
+    one, other = (started(run, Jrl_Client="a") for _ in range(2))
+    for id in (one, other):
+        assert of(f"/v1/episodes/{id}/action", {"observation": OBS})[0] == 200
+    packed = npz(reward=np.float64(far))
+    assert of(f"/v1/episodes/{one}/reward", packed, Content_Type=protocol.NPZ)[0] == 422
+    assert of(f"/v1/episodes/{one}/reward", {"reward": 0.75 * most})[1] == {"reward": 0.75 * most}
+    status, found = of(f"/v1/episodes/{one}/reward", {"reward": 0.5 * most, "infos": {"a": 1.0}})
+    assert (status, "expected a sum of at most 1e+09" in found["error"]) == (422, True)
+    ids, played = [one, other], {"actions": [[0, 1]], "log_probs": [[-most, most]], "versions": [[0, 0]]}
+    batch = {"episode_ids": ids, "observations": [OBS, OBS], "rewards": [1.0, far]}
+    lead = lambda body: {name: x if name == "episode_ids" else [x] for name, x in body.items()} | played
+    assert of("/v1/steps", batch)[0] == of("/v1/played", lead(batch))[0] == 422
+    assert of("/v1/played", lead({**batch, "rewards": [0, 0]}) | {"log_probs": [[0, -far]]})[0] == 422
+    assert of("/v1/steps", {**batch, "rewards": [0, 0], "observations": [OBS, [far] * 4]})[0] == 422
+    last = {"terminated": [False, True], "final_observations": [OBS, [far] * 4], "rewards": [0, 0]}
+    assert of("/v1/steps", {**batch, **last})[0] == 422
+    rng = np.random.default_rng(0)
+    before, sent = of("/v1/steps", {**batch, "rewards": [0, 0]})[1]["version"], 1
+    while asked(run.address, "GET", "/v1/health")[1]["versions"]["default"] < before + 4:  # at the limits
+        obs, rewards = rng.choice([-most, most], (2, 4)).tolist(), rng.choice([-most, most], 2).tolist()
+        body = {"episode_ids": ids, "observations": obs, "rewards": rewards}
+        assert of("/v1/played", lead(body))[0] == of("/v1/steps", body)[0] == 200
+        sent += 2
+    for id in ids:
+        status, found = of(f"/v1/episodes/{id}/end", {"observation": OBS})
+        assert (status, found["length"]) == (200, 1 + sent)
 
 
 def test_what_is_wrong_with_npz(run, good):
@@ -250,10 +299,24 @@ def test_only_so_many_episodes_and_connections(run, alone):
     held = [socket.create_connection((parts.hostname, parts.port)) for _ in range(12)]
     time.sleep(0.2)
     assert asked(run.address, "GET", "/v1/health")[0] == 429
+    for size in (0, 50_000):  # what was sent before the answer does not reset the connection
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+            connection.sendall(b"POST /v1/episodes HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+            time.sleep(0.05)
+            found = b""
+            while chunk := connection.recv(4096):
+                found += chunk
+            assert found.startswith(b"HTTP/1.1 429") and b"try later" in found
     for connection in held:
         connection.close()
     time.sleep(0.2)
     assert asked(run.address, "GET", "/v1/health")[0] == 200
+
+
+STRAY = [
+    b"X: a\rTransfer-Encoding: chunked", b"X: a\nContent-Length: 5", b"X: a\x00b", b"X\x00: a", b"X: a\r", b"X: a\x0bb",
+    b"\nX: a", b"X: a\r\r", b"X: \x7f",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -266,6 +329,11 @@ def test_only_so_many_episodes_and_connections(run, alone):
         (b"POST /v1/episodes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
         (b"POST /v1/episodes HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n", b"413"),
         (b"GET /" + b"a" * 20_000, b"431"),
+        *((b"GET /v1/health HTTP/1.1\r\n%s\r\n\r\n" % line, b"400") for line in STRAY),
+        (b"GET /v1/hea\x00lth HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /v1/health HTTP/1.1\nHost: localhost\n\n", b"400"),
+        (b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nhost: elsewhere.example\r\n\r\n", b"400"),
+        (b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", b"400"),
         (b"GET /v1/health HTTP/1.0\r\n\r\n", b"200"),
     ],
 )

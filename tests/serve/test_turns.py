@@ -272,6 +272,15 @@ WRONG = [
     ("turn", {"observations": {"c": OBS}}, 409, "observations/c: it has ended"),
     ("turn", {"observations": {"a": OBS}, "rewards": {"b": 1.0}}, 409, "rewards/b: it has no action yet"),
     ("turn", {"observations": {"a": OBS}, "rewards": {"a": "x"}}, 422, "rewards/a"),
+    (
+        "turn",
+        {"observations": {"a": OBS}, "rewards": {"a": 3e38}},
+        422,
+        "rewards/a: expected float32 [] of numbers from",
+    ),
+    ("turn", {"observations": {"a": [0, 3e38, 0]}}, 422, "observations/a: expected float32 [3] of numbers from"),
+    ("reward", {"rewards": {"a": -3e38}}, 422, "rewards/a: expected float32 [] of numbers from"),
+    ("end", {"rewards": {"a": 3e38}}, 422, "rewards/a: expected float32 [] of numbers from"),
     ("turn", {"observations": {}, "truncated": {"a": True}}, 400, "observations/a is missing"),
     ("turn", {"observations": {}, "terminated": {"a": "yes"}}, 422, "true or false"),
     ("turn", {"observations": {"a": OBS}, "actions": {"a": 1}}, 422, "its own policy"),
@@ -315,6 +324,18 @@ def test_a_wrong_turn_has_one_clear_answer(run, game, what, body, status, told):
     found = asked(run.address, "POST", f"/v1/episodes/{game}/{what}", body)
     assert found[0] == status, found
     assert told in found[1]["error"]
+
+
+def test_rewards_of_an_agent_that_waits_have_a_largest_sum(run):
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    assert turn(run, id, {"observations": {"a": OBS, "b": OBS}})[0] == 200
+    assert turn(run, id, {"observations": {"b": OBS}, "rewards": {"a": 6e8}})[0] == 200
+    for path, more in (("turn", {"observations": {"b": OBS}}), ("reward", {}), ("end", {})):
+        status, found = asked(run.address, "POST", f"/v1/episodes/{id}/{path}", {"rewards": {"a": 6e8}, **more})
+        assert (status, "rewards/a: expected a sum of at most 1e+09" in found["error"]) == (422, True)
+    both = {"turns": {id: {"observations": {"b": OBS}, "rewards": {"a": 6e8}}}}
+    assert asked(run.address, "POST", "/v1/turns", both)[0] == 422
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[1]["returns"] == {"a": 6e8, "b": 0.0, "c": 0.0}
 
 
 def test_actions_of_the_clients_own_go_with_their_probabilities():

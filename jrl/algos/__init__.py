@@ -115,8 +115,9 @@ def get(name: str) -> ModuleType:
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns why an algorithm, by its Config, cannot use the options for critics alone (`value_inputs`,
-    `critic_layer_norm`), one message each."""
+    `critic_layer_norm`, `critic_hidden`), one message each."""
     asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
+    asked += ["critic_hidden"] if network.critic_hidden is not None else []
     if not asked or traits(cfg).has_critic:
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]

@@ -19,7 +19,7 @@ from jrl.host import elsewhere
 from jrl.migrate import exploration_names
 from jrl.migrate.job import Job
 from jrl.run import preflight
-from jrl.settings import config
+from jrl.settings import config, sb3_names
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import SYNONYMS
 
@@ -105,11 +105,19 @@ class AlgorithmConfig:
         places = self.names()
         if name in places:
             return f"{group}: {name} is an argument of {places[name]}()"
-        meant = SYNONYMS.get(name, name)
         keys = {a.key or n: n for known in reversed(self._arguments.values()) for n, a in known.items()}
+        said = sb3_names.answer(name, replay="replay" in keys)
+        meant = said or SYNONYMS.get(name, name)
+        who = f"{group}: {self.algo_name or 'AlgorithmConfig'} has no argument {name}"
+        if meant.startswith("stop."):
+            return f"{who}: did you mean stop({meant.removeprefix('stop.')}=...)?"
         found = [
             keys[key] for key in (meant, f"algo.{meant}", meant.partition(".")[0]) if key in keys and "." not in name
         ]
+        if said and " " in said:
+            return f"{who}: {translation.with_arguments(said, keys, places)}"
+        if meant != name and not found:
+            return f"{who}: {meant.rpartition('.')[2]} is an argument of other algorithms: leave it out"
         near = found[0] if found else translation.near(name, places)
         where = f" of {places[near]}()" if near in places and places[near] != group else ""
         section, _, inner = meant.partition(".")
@@ -119,7 +127,7 @@ class AlgorithmConfig:
             if near
             else f": it takes {', '.join(self._arguments.get(group, places))}"
         )
-        return f"{group}: {self.algo_name or 'AlgorithmConfig'} has no argument {name}{mend}"
+        return f"{who}{mend}"
 
     def _put(self, key: str, value: Any) -> None:
         if key == "network" and dataclasses.is_dataclass(value) and not isinstance(value, type):

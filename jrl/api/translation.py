@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -122,6 +123,26 @@ def near(name: str, among: Iterable[str]) -> str | None:
     """Returns the name of RLlib's, or of those given, that the writer of `name` most likely meant."""
     found = difflib.get_close_matches(name, {*among, *(n for n in KEYS if "." not in n)}, 1, 0.75)
     return found[0] if found else None
+
+
+def with_arguments(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
+    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as arguments: training(lr=0.1).
+
+    Args:
+      keys: key of the tree, or section that an argument takes as a dict -> argument.
+      places: argument -> its method.
+    """
+
+    def written(found: re.Match) -> str:
+        key, value = found[1], found[2] or "..."
+        section, _, inner = key.partition(".")
+        if key in keys:
+            return f"{places[keys[key]]}({keys[key]}={value})"
+        if section in keys:
+            return f"{places[keys[section]]}({keys[section]}={{{inner!r}: {value}}})"
+        return found[0]
+
+    return re.sub(r"\b([a-z_]+\.[a-z_]+)\b(?:=(\{.*?\}|\[.*?\]|[^\s,;]*[^\s,;:]))?", written, text)
 
 
 def is_search(value: Any) -> bool:

@@ -117,6 +117,12 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
         (lambda c: c.training(model={"custom_model": "my.Net"}), r"training: model\.custom_model: .* network\.torso"),
         (lambda c: c.training(optimizer={"nesterov": True}), "ppo has no argument optimizer.nesterov"),
         (lambda c: c.environment(action_mask_key="legal"), "call the item of the observation action_mask"),
+        (lambda c: c.training(batch_size=64), r"training\(num_minibatches=\.\.\.\) counts the minibatches"),
+        (lambda c: c.training(net_arch={"pi": [64], "vf": [256]}), r"training\(model=\{'critic_hidden': \[256\]\}\)"),
+        (lambda c: c.training(total_timesteps=9), r"did you mean stop\(env_steps=\.\.\.\)\?"),
+        (lambda c: c.training(n_critics=2), "num_critics is an argument of other algorithms: leave it out"),
+        (lambda c: c.training(env_wrapper=1), r"environment\(env=package\.module:make\)"),
+        (lambda c: c.training(lr=lambda left: left * 1e-3).stop(env_steps=9).to_run_config(), "lin_0.0003 is a line"),
         (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),
         (lambda c: c.multi_agent(replay_mode="both").to_run_config(), "expected independent or lockstep, got 'both'"),
         (

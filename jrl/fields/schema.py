@@ -138,7 +138,7 @@ def build(
                 given = {**given, "name": next(n for n, c in choices.items() if c is section)}
             if isinstance(default, section) and isinstance(given, Mapping):
                 given = merge(plain(default), given)  # the defaults of this field, not those of its class
-            inner = {"swap": swap, "synonyms": synonyms, "known": offers, "answer": answer}
+            inner: dict[str, Any] = {"swap": swap, "synonyms": synonyms, "known": offers, "answer": answer}
             values[name] = build(section, given, problems, prefix=key + ".", **inner)
         elif name in data:
             value, found = _coerce(data[name], hints[name], key, field.default)

@@ -37,8 +37,8 @@ class AlgorithmConfig:
     """
 
     algo_name: ClassVar[str] = ""
-    variant: ClassVar[str] = ""  # of an algorithm whose flags make it one of another name: that name, such as cql
-    _flags: ClassVar[Mapping[str, Any]] = {}  # these flags
+    variant: ClassVar[str] = ""  # of an algorithm whose settings make it one of another name: that name, such as cql
+    _settings: ClassVar[Mapping[str, Any]] = {}  # these settings, as a tree
     _arguments: ClassVar[Any] = groups.Shared()
 
     def __new__(cls, algo_class: "type[Algorithm] | None" = None) -> Self:
@@ -50,7 +50,7 @@ class AlgorithmConfig:
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None):
         # the tree of the keys that were set by our names
-        self._given: dict[str, Any] = {"algo": dict(self._flags)} if self._flags else {}
+        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))
         self._theirs: dict[str, Any] = {}  # what was set in RLlib's, as `jrl.migrate.KEYS` has the names
         self._said: dict[str, str] = {}  # of older names of arguments, what became of them
         self._frozen = False
@@ -256,8 +256,9 @@ class AlgorithmConfig:
     def _overriding(self, value: Mapping[str, Any]) -> dict[str, Any]:
         if not self.algo_name:
             return dict(value)
-        other = type(self)().update_from_dict(value)
-        tree = other._resolved(defaults=False)
+        other = type(self)()
+        other._given = {}  # what makes a variant is said already
+        tree = other.update_from_dict(value)._resolved(defaults=False)
         tree.get("algo", {}).pop("name", None)
         return {name: section for name, section in tree.items() if section}
 

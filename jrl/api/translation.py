@@ -190,7 +190,9 @@ def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
             continue
         algo = given.get("algo")
         named = api.config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else config_class
-        own = named().update_from_dict(given)._resolved(defaults=False)
+        one = named()
+        one._given = {} if named is config_class else one._given  # what makes a variant is the run's
+        own = one.update_from_dict(given)._resolved(defaults=False)
         if named.algo_name == config_class.algo_name:
             own.get("algo", {}).pop("name", None)
         found[name] = {section: values for section, values in own.items() if values}

@@ -4,6 +4,8 @@ A table of replacements, and the error.
 """
 
 import difflib
+import importlib.util
+import inspect
 import types
 from typing import Any
 
@@ -30,11 +32,12 @@ _PLACED = "what a trial reserves is jrl.api.tune.resources(config.to_run_config(
 _API = ("A2C", "APPO", "DQN", "IMPALA", "IQN", "PPO", "PQN", "SAC", "TD3", "VDN")
 _FROM_DATA = ("BC", "CQL", "DT", "IQL", "MARWIL")
 _CONFIGS = {
-    "A3C": "a2c", "APEX": "dqn", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
+    "A3C": "a2c", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
     "QRDQN": "qrdqn", "R2D2": "r2d2", "Rainbow": "rainbow", "RecurrentPPO": "ppo_lstm", "SimpleQ": "dqn",
 }  # fmt: skip
 _FROM_API = (
-    "Algorithm", "AlgorithmConfig", "Callbacks", "DefaultCallbacks", "EnvContext", "Episode", "TaskSettableEnv",
+    "APEX", "APEXConfig", "Algorithm", "AlgorithmConfig", "ApexDQN", "ApexDQNConfig", "Callbacks", "DefaultCallbacks",
+    "EnvContext", "Episode", "Impala", "ImpalaConfig", "MemoryTrackingCallbacks", "PolicySpec", "TaskSettableEnv",
     "concat_samples", "in_program", "make_multi_callbacks", "register_env", "tune",
 )  # fmt: skip
 
@@ -51,6 +54,7 @@ _CLASSES = {  # of RLlib's packages, what both of ours have nothing by that name
                      "JsonWriter", "DatasetWriter", "OutputWriter", "OfflineData", "OfflinePreLearner", "IOContext"),
                     _DATA),
     **{n + end: _LIMITS for n in ("ARS", "DreamerV3", "ES", "MAML", "PG", "TRPO") for end in ("", "Config")},
+    **dict.fromkeys(("CrossQ", "HerReplayBuffer", "TQC"), "docs/from-sb3.md says what is the nearest"),
     **dict.fromkeys(("MultiAgentEnv", "MultiAgentEnvRunner", "make_multi_agent"), _ENVS),
     **dict.fromkeys(("RLModule", "TorchModelV2", "ModelCatalog", "register_custom_model"), _MODULE),
     **dict.fromkeys(("ExternalEnv", "PolicyServerInput", "PolicyClient"),
@@ -239,8 +243,11 @@ NAMES: dict[str, dict[str, str]] = {
 _ELSE = {"loaded": "act(obs) is what it does; jrl.api.Algorithm.from_checkpoint(path).get_policy() has what is inside"}
 
 
-def missing(owner: Any, name: str, kind: str) -> AttributeError:
+def missing(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
     """Returns the error for an attribute that an object does not have, with what replaces it.
+
+    `from package import name` replaces an AttributeError by words of its own: it gets an ImportError, as long as no
+    submodule has that name.
 
     Args:
       owner: the object, or the package.
@@ -253,7 +260,18 @@ def missing(owner: Any, name: str, kind: str) -> AttributeError:
         f"did you mean {near[0]}?" if near else _ELSE.get(kind, "docs/api.md lists what there is")
     )
     who = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
-    return AttributeError(f"{who} has no {name}: {mend}")
+    message = f"{who} has no {name}: {mend}"
+    if isinstance(owner, types.ModuleType) and _is_imported() and importlib.util.find_spec(f"{who}.{name}") is None:
+        return ImportError(message, name=who)
+    return AttributeError(message)
+
+
+def _is_imported() -> bool:
+    """Returns whether an import statement asks, three frames up, behind `__getattr__` of a package."""
+    frame = inspect.currentframe()
+    for _ in range(3):
+        frame = frame and frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 __all__ = ["NAMES", "missing"]

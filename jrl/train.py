@@ -58,6 +58,7 @@ class _End(NamedTuple):
     reason: str | None  # the criterion that was met
     fault: Path | None = None  # bundle of an update that was not finite
     paused: bool = False  # as --until says
+    by_callback: bool = False  # the reason is that of a callback, and not a criterion
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -196,7 +197,7 @@ def _tell_end(
         print(f"paused as --until says: continue with --resume {directory}")
     else:
         print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
-        if args.as_test and not end.reason:
+        if args.as_test and (end.by_callback or not end.reason):
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
     where = "" if cfg.env.id else " --set env.id=NAME"
     if kept and (best := _best(directory)):
@@ -207,7 +208,7 @@ def _tell_end(
     )
     if interrupted:
         return interrupted.exit_status or 1
-    return 1 if end.fault or (args.as_test and not end.reason) else 0
+    return 1 if end.fault or (args.as_test and (end.by_callback or not end.reason)) else 0
 
 
 def _best(directory: Path) -> str:
@@ -386,7 +387,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
-    return _End(reason, paused=paused)
+    return _End(reason, paused=paused, by_callback=reason is not None and reason == session.ended)
 
 
 def _sinks(

@@ -171,8 +171,8 @@ class Algorithm(ByHand, Adds):
         Returns:
           The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
           ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
-          `custom_metrics`; `done`, whether a criterion of `stop` is met; the same under RLlib's former names, such as
-          episode_reward_mean and timesteps_total; config, hostname, node_ip, pid, date, trial_id.
+          `custom_metrics`; `done`, whether a criterion of `stop` is met or a callback ends the run;
+          the same under RLlib's former names, such as episode_reward_mean and timesteps_total; config, hostname, node_ip, pid, date, trial_id.
         Raises:
           FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
         """
@@ -181,11 +181,13 @@ class Algorithm(ByHand, Adds):
         session, records = self.session, self._records
         assert records is not None
         records.begin()
+        if session.callback_list:
+            session.callback_list.ended = None  # who calls once more goes on
         while True:
             info = session.advance()
             assert info is not None  # a session without an end
             session.reporter.add(info)
-            if session.schedule.reached(info) or session.reporter.due():
+            if session.schedule.reached(info) or session.reporter.due() or session.ended:
                 break
         if session.config.run.on_nonfinite != "ignore" and reporter.not_finite(info):
             path = session.write_fault(self.logdir, info)
@@ -196,7 +198,7 @@ class Algorithm(ByHand, Adds):
         assert session.result is not None
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = plan.total_steps(session.config)
-        done = met is not None or (total is not None and session.counted() >= total)
+        done = bool(met or session.ended) or (total is not None and session.counted() >= total)
         result = {**copy.deepcopy(session.result), "done": done, **self._about()}
         self.log_result(result)
         return result

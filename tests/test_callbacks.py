@@ -425,7 +425,7 @@ def test_a_callback_can_end_a_loop_over_train(monkeypatch):
     made.env_runners(num_envs=2, rollout_fragment_length=32, iterations_per_call=1).training(
         model={"hidden": [4]}, num_minibatches=2
     )
-    with made.reporting(min_sample_timesteps_per_iteration=64).build() as algo:
+    with made.reporting(min_sample_timesteps_per_iteration=40).build() as algo:
         assert [algo.train()["done"] for _ in range(2)] == [False, True]
 
 

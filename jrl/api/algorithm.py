@@ -172,7 +172,8 @@ class Algorithm(ByHand, Adds):
           The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
           ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
           `custom_metrics`; `done`, whether a criterion of `stop` is met or a callback ends the run;
-          the same under RLlib's former names, such as episode_reward_mean and timesteps_total; config, hostname, node_ip, pid, date, trial_id.
+          the same under RLlib's former names, such as episode_reward_mean and timesteps_total; config, hostname,
+          node_ip, pid, date, trial_id.
         Raises:
           FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
         """

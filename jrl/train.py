@@ -102,7 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
     p.add_argument("--rows", metavar="JSON", help="further keys of each result row, e.g. '{\"pbt/copies\": 0}'")
-    return run(p.parse_args(argv))
+    return run(p.parse_args(without_file(sys.argv[1:] if argv is None else argv)))
+
+
+def without_file(argv: Sequence[str]) -> Sequence[str]:
+    """Returns the words of a command without RLlib's `file` in front of a config: `train file x.yaml`."""
+    is_word = len(argv) > 1 and argv[0] == "file" and not argv[1].startswith("-") and not Path("file").exists()
+    return argv[1:] if is_word else argv
 
 
 def run(args: argparse.Namespace, clients: Clients | None = None) -> int:

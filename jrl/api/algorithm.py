@@ -22,7 +22,7 @@ from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
 from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
-from jrl.host import elsewhere, runtime
+from jrl.host import elsewhere, files, runtime
 from jrl.metrics import results
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
 from jrl.run.by_hand import POLICY, known
@@ -123,6 +123,9 @@ class Algorithm(ByHand, Adds):
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
         restarts = checkpoint.read_meta(found)["iteration"] if found else 0
+        if found and cfg.run.out and files.is_held_here(Path(cfg.run.out)):  # by the Algorithm that wrote it
+            print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one has a directory anew")
+            cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
         held = hold(cfg.run.out, continued=found is not None)
         try:
             self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
@@ -249,9 +252,9 @@ class Algorithm(ByHand, Adds):
         """Gives all environments a task."""
         self.session.set_task(task)
 
-    def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Returns `fn(worker)` of all that collect, as `workers.foreach_worker`."""
-        return self.workers.foreach_worker(fn)
+    def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Returns `func(worker)` of all that collect, as `workers.foreach_worker`."""
+        return self.workers.foreach_worker(func)
 
     # ------------------------------------------------------------ acting
 

@@ -18,8 +18,9 @@ from jrl.migrate.job import Job, canonical, translate
 from jrl.settings import sections
 
 # arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional,
-# a fragment says how often is learned from replay, an input may be sampler or dataset, and an output is a path
-BY_RULE = {"num_atoms", "rollout_fragment_length", "input_", "output"}
+# a fragment says how often is learned from replay, an input may be sampler or dataset, an output is a path, a target
+# entropy may be auto
+BY_RULE = {"target_entropy", "num_atoms", "rollout_fragment_length", "input_", "output"}
 # a section of ours that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are ours
 _DICTS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),

@@ -309,7 +309,7 @@ def _algorithm_meant(given: Any, known: Sequence[str]) -> str:
 
 def _budget(data: Mapping[str, Any]) -> float | None:
     """Returns the number of steps that ends a run, or of updates, by plain data; None where there is none."""
-    stop = data.get("stop")
+    stop: Any = data.get("stop")
     for name in ("env_steps", "updates") if isinstance(stop, Mapping) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
             if 1 <= (steps := float(stop[name])) < math.inf:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jrl.errors import shown
-from jrl.host import command, installed
+from jrl.host import command, foreign_options, installed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (name := name.replace("_", "-")) not in command.COMMANDS:
         near = difflib.get_close_matches(name, command.COMMANDS, 1)
         mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(command.COMMANDS)}"
+        mend = foreign_options.COMMANDS.get(name, mend)
         print(f"error: {own} {shown(name)}: unknown command: {mend}", file=sys.stderr)
         return 2
     command.typed_as(f"{own} ")

@@ -43,8 +43,20 @@ def _sum(terms: Iterable[jax.Array]) -> jax.Array:
     return functools.reduce(jnp.add, terms)
 
 
+class _RllibNames:
+    """RLlib's names of what every distribution here does."""
+
+    def logp(self, actions) -> jax.Array:
+        """Returns `log_prob(actions)`."""
+        return self.log_prob(actions)  # type: ignore[attr-defined]  # of the distribution
+
+    def deterministic_sample(self) -> PyTree:
+        """Returns `mode()`."""
+        return self.mode()  # type: ignore[attr-defined]
+
+
 @struct.dataclass
-class Categorical:
+class Categorical(_RllibNames):
     """A distribution over A actions. Actions are [...] int32, results [...] f32.
 
     >>> dist = Categorical(jnp.log(jnp.array([0.5, 0.25, 0.25])))
@@ -82,7 +94,7 @@ class Categorical:
 
 
 @struct.dataclass
-class MultiCategorical:
+class MultiCategorical(_RllibNames):
     """K independent choices, the k-th one of nvec[k]. Actions are [..., K] int32, results [...] f32.
 
     >>> MultiCategorical(jnp.array([0.0, 1.0, 3.0, 2.0, 1.0]), nvec=(2, 3)).mode()
@@ -121,7 +133,7 @@ class MultiCategorical:
 
 
 @struct.dataclass
-class Bernoulli:
+class Bernoulli(_RllibNames):
     """Independent zeros and ones. Actions are [..., *] like `logits`, of the integer `dtype`, results [...] f32."""
 
     logits: jax.Array  # [..., *] f32, log(p / (1 - p)); the last `event_ndim` axes are those of one action
@@ -160,7 +172,7 @@ class Bernoulli:
 
 
 @struct.dataclass
-class DiagGaussian:
+class DiagGaussian(_RllibNames):
     """Independent normal variables. Actions are [..., *] like `mean`, results [...] f32."""
 
     mean: jax.Array  # [..., *] f32, the last `event_ndim` axes are those of one action
@@ -207,7 +219,7 @@ class DiagGaussian:
 
 
 @struct.dataclass
-class TanhGaussian:
+class TanhGaussian(_RllibNames):
     """tanh of independent normal variables: actions [..., *] in (-1, 1), results [...] f32 (arXiv:1812.05905, app. C).
 
     The entropy has no closed form; minus the log-probability of `sample_and_log_prob` estimates it, with gradient.
@@ -259,7 +271,7 @@ class TanhGaussian:
 
 
 @struct.dataclass
-class Joint:
+class Joint(_RllibNames):
     """Independent parts: a tree of distributions, as a Dict or Tuple space has it. Actions are trees like it, results
     [...] f32, the sums over the parts. A part without an entropy leaves it without one.
 

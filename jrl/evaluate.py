@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.errors import EnvironmentFailed, InputError, counted
+from jrl.fields.bounds import short
 from jrl.host import command
 
 
@@ -17,6 +18,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("evaluate", "Play episodes with a trained policy.")
     command.take_checkpoint(p)
+    p.add_argument("--algo", "--run", help="the checkpoint's algorithm, which is refused if it is another")
+    p.add_argument("--env", help="short for --set env.id=...")
     p.add_argument("--episodes", type=int, default=100, help="number of episodes, exactly (default 100)")
     p.add_argument("--unit", choices=("episodes", "timesteps"), default="episodes", help="unit of --episodes")
     p.add_argument("--envs", type=int, help="environments at once (default: up to 16)")
@@ -79,14 +82,20 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     import jax
 
     from jrl.host import runtime
+    from jrl.migrate import tables
     from jrl.run import build, checkpoint, resume
     from jrl.run.evaluation import Evaluations
     from jrl.settings import config
 
     found = checkpoint.locate(Path(args.checkpoint), best=args.best)
     meta = checkpoint.read_meta(found)
-    seed = [] if args.seed is None else [f"run.seed={args.seed}"]
-    cfg = config.override(meta["config"], [*args.overrides, *seed])
+    given = [] if args.env is None else [f"env.id={args.env}"]
+    given += [] if args.seed is None else [f"run.seed={args.seed}"]
+    cfg = config.override(meta["config"], [*given, *args.overrides])
+    asked = (args.algo or "").lower()
+    if asked and config.algo_name(cfg) not in (args.algo, asked, tables.ALGORITHMS.get(asked, ("",))[0]):
+        expected = f"{config.algo_name(cfg)}, the checkpoint's algorithm"
+        raise InputError(f"--algo: expected {expected}, got {short(args.algo)}: leave it out")
     runtime.apply(cfg.runtime)
     own = config.EvaluationConfig(
         duration=args.episodes,

@@ -60,6 +60,7 @@ class _End(NamedTuple):
     fault: Path | None = None  # bundle of an update that was not finite
     paused: bool = False  # as --until says
     without_update: str = ""  # explanation of a run that made no update
+    by_callback: bool = False  # the reason is that of a callback, and not a criterion
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -107,7 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
     p.add_argument("--rows", metavar="JSON", help="further keys of each result row, e.g. '{\"pbt/copies\": 0}'")
-    return run(p.parse_args(argv))
+    return run(p.parse_args(without_file(sys.argv[1:] if argv is None else argv)))
+
+
+def without_file(argv: Sequence[str]) -> Sequence[str]:
+    """Returns the words of a command without RLlib's `file` in front of a config: `train file x.yaml`."""
+    is_word = len(argv) > 1 and argv[0] == "file" and not argv[1].startswith("-") and not Path("file").exists()
+    return argv[1:] if is_word else argv
 
 
 def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
@@ -217,7 +224,7 @@ def _tell_end(
         print(f"paused as --until says: continue with --resume {directory}")
     else:
         print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
-        if args.as_test and not end.reason:
+        if args.as_test and (end.by_callback or not end.reason):
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
     where = "" if cfg.env.id else " --set env.id=NAME"
     if kept and (best := _best(directory)):
@@ -230,7 +237,8 @@ def _tell_end(
         return interrupted.exit_status or 1
     if end.without_update:
         print(end.without_update, file=sys.stderr)
-    return 1 if end.fault or end.without_update or (args.as_test and not end.reason) else 0
+    failed = end.fault or end.without_update
+    return 1 if failed or (args.as_test and (end.by_callback or not end.reason)) else 0
 
 
 def _best(directory: Path) -> str:
@@ -414,8 +422,10 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
-    over = not interrupted and not paused
-    return _End(reason, paused=paused, without_update=reporter.without_update(last_row, cfg) if over else "")
+    by_callback = reason is not None and reason == session.ended
+    over = not interrupted and not paused and not by_callback
+    without_update = reporter.without_update(last_row, cfg) if over else ""
+    return _End(reason, paused=paused, without_update=without_update, by_callback=by_callback)
 
 
 def _sinks(

@@ -1,8 +1,9 @@
 """What takes more than a line to try, of the features in scripts/rllib_feature_list.py."""
 
+from collections.abc import Callable
 from typing import Any
 
-from rllib_features import config_of, equal, has, refuses, unmigrated, value_at
+from rllib_features import ROOT, config_of, equal, has, refuses, unmigrated, value_at
 
 
 def tiny(algo: str = "PPO", **training: Any) -> Any:
@@ -36,6 +37,52 @@ def saves() -> None:
             assert other.iteration == 1
         algo.restore(path)
         algo.export_policy_model(f"{scratch}/out")
+
+
+def commands() -> None:
+    """`train file x.yaml` and `evaluate CHECKPOINT --algo A --env E`, as RLlib's command has them."""
+    import tempfile
+
+    from jrl import evaluate, train
+
+    with tempfile.TemporaryDirectory() as scratch:
+        given = ["file", str(ROOT / "tests/fixtures/rllib/cartpole-ppo.yaml"), "--stop", '{"timesteps_total": 200}']
+        small = ["env.num_envs=2", "rollout.length=16", "algo.num_minibatches=1", "env_runners.num=0"]
+        small = [f"--set={one}" for one in small]
+        assert train.main([*given, *small, "--out", f"{scratch}/run"]) == 0
+        assert evaluate.main([f"{scratch}/run", "--algo", "PPO", "--env", "CartPole-v1", "--episodes", "2"]) == 0
+        assert evaluate.main([f"{scratch}/run", "--run", "DQN"]) == 2
+
+
+def told_option(name: str, *words: str) -> Callable[[], None]:
+    """A command refuses these options, each by its name."""
+
+    def check() -> None:
+        import contextlib
+        import importlib
+        import io
+
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                importlib.import_module(f"jrl.{name}").main([*words])
+        except SystemExit as e:
+            assert e.code == 2, e.code
+        missing = [word for word in words if word.startswith("--") and f"{word}: " not in said.getvalue()]
+        assert not missing, f"no word of {missing}: {said.getvalue()}"
+
+    return check
+
+
+def ends_a_run() -> None:
+    from jrl.api import DefaultCallbacks
+
+    class Ending(DefaultCallbacks):
+        def on_train_result(self, *, algorithm, result, **kwargs):
+            result["done"] = result["training_iteration"] == 2
+
+    with tiny().callbacks(Ending).build() as algo:
+        equal([algo.train()["done"] for _ in range(2)], [False, True])
 
 
 def learns_from_data() -> None:

@@ -1,5 +1,6 @@
 """The moments of callbacks: which are called, in which order and with what; what of them runs inside a program."""
 
+import json
 from types import SimpleNamespace
 
 import counting_envs
@@ -8,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import callbacks, envs, registry
+from jrl import callbacks, envs, registry, train
+from jrl.api import PPOConfig
 from jrl.callbacks import CallbackList, Callbacks, in_program, load, make_multi_callbacks
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.rollout import sources
 from jrl.rollout.unroll import RECORD
-from jrl.run import learner
+from jrl.run import checkpoint, learner
 from jrl.types import ActOut, Algo, Batch, Rollout, UpdateAux
 
 T, B = 12, 3
@@ -343,7 +345,14 @@ class Misspelt(Callbacks):
         pass
 
 
+class OfSb3(Callbacks):
+    def _on_step(self):
+        return True
+
+
 def test_names_are_checked():
+    with pytest.raises(InputError, match=r"OfSb3: _on_step: nothing calls it here: name it on_episode_step"):
+        load(["test_callbacks:OfSb3"])
     assert load([]) is None
     key = "custom.callbacks test_callbacks:"
     with pytest.raises(InputError) as caught:
@@ -362,6 +371,62 @@ def test_names_are_checked():
     assert [type(part) for part in several.parts] == [Adds, Doubles]
     nested = make_multi_callbacks([type(several), PoleAngle])()
     assert [type(part) for part in nested.parts] == [Adds, Doubles, PoleAngle]
+
+
+class Ending(Callbacks):
+    """Ends a run at its 20th step of an episode, at an evaluation, or at a row, in the way that `how` names."""
+
+    how = ""
+
+    def on_episode_step(self, *, episode, **kwargs):
+        return None if self.how != "step" else np.bool_(episode.length < 20)
+
+    def on_sample_end(self, *, samples, **kwargs):
+        return self.how != "sample"
+
+    def on_evaluate_end(self, *, evaluation_metrics, **kwargs):
+        return self.how != "evaluation"
+
+    def on_train_result(self, *, result, **kwargs):
+        if self.how == "done" and result["num_env_steps_sampled_lifetime"] >= 100:
+            result["done"] = True
+        return self.how != "row"
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("step", "Ending.on_episode_step returned False"),
+        ("sample", "Ending.on_sample_end returned False"),
+        ("evaluation", "Ending.on_evaluate_end returned False"),
+        ("row", "Ending.on_train_result returned False"),
+        ("done", "a callback set result['done']"),
+        ("", "env_steps reached 512"),
+    ],
+)
+def test_a_callback_can_end_a_run(how, reason, tmp_path, monkeypatch, capsys):
+    """With the row and the checkpoint of an end, status 0, and 1 with --as-test, whose criterion is not met."""
+    monkeypatch.setattr(Ending, "how", how)
+    given = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=rollout.length=16", "--set=network.hidden=[4]"]
+    given += ["--set=run.log=[jsonl]", "--set=run.report_every=64", "--set=evaluation.every=150"]
+    given += ["--set=evaluation.duration=1", f"--set=custom.callbacks=[{__name__}:Ending]", "--as-test"]
+    stop = ["--stop=env_steps=512", "--stop=episode/return=1e6"]
+    assert train.main(["--algo=ppo", "--env=CartPole-v1", *given, *stop, f"--out={tmp_path / 'run'}"]) == 1
+    assert f"stopped: {reason}" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines()]
+    steps = rows[-1]["env_steps"]
+    assert "done" not in rows[-1] and checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))["env_steps"] == steps
+    assert (steps >= 500) == (how == "") and steps > 0
+
+
+def test_a_callback_can_end_a_loop_over_train(monkeypatch):
+    monkeypatch.setattr(Ending, "how", "done")
+    made = PPOConfig().environment("CartPole-v1", backend="jax").callbacks(Ending).debugging(log=[])
+    made.env_runners(num_envs=2, rollout_fragment_length=32, iterations_per_call=1).training(
+        model={"hidden": [4]}, num_minibatches=2
+    )
+    with made.reporting(min_sample_timesteps_per_iteration=40).build() as algo:
+        assert [algo.train()["done"] for _ in range(2)] == [False, True]
 
 
 def test_what_nobody_looks_at_costs_nothing():

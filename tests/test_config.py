@@ -1,6 +1,7 @@
 """jrl.config: YAML <-> dataclasses, the wording of every error, the command."""
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from jrl import config as config_command
 from jrl import envs
 from jrl.fields.bounds import Count, Unit
 from jrl.fields.hyper import Schedule
-from jrl.settings import config
+from jrl.settings import config, sb3_names
 from jrl.settings.config import (
     EnvConfig,
     InputError,
@@ -142,6 +143,37 @@ def test_coercion_by_annotation():
     assert steps == 300_000 and type(steps) is int
 
 
+@pytest.mark.parametrize("name", sorted(sb3_names.ALGORITHMS))
+def test_the_answer_to_an_algorithm_of_another_library_can_be_typed(name):
+    with pytest.raises(InputError) as e:
+        load(None, algo=name.upper(), env="CartPole-v1", stop=["env_steps=100000"])
+    (message,) = e.value.errors
+    answer = message.partition(f"got '{name.upper()}': ")[2]
+    words = answer[answer.rindex("--algo ") :].split()
+    sets = [key for flag, key in itertools.pairwise(words) if flag == "--set"]
+    load(None, sets, algo=words[1], env="CartPole-v1", stop=["env_steps=100000"])
+
+
+def test_schedules_by_the_progress_of_the_run():
+    """A line to 0 as rl-zoo3 writes it, and points in fractions of the run, become steps of its budget."""
+    read = lambda *sets, stop=("env_steps=2e5",): load(None, sets, algo="dqn", env="CartPole-v1", stop=stop)
+    assert read("algo.lr=lin_0.0003").algo.lr == ((0, 3e-4), (200_000, 0))
+    assert read("algo.lr=[[0, 1e-3], [0.25, 1e-4], [1.0, 0]]").algo.lr == ((0, 1e-3), (50_000, 1e-4), (200_000, 0))
+    cfg = read(
+        "algo.exploration.epsilon=[[0, 1], [0.1, 0.05]]",
+        "replay.prioritized=true",
+        "replay.priority_beta=[[0, 0.4], [1, 1]]",
+    )
+    assert cfg.algo.exploration.epsilon == ((0, 1), (20_000, 0.05))
+    assert cfg.replay.priority_beta == ((0, 0.4), (200_000, 1))
+    assert load(to_dict(cfg)) == cfg  # a run that is continued to another budget keeps its schedules
+    agents = {"policies": {"a": {"algo": {"lr": "lin_0.1"}}}, "mapping": {".*": "a"}}
+    assert made(multi_agent=agents).multi_agent.policies["a"]["algo"]["lr"] == [[0, 0.1], [100_000, 0]]
+    for given in ("lin_0.0003", "[[0, 1e-3], [1, 0]]"):
+        with pytest.raises(InputError, match=r"algo\.lr: .*stop\.env_steps"):
+            read(f"algo.lr={given}", stop=())
+
+
 def test_algo_name_is_in_the_data_once_also_where_the_config_has_the_field():
     @dataclasses.dataclass(frozen=True)
     class Named:
@@ -212,7 +244,7 @@ def test_without_a_file():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algo": {"name": "dqn", "n_steps": 1}}, "unknown key algo.n_steps: did you mean algo.n_step?"),
+        ({"algo": {"name": "dqn", "n_stepz": 1}}, "unknown key algo.n_stepz: did you mean algo.n_step?"),
         ({"algo": {"name": "dqn", "optimizer": {"epz": 1}}},
          "unknown key algo.optimizer.epz: did you mean algo.optimizer.eps?"),
         ({"algo": {"lr": "fast"}},

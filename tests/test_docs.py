@@ -159,7 +159,7 @@ def test_the_snippets_of_your_own_algorithm(capsys):
     names: dict = {}
     for block in _snippets("own-algorithm.md"):
         exec(block, names)
-    assert capsys.readouterr().out == "('init', 'actor', 'carry', 'act', 'update', 'data')\n"
+    assert capsys.readouterr().out == "('init', 'actor', 'carry', 'act', 'update', 'data', 'ingest')\n"
     loss, metrics = names["with_weight_decay"](lambda p, b: (1.0, {}), None, {"w": jax.numpy.full(3, 2.0)}, None)
     assert abs(float(loss) - (1.0 + 12e-4)) < 1e-6 and float(metrics["loss/decay"]) == 12.0
 

@@ -187,6 +187,7 @@ SLOW = {
 ELSEWHERE = (
     "tune_",
     "reinforce",
+    "own_dqn",
     "serve_",
 )  # tests/api/test_tune.py, test_docs.py, serve/test_serving_page.py run those
 

@@ -51,7 +51,7 @@ ARROWS = {
     "__main__": {"errors", "host"},  # and the module of the command that was typed
     "config": {"errors", "fields", "host", "settings"},
     "train": {"config", "errors", "fields", "host", "run", "settings"},
-    "evaluate": {"errors", "host"},
+    "evaluate": {"errors", "fields", "host"},
     "record": {"errors", "fields", "host"},
     "plot": {"errors", "fields", "host", "metrics", "report"},
     "report.__main__": {"errors", "fields", "host", "report"},
@@ -72,7 +72,7 @@ LAZY_ARROWS = {
     "migrate": {"algos"},
     "config": {"migrate", "run", "sweep"},
     "train": {"metrics", "sweep"},
-    "evaluate": {"run", "settings"},
+    "evaluate": {"migrate", "run", "settings"},
     "record": {"run"},
     "check_env": {"envs", "fields"},
     "debug": {"settings"},

@@ -218,9 +218,22 @@ def test_evaluate_plays_exactly_the_episodes_asked_for(finished, capsys):
     assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3", *more]) == 0
     other = json.loads(capsys.readouterr().out)
     assert {name: other[name] for name in first} != first
+    assert evaluate.main([str(finished), "--episodes", "1", "--algo", "PPO", "--env", "CartPole-v1"]) == 0
+    assert evaluate.main([str(finished), "--run", "SAC"]) == 2
+    assert "--algo: expected ppo, the checkpoint's algorithm, got 'SAC'" in capsys.readouterr().err
     assert len(other["returns"]) == len(other["lengths"]) == 7 and "returns" not in first
     np.testing.assert_allclose(np.mean(other["returns"]), other["return"])
     np.testing.assert_allclose(np.std(other["lengths"]), other["length_std"])
+
+
+def test_rllibs_word_in_front_of_a_file(tmp_path, monkeypatch, capsys):
+    """`train file x.yaml` is `train x.yaml`, unless there is a file of that name."""
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["file", "x.yaml"]) == 2 and "x.yaml: there is no such file" in capsys.readouterr().err
+    Path("file").write_text("algo: {name: zzz}")
+    with pytest.raises(SystemExit):
+        train.main(["file", "x.yaml"])
+    assert "unrecognized arguments: x.yaml" in capsys.readouterr().err
 
 
 def test_resume_tells_what_changed(tmp_path, capsys):

@@ -39,7 +39,7 @@ from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError, short
-from jrl.fields.data import Fixed, learns_from, traits
+from jrl.fields.data import Fixed, Replay, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
@@ -112,10 +112,45 @@ def get(name: str) -> ModuleType:
     return module
 
 
+def check(name: str, cfg: Any, algo: Any) -> None:
+    """Raises InputError where what `make` of a user's module returned cannot be run; see docs/own-algorithm.md.
+
+    Args:
+      name: of the algorithm.
+      cfg: its Config.
+      algo: what `make` returned.
+    """
+    if not is_own(name):
+        return
+    kind = learns_from(cfg)
+    if not {"init", "update", "data", "ingest"} <= set(getattr(algo, "_fields", ())):
+        raise InputError(f"algo.name {name}: make: expected a jrl.types.Algo, got {type(algo).__name__}: return one")
+    if not isinstance(algo.data, kind):
+        raise InputError(
+            f"algo.name {name}: make: expected an Algo whose data is {kind.__name__}, as Config.learns_from says, got "
+            f"{short(algo.data)}: change Config.learns_from, or what make returns"
+        )
+    if kind is not Replay:
+        return
+    if algo.ingest is None:
+        raise InputError(
+            f"algo.name {name}: ingest: expected a function (state, rollout) -> state, which an algorithm with replay "
+            "needs for each new rollout, got None: give jrl.algos.agent.algo the argument ingest=agent.ingest"
+        )
+    import jax  # names and Configs are asked for before jax loads
+
+    if not hasattr(jax.eval_shape(algo.init, jax.random.key(0)), "updates"):
+        raise InputError(
+            f"algo.name {name}: init: expected a State with the field updates, the count of updates [] u32: make it by "
+            "jrl.algos.agent.begin, or add the field"
+        )
+
+
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns why an algorithm, by its Config, cannot use the options for critics alone (`value_inputs`,
-    `critic_layer_norm`), one message each."""
+    `critic_layer_norm`, `critic_hidden`), one message each."""
     asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
+    asked += ["critic_hidden"] if network.critic_hidden is not None else []
     if not asked or traits(cfg).has_critic:
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]

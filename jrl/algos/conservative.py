@@ -148,7 +148,7 @@ def soft_maximum(agent: Agent, params: PyTree, batch: Batch, temperature: Any) -
     num_rows, num_actions = batch.weight.shape[0], drawn.log_prob.shape[-1]
     if isinstance(batch.obs, Window) or jax.default_backend() != "cpu":
         return loss(params, parts)
-    limit = _CHUNK // max(agent.network.hidden, default=1)
+    limit = _CHUNK // max(agent.network.of_critics().hidden, default=1)
     return minibatch.mean(loss, params, parts, minibatch.chunk_rows(num_rows, 0, limit, length=num_actions))
 
 

@@ -73,7 +73,7 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
       InputError: the network does not fit the observation.
     """
     hidden = network.hidden if settings.hidden is None else settings.hidden
-    network = replace(network, core=NoCore(), hidden=hidden, shared=False)
+    network = replace(network, core=NoCore(), hidden=hidden, critic_hidden=None, shared=False)
     sees = observer.make(spec, network, normalize_obs=True, axis_name=None)
     choices = isinstance(spec.action, Discrete)
     like = sees.spec if choices else sees.spec._replace(action=Box((num_features(spec.action),)))

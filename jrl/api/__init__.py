@@ -8,7 +8,7 @@
         path = algo.save()
 
 A config class and an Algorithm class for each registered algorithm: PPOConfig and PPO, DQNConfig and DQN, ...; CQL is
-SAC with its flag `conservative`.
+SAC with its flag `conservative`, and APEX is DQN with prioritised replay, n-step returns and a ladder of epsilons.
 Those of a module of one's own are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
 """
 
@@ -29,13 +29,26 @@ _HOMES = {
     "in_program": "jrl.callbacks",
     "concat_samples": "jrl.run.by_hand",
     "make_multi_callbacks": "jrl.callbacks",
+    "MemoryTrackingCallbacks": "jrl.callbacks.memory_tracking:MemoryTracking",
+    "PolicySpec": "jrl.migrate.policies",
     "EnvContext": "jrl.envs.context",
     "TaskSettableEnv": "jrl.envs.task",
     "register_env": "jrl.registry:register",
 }
 
-# a name of RLlib's -> the algorithm, and the flags that make it so
-_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"cql": ("sac", {"conservative": True})}
+# a name of RLlib's -> the algorithm, and the settings that make it so
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cql": ("sac", {"algo": {"conservative": True}}),
+    "apex": (
+        "dqn",
+        {
+            "algo": {"double": True, "dueling": True, "exploration": {"name": "epsilon_greedy", "ladder": True}},
+            "replay": {"prioritized": True, "n_step": 3},
+        },
+    ),
+}
+# other spellings of RLlib's classes
+_ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX", "ApexDQNConfig": "APEXConfig"}
 
 
 @functools.cache
@@ -45,8 +58,8 @@ def config_class(name: str) -> "type[AlgorithmConfig]":
     from jrl.api.classes import make_class, make_variant
 
     if name in _VARIANTS:
-        of, flags = _VARIANTS[name]
-        return make_variant(name, config_class(of), flags)
+        of, settings = _VARIANTS[name]
+        return make_variant(name, config_class(of), settings)
     return make_class(_known(name), algos.get_config_class(_known(name)))
 
 
@@ -58,7 +71,7 @@ def algorithm_class(name: str) -> "type[Algorithm]":
 
     if name in _VARIANTS:
         of = algorithm_class(_VARIANTS[name][0])
-        doc = f"{name.upper()}, as an Algorithm: {of.__name__} with the flags of {name.upper()}Config."
+        doc = f"{name.upper()}, as an Algorithm: {of.__name__} with the settings of {name.upper()}Config."
         return type(name.upper(), (of,), {"__doc__": doc, "__module__": __name__, "variant": name})
     known = _known(name)
     title = algos.title(known)
@@ -82,6 +95,8 @@ def _made() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # of `from jrl.api import *`
+        return __dir__()
     if name.startswith("_"):
         raise AttributeError(name)
     import importlib
@@ -92,13 +107,10 @@ def __getattr__(name: str) -> Any:
     if name == "tune":
         return importlib.import_module("jrl.api.tune")
     made = _made()
-    elsewhere = importlib.import_module("jrl.host.elsewhere")
-    if name in elsewhere.NAMES["api"]:
-        raise elsewhere.missing(sys.modules[__name__], name, "api")
-    if name not in made:
-        raise AttributeError(f"jrl.api has no {name}: it has {', '.join(sorted([*_HOMES, *made]))}")
-    return made[name]()
+    if (known := _ALIASES.get(name, name)) in made:
+        return made[known]()
+    raise importlib.import_module("jrl.host.elsewhere").missing(sys.modules[__name__], name, "api")
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, *_made(), "tune", "config_class", "algorithm_class"])
+    return sorted([*_HOMES, *_made(), *_ALIASES, "tune", "config_class", "algorithm_class"])

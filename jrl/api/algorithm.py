@@ -22,7 +22,7 @@ from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
 from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
-from jrl.host import elsewhere, runtime
+from jrl.host import elsewhere, files, runtime
 from jrl.metrics import results
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
 from jrl.run.by_hand import POLICY, known
@@ -123,6 +123,9 @@ class Algorithm(ByHand, Adds):
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
         restarts = checkpoint.read_meta(found)["iteration"] if found else 0
+        if found and cfg.run.out and files.is_held_here(Path(cfg.run.out)):  # by the Algorithm that wrote it
+            print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one has a directory anew")
+            cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
         held = hold(cfg.run.out, continued=found is not None)
         try:
             self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
@@ -171,8 +174,9 @@ class Algorithm(ByHand, Adds):
         Returns:
           The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
           ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
-          `custom_metrics`; `done`, whether a criterion of `stop` is met; the same under RLlib's former names, such as
-          episode_reward_mean and timesteps_total; config, hostname, node_ip, pid, date, trial_id.
+          `custom_metrics`; `done`, whether a criterion of `stop` is met or a callback ends the run;
+          the same under RLlib's former names, such as episode_reward_mean and timesteps_total; config, hostname,
+          node_ip, pid, date, trial_id.
         Raises:
           FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
         """
@@ -181,11 +185,13 @@ class Algorithm(ByHand, Adds):
         session, records = self.session, self._records
         assert records is not None
         records.begin()
+        if session.callback_list:
+            session.callback_list.ended = None  # who calls once more goes on
         while True:
             info = session.advance()
             assert info is not None  # a session without an end
             session.reporter.add(info)
-            if session.schedule.reached(info) or session.reporter.due():
+            if session.schedule.reached(info) or session.reporter.due() or session.ended:
                 break
         if session.config.run.on_nonfinite != "ignore" and reporter.not_finite(info):
             path = session.write_fault(self.logdir, info)
@@ -196,7 +202,7 @@ class Algorithm(ByHand, Adds):
         assert session.result is not None
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = plan.total_steps(session.config)
-        done = met is not None or (total is not None and session.counted() >= total)
+        done = bool(met or session.ended) or (total is not None and session.counted() >= total)
         result = {**copy.deepcopy(session.result), "done": done, **self._about()}
         self.log_result(result)
         return result
@@ -246,9 +252,9 @@ class Algorithm(ByHand, Adds):
         """Gives all environments a task."""
         self.session.set_task(task)
 
-    def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Returns `fn(worker)` of all that collect, as `workers.foreach_worker`."""
-        return self.workers.foreach_worker(fn)
+    def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Returns `func(worker)` of all that collect, as `workers.foreach_worker`."""
+        return self.workers.foreach_worker(func)
 
     # ------------------------------------------------------------ acting
 

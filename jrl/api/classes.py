@@ -6,13 +6,14 @@ from typing import Any
 from jrl import algos
 from jrl.api import groups
 from jrl.api.config import AlgorithmConfig
+from jrl.fields import schema
 
 
-def make_variant(name: str, of: type[AlgorithmConfig], flags: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Makes the config class of an algorithm with flags under a name of their own: CQLConfig of cql."""
-    told = ", ".join(f"{key} {value}" for key, value in flags.items())
+def make_variant(name: str, of: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
+    """Makes the config class of an algorithm with settings under a name of their own: CQLConfig of cql."""
+    told = ", ".join(f"{key} {value}" for key, value in schema.flatten(settings).items())
     doc = f"Settings of {name.upper()}: those of {of.__name__}, with {told}."
-    members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_flags": dict(flags)}
+    members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_settings": settings}
     return type(f"{name.upper()}Config", (of,), members)
 
 

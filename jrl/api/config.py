@@ -20,7 +20,7 @@ from jrl.host import elsewhere
 from jrl.migrate import exploration_names
 from jrl.migrate.job import Job
 from jrl.run import preflight
-from jrl.settings import config
+from jrl.settings import config, sb3_names
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import SYNONYMS
 
@@ -38,8 +38,8 @@ class AlgorithmConfig:
     """
 
     algo_name: ClassVar[str] = ""
-    variant: ClassVar[str] = ""  # of an algorithm whose flags make it one of another name: that name, such as cql
-    _flags: ClassVar[Mapping[str, Any]] = {}  # these flags
+    variant: ClassVar[str] = ""  # of an algorithm whose settings make it one of another name: that name, such as cql
+    _settings: ClassVar[Mapping[str, Any]] = {}  # these settings, as a tree
     _arguments: ClassVar[Any] = groups.Shared()
 
     def __new__(cls, algo_class: "type[Algorithm] | None" = None) -> Self:
@@ -51,7 +51,7 @@ class AlgorithmConfig:
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None):
         # the tree of the keys that were set by our names
-        self._given: dict[str, Any] = {"algo": dict(self._flags)} if self._flags else {}
+        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))
         self._theirs: dict[str, Any] = {}  # what was set in RLlib's, as `jrl.migrate.KEYS` has the names
         self._said: dict[str, str] = {}  # of older names of arguments, what became of them
         self._frozen = False
@@ -106,11 +106,19 @@ class AlgorithmConfig:
         places = self.names()
         if name in places:
             return f"{group}: {name} is an argument of {places[name]}()"
-        meant = SYNONYMS.get(name, name)
         keys = {a.key or n: n for known in reversed(self._arguments.values()) for n, a in known.items()}
+        said = sb3_names.answer(name, replay="replay" in keys)
+        meant = said or SYNONYMS.get(name, name)
+        who = f"{group}: {self.algo_name or 'AlgorithmConfig'} has no argument {name}"
+        if meant.startswith("stop."):
+            return f"{who}: did you mean stop({meant.removeprefix('stop.')}=...)?"
         found = [
             keys[key] for key in (meant, f"algo.{meant}", meant.partition(".")[0]) if key in keys and "." not in name
         ]
+        if said and " " in said:
+            return f"{who}: {translation.with_arguments(said, keys, places)}"
+        if meant != name and not found:
+            return f"{who}: {meant.rpartition('.')[2]} is an argument of other algorithms: leave it out"
         near = found[0] if found else translation.near(name, places)
         where = f" of {places[near]}()" if near in places and places[near] != group else ""
         section, _, inner = meant.partition(".")
@@ -120,7 +128,7 @@ class AlgorithmConfig:
             if near
             else f": it takes {', '.join(self._arguments.get(group, places))}"
         )
-        return f"{group}: {self.algo_name or 'AlgorithmConfig'} has no argument {name}{mend}"
+        return f"{who}{mend}"
 
     def _put(self, key: str, value: Any) -> None:
         if key == "network" and dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -252,8 +260,9 @@ class AlgorithmConfig:
     def _overriding(self, value: Mapping[str, Any]) -> dict[str, Any]:
         if not self.algo_name:
             return dict(value)
-        other = type(self)().update_from_dict(value)
-        tree = other._resolved(defaults=False)
+        other = type(self)()
+        other._given = {}  # what makes a variant is said already
+        tree = other.update_from_dict(value)._resolved(defaults=False)
         tree.get("algo", {}).pop("name", None)
         return {name: section for name, section in tree.items() if section}
 

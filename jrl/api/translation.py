@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,8 +18,9 @@ from jrl.migrate.job import Job, canonical, translate
 from jrl.settings import sections
 
 # arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional,
-# a fragment says how often is learned from replay, an input may be sampler or dataset, and an output is a path
-BY_RULE = {"num_atoms", "rollout_fragment_length", "input_", "output"}
+# a fragment says how often is learned from replay, an input may be sampler or dataset, an output is a path, a target
+# entropy may be auto
+BY_RULE = {"target_entropy", "num_atoms", "rollout_fragment_length", "input_", "output"}
 # a section of ours that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are ours
 _DICTS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
@@ -124,6 +126,26 @@ def near(name: str, among: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def with_arguments(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
+    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as arguments: training(lr=0.1).
+
+    Args:
+      keys: key of the tree, or section that an argument takes as a dict -> argument.
+      places: argument -> its method.
+    """
+
+    def written(found: re.Match) -> str:
+        key, value = found[1], found[2] or "..."
+        section, _, inner = key.partition(".")
+        if key in keys:
+            return f"{places[keys[key]]}({keys[key]}={value})"
+        if section in keys:
+            return f"{places[keys[section]]}({keys[section]}={{{inner!r}: {value}}})"
+        return found[0]
+
+    return re.sub(r"\b([a-z_]+\.[a-z_]+)\b(?:=(\{.*?\}|\[.*?\]|[^\s,;]*[^\s,;:]))?", written, text)
+
+
 def is_search(value: Any) -> bool:
     """Returns whether Ray Tune is to choose: a grid, or one of its distributions."""
     if isinstance(value, Mapping):
@@ -169,7 +191,9 @@ def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
             continue
         algo = given.get("algo")
         named = api.config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else config_class
-        own = named().update_from_dict(given)._resolved(defaults=False)
+        one = named()
+        one._given = {} if named is config_class else one._given  # what makes a variant is the run's
+        own = one.update_from_dict(given)._resolved(defaults=False)
         if named.algo_name == config_class.algo_name:
             own.get("algo", {}).pop("name", None)
         found[name] = {section: values for section, values in own.items() if values}

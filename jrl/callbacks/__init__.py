@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jrl import registry
 from jrl.callbacks.moments import EPISODE_MOMENTS as EPISODE_MOMENTS
-from jrl.callbacks.moments import KEY, check
+from jrl.callbacks.moments import KEY, SB3_METHODS, check
 from jrl.callbacks.moments import MOMENTS as MOMENTS
 from jrl.callbacks.moments import PURE_MOMENTS as PURE_MOMENTS
 from jrl.callbacks.moments import ROLLOUT_MOMENTS as ROLLOUT_MOMENTS
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from jrl.rollout.replay_episodes import Replay, Watch
 
 Fn = TypeVar("Fn", bound=Callable)
+_ELSEWHERE = ("on_sub_environment_created",)  # moments that are called in other processes, too
+_BOOLS = ("bool", "bool_")  # numpy's, too, which is not imported here
 DEFAULT_POLICY = "default_policy"
 
 
@@ -48,7 +50,8 @@ def in_program(fn: Fn) -> Fn:
 class Callbacks:
     """Methods called at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
 
-    All arguments are given by keyword; end yours with `**kwargs`. An exception in a method ends the run. Methods
+    All arguments are given by keyword; end yours with `**kwargs`. An exception in a method ends the run. So does False
+    that a method returns, without an error, and `result["done"] = True` in `on_train_result`. Methods
     are not called for training and for a parallel evaluation at the same time. With env runners, all but
     `on_sub_environment_created` are called in the process that learns.
 
@@ -131,7 +134,12 @@ def _faults(path: str, found: Any) -> list[str]:
     if not (isinstance(found, type) and issubclass(found, Callbacks)):
         return [f"{KEY} {path}: expected a subclass of jrl.callbacks.Callbacks, got {found!r}"]
     errors = []
-    for name in {n for c in found.__mro__ if not issubclass(Callbacks, c) for n in vars(c) if n.startswith("on_")}:
+    own = {n for c in found.__mro__ if not issubclass(Callbacks, c) for n in vars(c)}
+    if not any(name.startswith("on_") for name in own):
+        errors += [
+            f"{KEY} {path}: {name}: nothing calls it here: name it {SB3_METHODS[name]}" for name in own & {*SB3_METHODS}
+        ]
+    for name in {n for n in own if n.startswith("on_")}:
         fn = getattr(found, name)
         if name not in MOMENTS:
             near = difflib.get_close_matches(name, MOMENTS, 1)
@@ -226,6 +234,7 @@ class CallbackList:
 
         self.callbacks, self.keep_record = callbacks, False  # whether who learns asks for what is recorded, too
         self.several: dict[str, Any] = {}  # of several agents: what their `GameReplay` is told of them
+        self.ended: str | None = None  # why a callback wants the run to end; None: it goes on
         self.by_turns = False  # agents play by turns of their own, so that each has episodes apart from its game
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
@@ -234,12 +243,28 @@ class CallbackList:
                 fn = getattr(part, name)
                 if getattr(fn, "in_program", False):
                     self._pure[name].append(_of_batch(fn, MOMENTS[name][0]))
-                elif _overrides(part, name):
+                elif name in _ELSEWHERE and _overrides(part, name):
                     self._host[name].append(_adapted(fn))
+                elif _overrides(part, name):
+                    self._host[name].append(self._heard(_adapted(fn), f"{type(part).__name__}.{name}"))
         self._metrics = {False: CustomMetrics(keep_per_episode), True: CustomMetrics(keep_per_episode)}
         self._ids = {False: itertools.count(), True: itertools.count()}
         self._lock = threading.RLock()
         self._policies: dict[str, Any] = {}
+
+    def _heard(self, fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Wraps a method: False from it ends the run, and of True nothing is left."""
+
+        @functools.wraps(fn)
+        def called(**kwargs: Any) -> Any:
+            found = fn(**kwargs)
+            if type(found).__name__ not in _BOOLS:
+                return found
+            if not found:
+                self.ended = self.ended or f"{name} returned False"
+            return None
+
+        return called
 
     # ------------------------------------------------------------ before the run
 
@@ -318,6 +343,12 @@ class CallbackList:
         if self._host["on_sub_environment_created"]:
             with contextlib.suppress(InputError):  # none of them is a Python object
                 source.foreach_env(_Each(self._host["on_sub_environment_created"], context, offset, source))
+
+    def train_result(self, algorithm: Any, result: dict[str, Any]) -> None:
+        """Tells of a result row; `result["done"]`, if a callback set it, ends the run and is taken out."""
+        self.call("on_train_result", algorithm=algorithm, result=result)
+        if result.pop("done", False):
+            self.ended = self.ended or "a callback set result['done']"
 
     def begin(self, algorithm: Any, policies: Mapping[str, Any] | None = None) -> None:
         """Tells of each policy, by its id, then of the algorithm."""

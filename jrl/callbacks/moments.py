@@ -25,6 +25,15 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "on_checkpoint_loaded": ("algorithm",),
     "on_workers_recreated": ("algorithm", "worker_set", "worker_ids", "is_evaluation"),
 }
+# method of Stable-Baselines3's callbacks, which nothing would call here -> the moment that does instead
+SB3_METHODS = {
+    "_on_step": "on_episode_step",
+    "_on_rollout_start": "on_train_result",
+    "_on_rollout_end": "on_sample_end",
+    "_on_training_start": "on_algorithm_init",
+    "_on_training_end": "on_train_result",
+    "_init_callback": "on_algorithm_init",
+}
 EPISODE_MOMENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 ROLLOUT_MOMENTS = ("on_postprocess_trajectory", "on_sample_end")  # in the order in which they are called
 PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # those that can run inside the program

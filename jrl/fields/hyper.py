@@ -95,6 +95,7 @@ class NetworkConfig:
     torso: Name = "auto"
     torso_options: dict[str, Any] = NO_OPTIONS  # keyword arguments of the user's own torso
     hidden: Widths = (64, 64)  # widths of the dense layers, first to last
+    critic_hidden: Widths | None = None  # the same of critics and value networks alone; null: as hidden
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
     head_hidden: Widths = ()  # widths of each head's own dense layers, behind the torso
     shared: bool = False  # one torso for policy and value
@@ -130,7 +131,8 @@ class NetworkConfig:
 
     def of_critics(self) -> "NetworkConfig":
         """Returns what critics and value networks are built by."""
-        return dataclasses.replace(self, layer_norm=True) if self.critic_layer_norm else self
+        hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
+        return dataclasses.replace(self, hidden=hidden, layer_norm=self.layer_norm or self.critic_layer_norm)
 
     def sharing_faults(self) -> list[str]:
         """Returns why the value cannot have what the policy has not, one message each."""
@@ -146,5 +148,10 @@ class NetworkConfig:
             errors.append(
                 "network.critic_layer_norm: expected a torso for the value alone, got network.shared true: set "
                 "network.shared: false, or network.layer_norm: true for both"
+            )
+        if self.critic_hidden is not None:
+            errors.append(
+                "network.critic_hidden: expected a torso for the value alone, got network.shared true: set "
+                "network.shared: false, or leave this out: network.hidden are the widths of both"
             )
         return errors

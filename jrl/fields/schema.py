@@ -95,6 +95,7 @@ def build(
     swap: Mapping[str, type | None] = types.MappingProxyType({}),
     synonyms: Mapping[str, str] = types.MappingProxyType({}),
     known: Iterable[str] | Callable[[], Iterable[str]] = (),
+    answer: Callable[[str], str | None] = lambda key: None,
 ) -> Any:
     """Makes an instance of `cls`. Faults are appended to `problems`, and the field keeps its default (else None).
 
@@ -102,6 +103,7 @@ def build(
       swap: dotted key -> dataclass to use there in place of the annotation; None skips the field.
       synonyms: name used elsewhere -> ours, a name or a dotted key, for "did you mean".
       known: further dotted keys that "did you mean" may offer, or a function that finds them when one is unknown.
+      answer: an unknown key -> the key that was meant, or a sentence; None: "did you mean" finds the nearest.
     """
     offers = lambda: [*(() if prefix else _keys(cls, data, swap)), *(known() if callable(known) else known)]
     if not isinstance(data, Mapping):
@@ -115,9 +117,11 @@ def build(
         if name not in fields:
             unknown += flatten(given, f"{prefix}{name}")
     valid = offers() if unknown else []
-    problems += [
-        Problem(key, f"unknown key {shown(key)}: {_mend(key, valid, synonyms)}") for key in unknown[:_MOST_MENDS]
-    ]
+    mends: dict[str, Problem] = {}  # the first key of each answer: net_arch.pi and net_arch.vf have one
+    for key in unknown[:_MOST_MENDS]:
+        message = f"unknown key {shown(key)}: {_mend(key, valid, synonyms, answer)}"
+        mends.setdefault(answer(key) or key, Problem(key, message))
+    problems += mends.values()
     if more := unknown[_MOST_MENDS:]:  # to look for what was meant takes milliseconds each
         problems.append(Problem(more[0], f"unknown key {shown(more[0])}, and {len(more) - 1:,} more"))
     for name, field in fields.items():
@@ -138,7 +142,8 @@ def build(
                 given = {**given, "name": next(n for n, c in choices.items() if c is section)}
             if isinstance(default, section) and isinstance(given, Mapping):
                 given = merge(plain(default), given)  # the defaults of this field, not those of its class
-            values[name] = build(section, given, problems, prefix=key + ".", swap=swap, synonyms=synonyms, known=offers)
+            inner: dict[str, Any] = {"swap": swap, "synonyms": synonyms, "known": offers, "answer": answer}
+            values[name] = build(section, given, problems, prefix=key + ".", **inner)
         elif name in data:
             value, found = _coerce(data[name], hints[name], key, field.default)
             problems += found
@@ -245,7 +250,7 @@ def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Pr
             wrong = {f"{key}.{err['loc'][0]}": value.get(err["loc"][0]) for err in e.errors(include_url=False)}
         else:
             expected, wrong = describe(hint), {key: value}
-        got = {k: f"got {short(v)}{_near_choice(v, hint)}" for k, v in wrong.items()}
+        got = {k: f"got {short(v)}{_near_choice(v, hint) or _line(v, hint)}" for k, v in wrong.items()}
         return None, [Problem(k, f"{shown(k)}: expected {expected}, {text}") for k, text in got.items()]
     if isinstance(coerced, dict):  # each of its values has a key of its own
         inner = (typing.get_args(hint) or (Any, Any))[1]
@@ -271,7 +276,17 @@ def _schedule_fault(value: Any) -> str:
         return "the first entry of a schedule must be at 0 env_steps"
     if any(b <= a for a, b in itertools.pairwise(steps)):
         return "the env_steps of a schedule must increase from entry to entry"
+    if 0 < steps[-1] <= 1:
+        return "a schedule in fractions of the run needs its number of steps: set stop.env_steps"
     return ""
+
+
+def _line(value: Any, hint: Any) -> str:
+    """Returns how a schedule is written, for values that stand for a function of progress elsewhere."""
+    meant = callable(value) or (isinstance(value, str) and value.startswith("lin_"))
+    if not (meant and _takes_points(hint)):
+        return ""
+    return ": lin_0.0003 is a line to 0 at stop.env_steps, [[0, 0.0003], [1000000, 0]] one that ends at a step"
 
 
 @functools.cache
@@ -321,8 +336,11 @@ def _near_choice(value: Any, hint: Any) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _mend(key: str, valid: list[str], synonyms: Mapping[str, str]) -> str:
-    near = nearest(key, valid, synonyms)
+def _mend(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Callable[[str], str | None]) -> str:
+    said = answer(key)
+    if said and said not in valid:
+        return said if " " in said else f"{said} is a key of other algorithms: leave it out"
+    near = said or nearest(key, valid, synonyms)
     if near:
         return f"did you mean {near}?"
     head = key.rpartition(".")[0]

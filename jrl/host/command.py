@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jrl.errors import InputError, details, message, short
+from jrl.host import foreign_options
 
 # name as typed after `jrl` -> what it does; its module has the same name, with _ for -
 COMMANDS = {
@@ -70,7 +71,14 @@ class _ArgumentParser(argparse.ArgumentParser):
             if more:
                 repeated = " ".join(f"{flag} {setting}" for setting in more)
                 self.error(f"{' '.join(more)}: {flag} takes one value: repeat it, ... {repeated}")
-        return self.parse_intermixed_args(given, namespace)  # files may stand behind options
+        found, extra = self.parse_known_intermixed_args(given, namespace)  # files may stand behind options
+        known = foreign_options.OPTIONS.get(self.prog.removeprefix(_prefix), {})
+        answers = {flag: known[flag] for word in extra if (flag := word.partition("=")[0]) in known}
+        if answers:
+            self.error("; ".join(f"{flag}: {answer}" for flag, answer in answers.items()))
+        if extra:
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        return found
 
     def error(self, text: str) -> NoReturn:
         """Ends the command as argparse does, with a message that can be read whatever was typed."""

@@ -4,6 +4,8 @@ A table of replacements, and the error.
 """
 
 import difflib
+import importlib.util
+import inspect
 import types
 from typing import Any
 
@@ -30,11 +32,12 @@ _PLACED = "what a trial reserves is jrl.api.tune.resources(config.to_run_config(
 _API = ("A2C", "APPO", "DQN", "IMPALA", "IQN", "PPO", "PQN", "SAC", "TD3", "VDN")
 _FROM_DATA = ("BC", "CQL", "DT", "IQL", "MARWIL")
 _CONFIGS = {
-    "A3C": "a2c", "APEX": "dqn", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
+    "A3C": "a2c", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
     "QRDQN": "qrdqn", "R2D2": "r2d2", "Rainbow": "rainbow", "RecurrentPPO": "ppo_lstm", "SimpleQ": "dqn",
 }  # fmt: skip
 _FROM_API = (
-    "Algorithm", "AlgorithmConfig", "Callbacks", "DefaultCallbacks", "EnvContext", "Episode", "TaskSettableEnv",
+    "APEX", "APEXConfig", "Algorithm", "AlgorithmConfig", "ApexDQN", "ApexDQNConfig", "Callbacks", "DefaultCallbacks",
+    "EnvContext", "Episode", "Impala", "ImpalaConfig", "MemoryTrackingCallbacks", "PolicySpec", "TaskSettableEnv",
     "concat_samples", "in_program", "make_multi_callbacks", "register_env", "tune",
 )  # fmt: skip
 
@@ -51,6 +54,7 @@ _CLASSES = {  # of RLlib's packages, what both of ours have nothing by that name
                      "JsonWriter", "DatasetWriter", "OutputWriter", "OfflineData", "OfflinePreLearner", "IOContext"),
                     _DATA),
     **{n + end: _LIMITS for n in ("ARS", "DreamerV3", "ES", "MAML", "PG", "TRPO") for end in ("", "Config")},
+    **dict.fromkeys(("CrossQ", "HerReplayBuffer", "TQC"), "docs/from-sb3.md says what is the nearest"),
     **dict.fromkeys(("MultiAgentEnv", "MultiAgentEnvRunner", "make_multi_agent"), _ENVS),
     **dict.fromkeys(("RLModule", "TorchModelV2", "ModelCatalog", "register_custom_model"), _MODULE),
     **dict.fromkeys(("ExternalEnv", "PolicyServerInput", "PolicyClient"),
@@ -70,7 +74,7 @@ NAMES: dict[str, dict[str, str]] = {
                          "train_exec_impl"), _STEP),
         **dict.fromkeys(("restore_workers", "restore_env_runners", "restore_offline_eval_runners"), _RUNNERS),
         "evaluate_offline": "offline_data(validation=0.1) holds episodes out, whose loss each result has",
-        "env_runner": "workers.local_worker(), or workers.foreach_worker(fn)",
+        "env_runner": "workers.local_worker(), or workers.foreach_worker(func)",
         "eval_env_runner": "evaluation_workers",
         "trial_id": "train() has trial_id; jrl.api.tune makes trials of Algorithms",
         **dict.fromkeys(("learner_group", "learner", "optimizer"), _LEARNER),
@@ -94,14 +98,14 @@ NAMES: dict[str, dict[str, str]] = {
         "optimizers": _LEARNER,
         "learn": "train() is one iteration: call it until its result says what you want, or use `python -m jrl.train`",
         "set_env": "an Algorithm is made for one environment: config.environment(...).build()",
-        "get_env": "workers.foreach_env(fn) calls fn(env) where the environments are",
+        "get_env": "workers.foreach_env(func) calls func(env) where the environments are",
         "load": "Algorithm.from_checkpoint(path), or jrl.load(path) to act only",
         "set_parameters": "set_weights(weights)",
         "get_parameters": "get_weights()",
         "get_vec_normalize_env": "observation statistics are part of the weights: training(normalize_obs=True)",
         "set_logger": "debugging(log=[...])",
         "logger": "debugging(log=[...]) chooses where result rows go; train() returns them",
-        "env": "workers.foreach_env(fn) calls fn(env) where the environments are",
+        "env": "workers.foreach_env(func) calls func(env) where the environments are",
         "observation_space": "get_policy().observation_space",
         "action_space": "get_policy().action_space",
         "predict": "get_policy().predict(obs), or compute_single_action(obs)",
@@ -163,12 +167,12 @@ NAMES: dict[str, dict[str, str]] = {
     "workers": {  # RLlib's WorkerSet and EnvRunnerGroup
         **dict.fromkeys(("foreach_worker_async", "foreach_env_runner_async", "fetch_ready_async_reqs",
                          "sync_env_runner_states", "num_in_flight_async_reqs", "num_in_flight_async_calls"), _ASYNC),
-        "foreach_env_with_context": "foreach_worker(fn), and source.foreach_env(fn) there",
-        "is_policy_to_train": "foreach_policy_to_train(fn) calls fn(policy, policy_id) of those that learn",
-        **dict.fromkeys(("remote_workers", "actors", "healthy_worker_ids", "healthy_env_runner_ids"),
-                        "foreach_worker(fn)"),
+        "foreach_env_with_context": "foreach_worker(func), and source.foreach_env(func) there",
+        "is_policy_to_train": "foreach_policy_to_train(func) calls func(policy, policy_id) of those that learn",
+        **dict.fromkeys(("actors", "healthy_worker_ids", "healthy_env_runner_ids"),
+                        "foreach_worker(func)"),
         **dict.fromkeys(("num_remote_workers", "num_remote_env_runners", "num_healthy_remote_workers",
-                         "num_healthy_env_runners"), "num_healthy_workers()"),
+                         "num_healthy_env_runners"), "num_healthy_workers, an attribute"),
         **dict.fromkeys(("probe_unhealthy_workers", "probe_unhealthy_env_runners", "num_remote_worker_restarts",
                          "num_remote_env_runner_restarts", "restore_env_runners"), _RUNNERS),
         **dict.fromkeys(("add_policy", "remove_policy"), "Algorithm.add_policy(...), .remove_policy(...)"),
@@ -176,9 +180,12 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("stop", "reset"), "Algorithm.stop() ends them; build() makes others"),
     },
     "worker": {  # RLlib's RolloutWorker and SingleAgentEnvRunner
-        **dict.fromkeys(("env", "async_env", "vector_env", "get_spaces"), "foreach_env(fn) calls fn(env)"),
+        **dict.fromkeys(("env", "async_env", "vector_env", "get_spaces"), "foreach_env(func) calls func(env)"),
         **dict.fromkeys(("filters", "get_filter"), "get_filters()"),
-        **dict.fromkeys(("policy_map", "policy_dict", "policy_mapping_fn"), "foreach_policy(fn); " + _SEVERAL),
+        **dict.fromkeys(("policy_dict", "policy_mapping_fn"), "policy_map; " + _SEVERAL),
+        **dict.fromkeys(("config", "policy_config"), "config of the Algorithm"),
+        "global_vars": "schedules read env_steps, which acting has",
+        "foreach_env_with_context": "source.foreach_env(func)",
         **dict.fromkeys(("set_policy_mapping_fn", "add_policy", "remove_policy", "set_is_policy_to_train",
                          "is_policy_to_train"), "Algorithm.add_policy(...), .remove_policy(...)"),
         **dict.fromkeys(("get_state", "set_state", "save", "restore"), "Algorithm.save(path), .restore(path)"),
@@ -187,8 +194,8 @@ NAMES: dict[str, dict[str, str]] = {
         "sample_and_learn": _GRADIENTS,
         **dict.fromkeys(("lock", "unlock", "ping", "assert_healthy", "find_free_port", "setup_torch_data_parallel",
                          "creation_args", "get_global_vars", "set_global_vars"), "nothing: jrl does so by itself"),
-        **dict.fromkeys(("get_host", "get_node_ip"), "socket.gethostname() in foreach_worker(fn)"),
-        "apply": "foreach_worker(fn) calls fn(worker)",
+        **dict.fromkeys(("get_host", "get_node_ip"), "socket.gethostname() in foreach_worker(func)"),
+        "apply": "foreach_worker(func) calls func(worker)",
         "num_workers": "config.num_env_runners",
         "stop": "Algorithm.stop()",
     },
@@ -239,8 +246,11 @@ NAMES: dict[str, dict[str, str]] = {
 _ELSE = {"loaded": "act(obs) is what it does; jrl.api.Algorithm.from_checkpoint(path).get_policy() has what is inside"}
 
 
-def missing(owner: Any, name: str, kind: str) -> AttributeError:
+def missing(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
     """Returns the error for an attribute that an object does not have, with what replaces it.
+
+    `from package import name` replaces an AttributeError by words of its own: it gets an ImportError, as long as no
+    submodule has that name.
 
     Args:
       owner: the object, or the package.
@@ -253,7 +263,18 @@ def missing(owner: Any, name: str, kind: str) -> AttributeError:
         f"did you mean {near[0]}?" if near else _ELSE.get(kind, "docs/api.md lists what there is")
     )
     who = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
-    return AttributeError(f"{who} has no {name}: {mend}")
+    message = f"{who} has no {name}: {mend}"
+    if isinstance(owner, types.ModuleType) and _is_imported() and importlib.util.find_spec(f"{who}.{name}") is None:
+        return ImportError(message, name=who)
+    return AttributeError(message)
+
+
+def _is_imported() -> bool:
+    """Returns whether an import statement asks, three frames up, behind `__getattr__` of a package."""
+    frame = inspect.currentframe()
+    for _ in range(3):
+        frame = frame and frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 __all__ = ["NAMES", "missing"]

@@ -86,12 +86,24 @@ def _sign(handle: int) -> None:
     os.pwrite(handle, text.encode(), 0)
 
 
-def _holder(path: Path) -> str:
+def _signed(path: Path) -> tuple[int, str, str] | None:
+    """Returns process, machine and time of whoever holds a lock; None where that cannot be read."""
     try:
         found = json.loads(path.read_text())
-        return f"process {int(found['pid'])} on {found['host']} since {found['since']}"
+        return int(found["pid"]), str(found["host"]), str(found["since"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        return None
+
+
+def _holder(path: Path) -> str:
+    found = _signed(path)
+    return f"process {found[0]} on {found[1]} since {found[2]}" if found else "another process"
+
+
+def is_held_here(directory: Path) -> bool:
+    """Returns whether this process keeps other runs out of a directory, see `held`."""
+    found = _signed(absolute(directory) / LOCK)
+    return found is not None and found[:2] == (os.getpid(), socket.gethostname())
 
 
 def new(directory: Path) -> Path:

@@ -226,9 +226,15 @@ _OWN_WIDTHS = "policy_model_config.fcnet_hiddens"
 _OWN_ACTIVATION = "policy_model_config.fcnet_activation"
 
 
-@rule("model.fcnet_hiddens", _OWN_WIDTHS, "q_model_config.fcnet_hiddens")
+_CRITIC_WIDTHS = "q_model_config.fcnet_hiddens"
+
+
+@rule("model.fcnet_hiddens", _OWN_WIDTHS, _CRITIC_WIDTHS)
 def _widths(job: Job, key: str, value: Any) -> None:
-    _of_policy(job, key, value, _OWN_WIDTHS, "q_model_config.fcnet_hiddens", "network.hidden")
+    own = job.given.get(_OWN_WIDTHS)
+    if job.algo in _WITH_CRITICS and KEYS[key].name == _CRITIC_WIDTHS and own is not None and own != value:
+        return job.put(key, "network.critic_hidden", list(value) if isinstance(value, tuple) else value)
+    return _of_policy(job, key, value, _OWN_WIDTHS, _CRITIC_WIDTHS, "network.hidden")
 
 
 @rule("model.fcnet_activation", _OWN_ACTIVATION, "q_model_config.fcnet_activation")

@@ -26,6 +26,7 @@ _OBS_FN = (
     "{agent: what it sees}, and name it in multi_agent.observation_fn"
 )
 _TORSO = "network.torso and network.encoders choose of what there is, by the observations: see docs/networks.md"
+_CNN = "CNNs are network.torso=nature_cnn, impala or small_cnn, or one of your own (docs/networks.md): leave it out"
 _OWN_MODEL = "a class for torch or TensorFlow: write it for JAX, as network.torso and torso_options (docs/networks.md)"
 _INITIAL = "initial weights are orthogonal, LeCun's or torch's default: network.init"
 _TREES = (
@@ -213,8 +214,8 @@ GROUPS: dict[str, list[Key]] = {
         _key("policy_model_config.fcnet_hiddens policy_model.fcnet_hiddens actor_hiddens", "network.hidden"),
         _key("policy_model_config.fcnet_activation policy_model.fcnet_activation actor_hidden_activation",
              "network.activation"),
-        _key("q_model_config.fcnet_hiddens Q_model.fcnet_hiddens critic_hiddens", "network.hidden",
-             "policy and critics have the same widths: the policy's count"),
+        _key("q_model_config.fcnet_hiddens Q_model.fcnet_hiddens critic_hiddens", "network.critic_hidden",
+             "network.hidden without widths of the policy"),
         _key("q_model_config.fcnet_activation Q_model.fcnet_activation critic_hidden_activation",
              "network.activation", "the policy's counts"),
         *_none(_TORSO, "use_state_preprocessor"),
@@ -271,7 +272,8 @@ GROUPS: dict[str, list[Key]] = {
         _key("model.vf_share_layers", "network.shared"),
         _key("model.free_log_std", "network.state_dependent_std", "the opposite"),
         _key("model model_config _model_config model_config_dict", "", _INSIDE),
-        *_none(_TORSO, "model.conv_filters", "model.conv_activation", "model.post_fcnet_activation",
+        *_lacking(_CNN, "model.conv_filters"),
+        *_none(_TORSO, "model.conv_activation", "model.post_fcnet_activation",
                "model.head_fcnet_activation", "model.no_final_linear", "model.encoder_latent_dim"),
         *_lacking(_OWN_MODEL, "model.custom_model"),
         *_none(_OWN_MODEL, "model.custom_model_config", "model.custom_options"),

@@ -15,6 +15,15 @@ _CLASS = re.compile(r"(?:Default)?(\w+?)(?:Torch|TF[12]?)?(?:Policy|RLModule)(?:
 _BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the policy class of the second, and no other
 
 
+class PolicySpec(NamedTuple):
+    """A policy of several, as RLlib's class of this name says it: `policies={"a": PolicySpec(config={"lr": 1e-4})}`."""
+
+    policy_class: Any = None  # names an algorithm, as DQNTorchPolicy does; None: the run's
+    observation_space: Any = None  # not read: spaces come from the environment
+    action_space: Any = None  # not read
+    config: Any = None  # what the policy has of its own; None: nothing
+
+
 class Spec(NamedTuple):
     """Contents of a PolicySpec, beside spaces, which come from the environment."""
 
@@ -127,4 +136,4 @@ def modules(value: Any) -> dict[str, Spec] | None:
     return found
 
 
-__all__ = ["DEFAULT", "Spec", "modules", "no_class", "of_class", "read"]
+__all__ = ["DEFAULT", "PolicySpec", "Spec", "modules", "no_class", "of_class", "read"]

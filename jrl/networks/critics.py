@@ -58,7 +58,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
     """Builds `num_critics` action-value networks.
 
     For Discrete actions each is `networks.build` with one output per action. Else the action is an input beside what
-    encoders and core make of the observation: in front of the layers `cfg.hidden`.
+    encoders and core make of the observation: in front of the layers `cfg.critic_hidden`, or `cfg.hidden`.
 
     Critics read all of an observation, `cfg.value_inputs` too. They do not act, so nobody knows their memory before a
     window: `carry` is that of an episode's start, and `unroll` runs on from there.

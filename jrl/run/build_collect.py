@@ -110,6 +110,7 @@ def _algorithm(
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
+    algos.check(algo_name(cfg), cfg.algo, made)
     given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
     transforms = (*given, *(callback_list.batch_transforms() if callback_list else ()))
     made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once

@@ -288,8 +288,10 @@ def off_policy(
       `replay/valid_share` is the share of the rows held that are not masked.
     """
     ingest = algo.ingest
-    if ingest is None or not isinstance(algo.data, Replay):
+    if not isinstance(algo.data, Replay):
         raise ValueError("the algorithm learns from fresh rollouts: use on_policy")
+    if ingest is None:
+        raise ValueError("Algo.ingest: expected a function (state, rollout) -> state, got None: replay needs one")
 
     def sample(replay, key):
         if axis_name is not None:

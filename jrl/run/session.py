@@ -272,6 +272,14 @@ class Session(Policies):
         A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
         one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
         """
+        return self._rows_after(info) or self.ended
+
+    @property
+    def ended(self) -> str | None:
+        """Returns why a callback wants the run to end; None: it goes on."""
+        return self.callback_list.ended if self.callback_list else None
+
+    def _rows_after(self, info: StepInfo) -> str | None:
         reached = self.schedule.reached(info)
         if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
             self.reporter.extra.update(found)
@@ -346,7 +354,7 @@ class Session(Policies):
         self._row = dict(row)
         if self.callback_list:
             before = results.flat(self.result)
-            self.callback_list.call("on_train_result", algorithm=self._face, result=self.result)
+            self.callback_list.train_result(self._face, self.result)
             row.update(results.changed(before, results.flat(self.result)))
         self.met |= {
             name: target

@@ -161,30 +161,35 @@ class Worker(Learns):
         """Returns the policy that it acts with. Raises KeyError: there is none of that id."""
         return WorkerPolicy(self, self.policies.named(policy_id))
 
-    def for_policy(self, fn: Callable[..., Any], policy_id: str = POLICY, **kwargs: Any) -> Any:
-        """Returns `fn(policy, **kwargs)` of a policy."""
-        return fn(self.get_policy(policy_id), **kwargs)
+    @property
+    def policy_map(self) -> dict[str, "WorkerPolicy"]:
+        """Returns the policies that it acts with, by name."""
+        return {name: self.get_policy(name) for name in self.policies.ids}
 
-    def foreach_policy(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """Returns `fn(policy, policy_id, **kwargs)` of each policy."""
-        return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.ids]
+    def for_policy(self, func: Callable[..., Any], policy_id: str = POLICY, **kwargs: Any) -> Any:
+        """Returns `func(policy, **kwargs)` of a policy."""
+        return func(self.get_policy(policy_id), **kwargs)
 
-    def foreach_policy_to_train(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """Calls `fn` as `foreach_policy` does, with the policies that learn."""
-        return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.trained]
+    def foreach_policy(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """Returns `func(policy, policy_id, **kwargs)` of each policy."""
+        return [func(self.get_policy(name), name, **kwargs) for name in self.policies.ids]
+
+    def foreach_policy_to_train(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """Calls `func` as `foreach_policy` does, with the policies that learn."""
+        return [func(self.get_policy(name), name, **kwargs) for name in self.policies.trained]
 
     foreach_trainable_policy = foreach_policy_to_train
 
     # ------------------------------------------------------------ environments
 
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Calls `fn` with each of its environments, in their order. Raises InputError where Python cannot call them."""
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with each of its environments, in order. Raises InputError where Python cannot call them."""
         if self.source is None:
             raise InputError(
                 "foreach_env: these environments are part of a program, Python cannot call them: set_task changes "
                 "their parameters; rollout.collector host or another env.backend makes objects of them"
             )
-        return self.source.foreach_env(fn)
+        return self.source.foreach_env(func)
 
     def set_task(self, task: Any) -> None:
         """Gives its environments a task."""
@@ -244,32 +249,32 @@ class Workers:
     def __getattr__(self, name: str) -> Any:
         raise elsewhere.missing(self, name, "workers")
 
-    def foreach_worker(self, fn: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
-        """Returns `fn(worker)` of each, called in its own process or thread, in order.
+    def foreach_worker(self, func: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
+        """Returns `func(worker)` of each, called in its own process or thread, in order.
 
         Args:
-          fn: of a Worker; for environment runners it travels there.
+          func: of a Worker; for environment runners it travels there.
           local_worker: for the sake of RLlib's callers; there is either this process or environment runners.
         """
-        return self.foreach_worker_with_index(lambda worker, index: fn(worker))
+        return self.foreach_worker_with_index(lambda worker, index: func(worker))
 
     foreach_env_runner = foreach_worker
 
-    def foreach_worker_with_index(self, fn: Callable[[Worker, int], Any]) -> list[Any]:
-        """Calls `fn` as `foreach_worker` does, with (worker, worker_index)."""
+    def foreach_worker_with_index(self, func: Callable[[Worker, int], Any]) -> list[Any]:
+        """Calls `func` as `foreach_worker` does, with (worker, worker_index)."""
         session = self._session
         program, state = session.run.program, session.state
         if (source := program.source) is None:
-            return [fn(self.local_worker(), 0)]
+            return [func(self.local_worker(), 0)]
         if session.config.env_runners.num > 0:
             key = np.asarray(jax.random.key_data(session.by_hand.key(Role.COLLECT)))
             weights = jax.device_get(program.actor(state))
-            return source.foreach_worker(functools.partial(_in_runner, fn, weights, key, known(session)))
-        return source.foreach_worker(lambda part: fn(Worker(part, 0, session.actor, session), 0))
+            return source.foreach_worker(functools.partial(_in_runner, func, weights, key, known(session)))
+        return source.foreach_worker(lambda part: func(Worker(part, 0, session.actor, session), 0))
 
-    def foreach_worker_with_id(self, fn: Callable[[int, Worker], Any]) -> list[Any]:
-        """Calls `fn` as `foreach_worker` does, with (worker_index, worker)."""
-        return self.foreach_worker_with_index(lambda worker, index: fn(index, worker))
+    def foreach_worker_with_id(self, func: Callable[[int, Worker], Any]) -> list[Any]:
+        """Calls `func` as `foreach_worker` does, with (worker_index, worker)."""
+        return self.foreach_worker_with_index(lambda worker, index: func(index, worker))
 
     def local_worker(self) -> Worker:
         """Returns this process as a worker: its weights; its environments, where it has any. It samples from
@@ -280,17 +285,25 @@ class Workers:
 
     local_env_runner = property(local_worker)
 
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Returns `fn(env)` of every environment, in order. Raises InputError where Python cannot call them."""
-        return [x for found in self.foreach_worker(lambda worker: worker.foreach_env(fn)) for x in found]
+    def remote_workers(self) -> list[Any]:
+        """Returns [] where this process collects. Raises InputError with env runners, which have no handles."""
+        if self._session.config.env_runners.num > 0:
+            raise InputError(
+                "remote_workers: env runners have no handles: foreach_worker(func) calls func(worker) in each of them"
+            )
+        return []
 
-    def foreach_policy(self, fn: Callable[..., Any]) -> list[Any]:
-        """Returns `fn(policy, policy_id)` of the policies of each worker."""
-        return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy(fn)) for x in found]
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Returns `func(env)` of every environment, in order. Raises InputError where Python cannot call them."""
+        return [x for found in self.foreach_worker(lambda worker: worker.foreach_env(func)) for x in found]
 
-    def foreach_policy_to_train(self, fn: Callable[..., Any]) -> list[Any]:
-        """Calls `fn` as `foreach_policy` does, with the policies that learn."""
-        return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy_to_train(fn)) for x in found]
+    def foreach_policy(self, func: Callable[..., Any]) -> list[Any]:
+        """Returns `func(policy, policy_id)` of the policies of each worker."""
+        return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy(func)) for x in found]
+
+    def foreach_policy_to_train(self, func: Callable[..., Any]) -> list[Any]:
+        """Calls `func` as `foreach_policy` does, with the policies that learn."""
+        return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy_to_train(func)) for x in found]
 
     foreach_trainable_policy = foreach_policy_to_train
 
@@ -333,13 +346,13 @@ class EvaluationWorkers:
         self._weights: tuple[PyTree, Key] | None = None
         self._plays = 0  # with these weights
 
-    def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Calls `fn` with the source of each process that plays, in its process, between two blocks of rows."""
-        return self._group().foreach_worker(fn)
+    def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with the source of each process that plays, in its process, between two blocks of rows."""
+        return self._group().foreach_worker(func)
 
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Calls `fn` with each environment. Raises InputError where they are not Python objects."""
-        return self._group().foreach_env(fn)
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with each environment. Raises InputError where they are not Python objects."""
+        return self._group().foreach_env(func)
 
     def play(self, episodes: int) -> Evaluation:
         """Plays exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.

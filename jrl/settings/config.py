@@ -9,9 +9,12 @@
 Imports no jax and no environment library, so that commands answer `--help` and bad input at once.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,13 @@ import yaml
 from jrl import registry
 from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped
-from jrl.fields.bounds import Count
+from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import as_plain, limited
 from jrl.fields.schema import Problem
 from jrl.host import files
-from jrl.settings import metric_names, paths
+from jrl.settings import metric_names, paths, sb3_names
 from jrl.settings.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
 from jrl.settings.plan_faults import endless, faults
 from jrl.settings.sections import (
@@ -322,6 +325,51 @@ def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]
     ]
 
 
+_SECTIONS = tuple(f.name for f in dataclasses.fields(RunConfig))
+
+
+def _algorithm_meant(given: Any, known: Sequence[str]) -> str:
+    """Returns the end of the message on an unknown algorithm: what was meant, or what is like it."""
+    name = short(given)[1:-1] if isinstance(given, str) else short(given)
+    if answer := sb3_names.algorithm(name):
+        return f": {answer}"
+    if (config := name.lower().replace("-", "_")) in shipped.names():
+        return f": it is a config of jrl: leave out --algo and give its name, as in `jrl train {config}`"
+    near = difflib.get_close_matches(short(given).lower(), known, 1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _budget(data: Mapping[str, Any]) -> float | None:
+    """Returns the number of steps that ends a run, or of updates, by plain data; None where there is none."""
+    stop: Any = data.get("stop")
+    for name in ("env_steps", "updates") if isinstance(stop, Mapping) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+            if 1 <= (steps := float(stop[name])) < math.inf:
+                return steps
+    return None
+
+
+def _in_steps(value: Any, steps: float | None) -> Any:
+    """Returns plain data whose schedules count steps: `lin_0.001`, a line to 0 at the end of the run, and schedules
+    in fractions of it, [[0, 0.001], [0.5, 0.0001]]. Without a number of steps they stay as they are.
+
+    >>> _in_steps({"lr": "lin_0.001", "clip_eps": [[0, 0.2], [0.5, 0.1]]}, 1000)
+    {'lr': [[0, 0.001], [1000, 0.0]], 'clip_eps': [[0, 0.2], [500, 0.1]]}
+    """
+    if steps is None:
+        return value
+    if isinstance(value, Mapping):
+        return {name: _in_steps(given, steps) for name, given in value.items()}
+    if isinstance(value, str) and value.startswith(sb3_names.LINE):
+        with contextlib.suppress(ValueError):
+            return [[0, float(value.removeprefix(sb3_names.LINE))], [round(steps), 0.0]]
+    if isinstance(value, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
+        times = [at for at, _ in value]
+        if all(is_number(at) for at in times) and times and 0 < times[-1] <= 1:
+            return [[round(at * steps), given] for at, given in value]
+    return value
+
+
 def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
     """Returns a config and all problems; where there are any, the config is for further checks only."""
     data, odd = plain(data)
@@ -350,8 +398,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         elif algo.get("name") is None:
             problems.append(Problem("algo", f"algo.name is missing: expected one of {', '.join(known_algos.names)}"))
         else:
-            near = difflib.get_close_matches(short(algo["name"]).lower(), known_algos.names, 1)
-            mend = f": did you mean {near[0]}?" if near else ""
+            mend = _algorithm_meant(algo["name"], known_algos.names)
             known = ", ".join(known_algos.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
     data, iterations = {**data, "algo": algo}, None
@@ -370,9 +417,14 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         having = [n for n in known_algos.names if learns_from(known_algos.get(n)) is not Fresh]
         mend = f"remove the section, or use {', '.join(having) or 'another algorithm'}"
         problems.append(Problem("replay", f"replay: {name} learns from each rollout once and keeps no replay: {mend}"))
+    data |= {name: _in_steps(data[name], _budget(data)) for name in ("algo", "replay") if name in data}
+    agents = data.get("multi_agent")
+    if isinstance(agents, Mapping) and "policies" in agents:
+        data["multi_agent"] = {**agents, "policies": _in_steps(agents["policies"], _budget(data))}
+    answer = functools.partial(sb3_names.answer, replay=learns_from(cls) is not Fresh, sections=_SECTIONS)
     cfg = schema.build(
         RunConfig, data, problems,
-        swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
+        swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"), answer=answer,
     )  # fmt: skip
     told = [p.key for p in problems]
     problems += [

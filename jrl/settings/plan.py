@@ -123,10 +123,10 @@ def num_parameters(cfg: Any) -> int:
         "lstm": 4 * size * size, "gru": 3 * size * size, "lru": 2 * size * getattr(core, "state", 0),
         "gtrxl": size * (3 * getattr(core, "heads", 0) * getattr(core, "head_size", 0) + 2 * getattr(core, "mlp", 0)),
     }.get(core.name, 0) * getattr(core, "layers", 1)  # fmt: skip
-    stacks = (network.hidden, network.head_hidden, network.encoder_hidden)
-    dense = sum(a * b for widths in stacks for a, b in itertools.pairwise(widths))
-    towers = 1 if network.shared else 1 + getattr(cfg.algo, "num_critics", 1)
-    return towers * dense + inner
+    products = lambda *stacks: sum(a * b for widths in stacks for a, b in itertools.pairwise(widths))
+    dense = products(network.hidden, network.head_hidden, network.encoder_hidden)
+    critic = products(network.of_critics().hidden, network.head_hidden, network.encoder_hidden)
+    return dense + (0 if network.shared else critic * getattr(cfg.algo, "num_critics", 1)) + inner
 
 
 def num_learners(cfg: Any) -> int | None:

@@ -116,7 +116,7 @@ def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         )
     if (parameters := num_parameters(cfg)) > _MOST_PARAMETERS:
         yield (
-            ("network.hidden", "network.head_hidden", "network.core", "algo.num_critics"),
+            ("network.hidden", "network.critic_hidden", "network.head_hidden", "network.core", "algo.num_critics"),
             f"network: {parameters:.2g} parameters, which take {parameters * 16 / 2**40:,.0f} TiB with gradients and "
             "moments, more than any machine has: lower the widths",
         )
@@ -164,10 +164,10 @@ def _network_faults(cfg: Any) -> Iterator[Fault]:
             ("network.encoders", "network.flatten"),
             "network.flatten puts all of an observation into one vector, without encoders: leave one of them out",
         )
-    if network.value_inputs or network.critic_layer_norm:
+    if network.value_inputs or network.critic_layer_norm or network.critic_hidden is not None:
         from jrl import algos
 
-        asked = "network.value_inputs", "network.critic_layer_norm"
+        asked = "network.value_inputs", "network.critic_layer_norm", "network.critic_hidden"
         for message in algos.critic_faults(cfg.algo, network):
             yield (*asked, "network.shared", "algo.name"), message
     if network.max_seq_len is not None and not network.recurrent:

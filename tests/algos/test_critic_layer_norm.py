@@ -53,6 +53,24 @@ def test_of_two_heads_the_value_alone_has_it():
     assert fakes.differ(value, other)
 
 
+@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "sac", "td3", "iql", "marwil"])
+def test_value_and_critics_have_widths_of_their_own(name, action):
+    """As net_arch {pi: [7], vf: [11, 13]}: no layer of the policy is 11 or 13 wide, none of value and critics 7."""
+    if name == "td3" and action != BOX:
+        pytest.skip("td3 has continuous actions")
+    cfg = dataclasses.replace(PLAIN, hidden=(7,), critic_hidden=(11, 13), head_hidden=())
+    state = fakes.make(name, fakes.spec(action), cfg).init(KEY)
+    widths: dict[str, set[int]] = {"actor": set(), "critic": set()}
+    params = state.params if isinstance(state.params, dict) else vars(state.params)
+    for path, leaf in jax.tree.leaves_with_path(params):
+        names = jax.tree_util.keystr(path)
+        who = "critic" if "critic" in names or "value" in names else "actor"
+        widths[who] |= set(leaf.shape)
+    assert {7} <= widths["actor"] and not {11, 13} & widths["actor"]
+    assert {11, 13} <= widths["critic"] and 7 not in widths["critic"]
+
+
 @pytest.mark.parametrize(("name", "changes"), [("dqn", {}), ("ppo", {"shared": True})])
 def test_where_no_critic_has_layers_of_its_own_it_is_refused(name, changes):
     with pytest.raises(InputError, match=r"network\.critic_layer_norm: "):

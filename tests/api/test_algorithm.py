@@ -13,7 +13,7 @@ import pytest
 
 import jrl
 from jrl import api, evaluate, registry
-from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
+from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from jrl.api.records import path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere
@@ -87,6 +87,39 @@ def test_every_method_of_rllibs_is_here_or_has_a_word_that_says_what_is(kind, al
             assert hasattr(owner, name) or name in KEYS, name
     with pytest.raises(AttributeError, match=r"did you mean|has no argument|docs/api\.md"):
         owner.get_weightz  # noqa: B018
+
+
+def test_workers_and_distributions_have_the_words_of_rllib(algo):
+    worker, obs = algo.workers.local_worker(), np.zeros((2, 4), np.float32)
+    assert [*worker.policy_map] == ["default_policy"]
+    same(worker.policy_map["default_policy"].get_weights(), algo.get_weights()["default_policy"])
+    assert algo.workers.remote_workers() == []
+    assert algo.foreach_worker(func=lambda worker: worker.worker_index) == [0]
+    assert algo.workers.foreach_worker_with_index(func=lambda worker, index: index) == [0]
+    names = [algo.workers.foreach_policy(func=lambda policy, name: name), worker.foreach_policy(func=lambda p, n: n)]
+    assert names == [["default_policy"]] * 2 and worker.for_policy(func=lambda policy: policy.policy_id) == names[0][0]
+    dist = algo.get_policy().distribution(obs)
+    np.testing.assert_array_equal(dist.logp(np.array([0, 1])), dist.log_prob(np.array([0, 1])))
+    np.testing.assert_array_equal(dist.deterministic_sample(), dist.mode())
+    with pytest.raises(InputError, match=r"model\.conv_filters: CNNs are network\.torso"):
+        algo.config.copy(copy_frozen=False).training(model={"conv_filters": [[16, [4, 4], 2]]})
+    sac = SACConfig().environment("Pendulum-v1").training(target_entropy="auto")
+    assert sac.to_run_config().algo.target_entropy is None and sac.target_entropy == "auto"
+    assert sac.training(target_entropy=-2.0).to_run_config().algo.target_entropy == -2.0
+
+
+def test_from_checkpoint_beside_the_algorithm_that_goes_on(tmp_path, monkeypatch, capsys):
+    """The second one of the same directory writes to one of its own; the first goes on in its directory."""
+    monkeypatch.chdir(tmp_path)
+    with small(min_sample_timesteps_per_iteration=1).debugging(out="run", log=["jsonl"]).build() as algo:
+        algo.train()
+        with Algorithm.from_checkpoint(algo.save()) as other:
+            assert other.train()["training_iteration"] == algo.train()["training_iteration"] == 2
+            assert other.logdir != algo.logdir == tmp_path / "run" and other.logdir.parent == tmp_path / "runs"
+        assert "another Algorithm of this process writes to run" in capsys.readouterr().out
+        path = algo.save()
+    with Algorithm.from_checkpoint(path) as again:  # when the first has ended
+        assert again.logdir == tmp_path / "run"
 
 
 def test_predict_has_the_arguments_of_sb3(algo, tmp_path):

@@ -6,6 +6,7 @@ import inspect
 import gymnasium
 import pytest
 
+import jrl
 from jrl import algos, api, registry
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.api.groups import GROUPS
@@ -106,6 +107,36 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
     ]
 
 
+def test_names_of_rllib_are_imported_or_answered():
+    """An import statement says what an attribute would, and not only that there is no such name."""
+    from jrl.api import APEX, ApexDQNConfig, IMPALAConfig, ImpalaConfig, MemoryTrackingCallbacks, PolicySpec
+
+    assert ImpalaConfig is IMPALAConfig
+    apex = ApexDQNConfig().environment("CartPole-v1")
+    cfg = apex.evaluation(evaluation_interval=1, evaluation_config={"explore": False}).to_run_config()
+    assert (cfg.replay.prioritized, cfg.replay.n_step, cfg.algo.exploration.ladder) == (True, 3, True)
+    assert cfg.evaluation.config == {"rollout": {"explore": False}}
+    assert APEX.variant == "apex" and not DQNConfig().environment("CartPole-v1").to_run_config().replay.prioritized
+    several = apex.multi_agent(policies={"a": PolicySpec(config={"lr": 1e-4}), "b": PolicySpec()})
+    assert several.to_run_config().multi_agent.policies == {"a": {"algo": {"lr": 1e-4}}, "b": {}}
+    (path,) = apex.callbacks(MemoryTrackingCallbacks).to_run_config().custom.callbacks
+    assert path == "jrl.callbacks.memory_tracking:MemoryTracking"
+    for wanted, answer in (
+        ("jrl.api import SampleBatch", r"sample_replay\(\) a Batch"),
+        ("jrl.api import PPOConifg", r"did you mean PPOConfig\?"),
+        ("jrl.api import TQC", "from-sb3.md"),
+        ("jrl import PPOConfig", "from jrl.api import PPOConfig"),
+        ("jrl import make_vec_env", r"jrl\.envs\.make"),
+    ):
+        with pytest.raises(ImportError, match=answer):
+            exec(f"from {wanted}")
+    assert not hasattr(api, "SampleBatch") and not hasattr(jrl, "make_vec_env")
+    exec("from jrl.api import classes, groups")  # submodules are what they were
+    names: dict = {}
+    exec("from jrl.api import *", names)
+    assert {*dir(api)} <= {*names}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -117,6 +148,12 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
         (lambda c: c.training(model={"custom_model": "my.Net"}), r"training: model\.custom_model: .* network\.torso"),
         (lambda c: c.training(optimizer={"nesterov": True}), "ppo has no argument optimizer.nesterov"),
         (lambda c: c.environment(action_mask_key="legal"), "call the item of the observation action_mask"),
+        (lambda c: c.training(batch_size=64), r"training\(num_minibatches=\.\.\.\) counts the minibatches"),
+        (lambda c: c.training(net_arch={"pi": [64], "vf": [256]}), r"training\(model=\{'critic_hidden': \[256\]\}\)"),
+        (lambda c: c.training(total_timesteps=9), r"did you mean stop\(env_steps=\.\.\.\)\?"),
+        (lambda c: c.training(n_critics=2), "num_critics is an argument of other algorithms: leave it out"),
+        (lambda c: c.training(env_wrapper=1), r"environment\(env=package\.module:make\)"),
+        (lambda c: c.training(lr=lambda left: left * 1e-3).stop(env_steps=9).to_run_config(), "lin_0.0003 is a line"),
         (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),
         (lambda c: c.multi_agent(replay_mode="both").to_run_config(), "expected independent or lockstep, got 'both'"),
         (

@@ -53,6 +53,7 @@ _DQN = [
     "algo.lr=1e-3",
     "replay.batch_size=128",
     "replay.learning_starts=1000",
+    "evaluation.every=null",
 ]
 _D10 = [
     *_DQN,

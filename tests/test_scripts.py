@@ -39,6 +39,9 @@ def test_every_config_is_valid_and_has_a_return_criterion(path):
     from_data = datasets.alone(cfg)  # learns from all updates; what it reaches is what evaluations say
     assert self_play or from_data or any(name.endswith("/return") for name in cfg.stop)
     assert not (from_data or "evaluation/return" in cfg.stop) or cfg.evaluation.every
+    # the greedy policy of a Q function or an actor can fall from one update to the next: the best weights are kept
+    off_policy = cfg.replay is not None
+    assert not off_policy or (cfg.evaluation.every and cfg.checkpoint.keep_best_by == "evaluation/return")
     assert not from_data or "python scripts/make_data.py" in path.read_text()
     assert config.from_dict(config.to_dict(cfg)) == cfg
 

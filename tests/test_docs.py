@@ -108,9 +108,11 @@ def test_what_pages_and_messages_install_is_an_extra():
     # the page that shows a command of another package says how to install it
     for page in PAGES:
         assert "tensorboard --logdir" not in texts[page] or 'pip install "jrl[tensorboard]"' in texts[page], page.name
-    # gymnax imports six and does not require it
+    required = {extra: {re.split(r"[^\w-]", one)[0] for one in extras[extra]} for extra in extras}
     for extra in ("gymnax", "dev"):
-        assert {"gymnax", "six"} <= {re.split(r"\W", one)[0] for one in extras[extra]}
+        assert {"gymnax", "six"} <= required[extra]  # gymnax imports six and does not require it
+    for extra in ("pettingzoo", "dev"):  # pettingzoo brings pygame-ce, whose files those of pygame would overwrite
+        assert "pygame-ce" in required[extra] and "pygame" not in required[extra]
 
 
 _WITH_EXAMPLES = sorted(path for path in (ROOT / "jrl").rglob("*.py") if ">>> " in path.read_text())

@@ -252,7 +252,7 @@ def plot_groups(
 
     Args:
       panels: title -> label -> the curves of its runs, and (grid, middle, low, high), which may be missing. Where all
-        labels are empty, one legend below the panels says what the lines are.
+        labels are empty, one legend above the panels says what the lines are.
       png: is written.
       x, y: what the axes are.
       thresholds: title -> value of y that is a dashed line.
@@ -275,7 +275,7 @@ def plot_groups(
         if any(groups) and len(groups) <= _MOST_NAMED:
             axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
     if colors and not any(colors):
-        figure.legend(handles=_meanings(thresholds), loc="outside lower center", ncols=4, frameon=False, fontsize=10)
+        figure.legend(handles=_meanings(thresholds), loc="outside upper center", ncols=4, frameon=False, fontsize=10)
     figure.supxlabel(_LABELS.get(x, x), fontsize=10)
     figure.supylabel(_LABELS.get(y, y), fontsize=10)
     return save(figure, png)

@@ -28,4 +28,4 @@ bench: $(BIN)/.installed
 	$(BIN)/python scripts/bench_speed.py --out runs/speed.jsonl
 
 matrix: $(BIN)/.installed
-	$(BIN)/python scripts/matrix.py --write README.md
+	$(BIN)/python scripts/matrix.py --write docs/matrix.md

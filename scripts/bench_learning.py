@@ -201,6 +201,21 @@ def criterion_of(task: Task) -> str:
     return next(key for key in found if key != "env_steps") if task.bounds is None else "evaluation/return"
 
 
+def title_of(task: Task) -> str:
+    """Returns the words above a task's panel: its config, environment, and the overrides beside stop criteria."""
+    cfg = config.load(task.config, task.overrides)
+    more = [text for text in task.overrides if not text.startswith(("stop.", "env.id="))]
+    evaluated = ", evaluations" if criterion_of(task).startswith("evaluation/") else ""
+    return "\n".join([f"{Path(task.config).name}: {cfg.env.id}{evaluated}", *more])
+
+
+def panel_of(task: Task, out: Path) -> figures.Panel:
+    """Returns what is drawn of a task: the metric of its criterion, and its threshold where it has one."""
+    criterion = criterion_of(task)
+    threshold = config.load(task.config, task.overrides).stop[criterion] if task.bounds is None else task.bounds[0]
+    return figures.Panel([out / task.name], criterion, threshold)
+
+
 def run(task: Task, seeds: int, out: Path) -> list[dict]:
     """Trains the seeds of a task; a line for each."""
     directory = out / task.name
@@ -345,7 +360,7 @@ def main() -> int:
     print_steps([r for r in every if r["task"] not in from_data])
     print_returns([r for r in every if r["task"] in from_data])
     if args.plot:
-        figures.panels({task.name: [args.out / task.name] for task, *_ in by_task(every)}, args.plot)
+        figures.panels({title_of(task): panel_of(task, args.out) for task, *_ in by_task(every)}, args.plot)
     return 0 if all(r["passed"] for r in every) else 1
 
 

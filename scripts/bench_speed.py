@@ -33,9 +33,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.ticker import EngFormatter
 from random_data import OFFLINE, from_data
 
 from jrl.callbacks import Callbacks
+from jrl.metrics import report
 from jrl.settings.config import load
 
 _OWN = "custom.callbacks=[scripts.bench_speed"
@@ -53,6 +55,7 @@ _DQN = [
     "algo.lr=1e-3",
     "replay.batch_size=128",
     "replay.learning_starts=1000",
+    "evaluation.every=null",
 ]
 _D10 = [
     *_DQN,
@@ -146,32 +149,33 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
 }
 WORKS |= {f"offline-{name}": from_data(*algo) for name, algo in OFFLINE.items()}
 SEEDS = {"G4s": 16, "D10s": 16}
-LABELS = {
-    "W1": "CartPole\nEnvPool, 8",
-    "W2": "CartPole\nEnvPool, 64",
-    "W1a": "CartPole\nasync, 8",
-    "W2a": "CartPole\nasync, 64",
-    "W1e": "CartPole, 8\non_episode_end",
-    "W1s": "CartPole, 8\non_episode_step",
-    "W3": "HalfCheetah\nEnvPool, 8",
-    "W4": "Pong, CNN\nEnvPool, 8",
-    "G4": "CartPole\ngraph, 4",
-    "G64": "CartPole\ngraph, 64",
-    "G256": "CartPole\ngraph, 256",
-    "G2048": "CartPole\ngraph, 2048",
-    "W5": "DQN, EnvPool\n8, 1 update / 4",
-    "D10": "DQN, jax\n10, 1 / 10",
-    "W6p": "SAC Pendulum\n1 / 1",
-    "W6h": "SAC Cheetah\n1 / 1",
-    "G4s": "CartPole, jax\n4, 16 seeds",
-    "D10s": "DQN, jax\n10, 16 seeds",
-    "P64": "PQN, EnvPool\n64",
-    "M1": "SimpleSpread\njax, 16",
-    "M2": "2 CartPoles\n2 policies, 8",
-    "M20": "20 CartPoles\n20 policies, 8",
-    "M20s": "20 CartPoles\n1 policy, 8",
-    **{f"offline-{name}": f"{name}\nfrom data" for name in OFFLINE},
+LABELS = {  # of a work in a picture
+    "W1": "PPO, CartPole, EnvPool, 8 environments",
+    "W2": "PPO, CartPole, EnvPool, 64 environments",
+    "W1a": "PPO, CartPole, asynchronous, 8 environments",
+    "W2a": "PPO, CartPole, asynchronous, 64 environments",
+    "W1e": "PPO, CartPole, 8 environments, on_episode_end",
+    "W1s": "PPO, CartPole, 8 environments, on_episode_step",
+    "W3": "PPO, HalfCheetah, EnvPool, 8 environments",
+    "W4": "PPO, Pong from pixels, EnvPool, 8 environments",
+    "G4": "PPO, CartPole in JAX, 4 environments",
+    "G64": "PPO, CartPole in JAX, 64 environments",
+    "G256": "PPO, CartPole in JAX, 256 environments",
+    "G2048": "PPO, CartPole in JAX, 2048 environments",
+    "W5": "DQN, CartPole, EnvPool, an update per 4 steps",
+    "D10": "DQN, CartPole in JAX, an update per 10 steps",
+    "W6p": "SAC, Pendulum, EnvPool, an update per step",
+    "W6h": "SAC, HalfCheetah, EnvPool, an update per step",
+    "G4s": "PPO, CartPole in JAX, 4 environments, 16 seeds",
+    "D10s": "DQN, CartPole in JAX, 10 environments, 16 seeds",
+    "P64": "PQN, CartPole, EnvPool, 64 environments",
+    "M1": "PPO, SimpleSpread in JAX, 16 environments",
+    "M2": "PPO, 2 CartPoles with 2 policies, 8 environments",
+    "M20": "PPO, 20 CartPoles with 20 policies, 8 environments",
+    "M20s": "PPO, 20 CartPoles with 1 policy, 8 environments",
+    **{f"offline-{name}": f"{name} from a data set" for name in OFFLINE},
 }
+PEERS = {"sb3": "Stable-Baselines3", "sbx": "SBX", "rejax": "Rejax", "rllib": "RLlib", "d3rlpy": "d3rlpy"}
 BESIDE = {"M20": "M20s", "G4s": "G64", "to475s": "to475"}  # works that are compared with another of ours
 
 
@@ -317,35 +321,41 @@ def ratios(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, lis
 
 
 def plot(rows: list[dict[str, Any]], png: Path) -> None:
-    """Bars of the median steps per second: ours and, where a command of `--beside` ran the same work, the peer's."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """Draws the median steps per second of each work as bars, with a line from the lowest to the highest round: jrl's
+    and, where a command of `--beside` ran the same work, the peer's.
+    """
     found: dict[str, dict[str, list[float]]] = {name: {} for name in WORKS}
     for row in rows:
         if (work := work_of(row)) in found and row.get("steps_per_s"):
             found[work].setdefault(row.get("peer", "jrl"), []).append(row["steps_per_s"])
     works = [w for w in found if found[w]]
     peers = sorted({p for w in works for p in found[w]}, key=lambda p: (p != "jrl", p))
-    figure, axes = plt.subplots(figsize=(11, 3.6), layout="constrained")
-    for i, work in enumerate(works):  # the bars of a work side by side, whoever made it
-        mine = [p for p in peers if p in found[work]]
-        for k, name in enumerate(mine):
-            height = statistics.median(found[work][name])
-            at = i + 0.27 * (k - (len(mine) - 1) / 2)
-            bar = axes.bar(at, height, 0.25, color=f"C{peers.index(name)}", label=name)
-            axes.bar_label(bar, [f"{height / 1000:,.3g}k"], fontsize=6)
-    axes.set_xticks(range(len(works)), [f"{w}\n{LABELS[w]}" for w in works], fontsize=7)
-    axes.set_yscale("log")
-    axes.set_ylabel("environment steps / s, learning included")
-    axes.set_ylim(top=8e6)
-    labels = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one entry per name
-    axes.legend(labels.values(), labels.keys(), ncols=len(labels), loc="upper center")
+    bars = [(work, name) for work in works for name in peers if name in found[work]]
+    figure = report.figure_of((10, 1.4 + 0.16 * len(works) + 0.22 * len(bars)))
+    axes = figure.add_subplot()
+    ticks: dict[str, list[float]] = {work: [] for work in works}
+    at = 0.0
+    for i, (work, name) in enumerate(bars):
+        at += 1.0 if i and work == bars[i - 1][0] else 1.7  # the bars of a work lie side by side
+        ticks[work].append(at)
+        values = found[work][name]
+        width, most = statistics.median(values), max(values)
+        axes.barh(at, width, 0.9, color=f"C{peers.index(name)}", label=PEERS.get(name, name))
+        if len(values) > 1:
+            axes.plot([min(values), most], [at, at], color="0.2", linewidth=1.2)
+        axes.annotate(f"{width:,.0f}", (most, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks([statistics.mean(ticks[work]) for work in works], [LABELS[work] for work in works], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.1, y=0.01)
+    axes.set_xlabel("environment steps per second, learning included (logarithmic)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    png.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, dpi=150)
+    labels = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one entry per name
+    figure.legend(labels.values(), labels.keys(), ncols=len(labels), loc="outside upper center", frameon=False)
+    report.save(figure, png)
 
 
 def main() -> None:

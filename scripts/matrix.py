@@ -2,8 +2,8 @@
 
     python scripts/matrix.py                                  # all cells, as a table
     python scripts/matrix.py --algo ppo dqn --column mask     # some of them
-    python scripts/matrix.py --write README.md                # all, and the table goes between the markers of a file
-    python scripts/matrix.py --reuse a.jsonl --write README.md     # but for the cells that --json a.jsonl has written
+    python scripts/matrix.py --write docs/matrix.md           # all, and the table goes between the markers of a file
+    python scripts/matrix.py --reuse a.jsonl --write docs/matrix.md     # without the cells that --json a.jsonl wrote
 
 A cell trains for some seconds in a small environment written in JAX, and the greedy policy has to reach a return that
 is well above that of random actions. Beside that, no action that the policy with a mask takes may be a forbidden one,

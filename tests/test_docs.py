@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -97,6 +98,21 @@ def test_configs_and_modules_that_pages_name_exist():
         for module in re.findall(r"python -m (jrl\.\w+)", text):
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name}: {module}"
+
+
+def test_what_pages_and_messages_install_is_an_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = {path: path.read_text() for path in [*PAGES, *(ROOT / "jrl").rglob("*.py")]}
+    named = {name for text in texts.values() for name in re.findall(r"\bjrl\[(\w+)\]", text)}
+    assert named <= set(extras) and {"tensorboard", "data", "report"} <= named
+    # the page that shows a command of another package says how to install it
+    for page in PAGES:
+        assert "tensorboard --logdir" not in texts[page] or 'pip install "jrl[tensorboard]"' in texts[page], page.name
+    required = {extra: {re.split(r"[^\w-]", one)[0] for one in extras[extra]} for extra in extras}
+    for extra in ("gymnax", "dev"):
+        assert {"gymnax", "six"} <= required[extra]  # gymnax imports six and does not require it
+    for extra in ("pettingzoo", "dev"):  # pettingzoo brings pygame-ce, whose files those of pygame would overwrite
+        assert "pygame-ce" in required[extra] and "pygame" not in required[extra]
 
 
 _WITH_EXAMPLES = sorted(path for path in (ROOT / "jrl").rglob("*.py") if ">>> " in path.read_text())

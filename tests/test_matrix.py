@@ -20,6 +20,7 @@ from jrl.types import Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, MultiDiscret
 matrix, tasks = load("matrix"), importlib.import_module("matrix_tasks")
 Cell = matrix.Cell
 SCRIPT = ROOT / "scripts" / "matrix.py"
+PAGE = ROOT / "docs" / "matrix.md"  # where `make matrix` writes
 
 
 def cells():
@@ -36,7 +37,7 @@ def cells():
 
 
 def test_the_table_has_a_number_for_each_reason(tmp_path):
-    path = tmp_path / "README.md"
+    path = tmp_path / "page.md"
     path.write_text(f"before\n{matrix.START}\nold\n{matrix.END}\nafter\n")
     for _ in range(2):  # written again, it is the same
         matrix.write(path, cells())
@@ -177,16 +178,16 @@ def row(algo: str, directory: Path) -> dict[str, dict]:
     return _rows[algo]
 
 
-def in_readme() -> dict[tuple[str, str], str]:
-    """The mark of each cell in the README: (algorithm, column) -> ✓ or -."""
-    text = (ROOT / "README.md").read_text().partition(matrix.START)[2].partition(matrix.END)[0]
-    assert text.strip(), "README.md has no table: make matrix"
+def on_page() -> dict[tuple[str, str], str]:
+    """The mark of each cell of the page: (algorithm, column) -> ✓ or -."""
+    text = PAGE.read_text().partition(matrix.START)[2].partition(matrix.END)[0]
+    assert text.strip(), "docs/matrix.md has no table: make matrix"
     head, _, *body = [[part.strip() for part in x.split("|")[1:-1]] for x in text.splitlines() if x.startswith("|")]
     return {(name.strip("`"), column): mark[:1] for name, *marks in body for column, mark in zip(head[1:], marks)}
 
 
-def test_the_readme_has_all_cells_and_no_failure():
-    found = in_readme()
+def test_the_page_has_all_cells_and_no_failure():
+    found = on_page()
     assert set(found) == {(algo, column) for algo, _ in found for column in matrix.COLUMNS}
     assert {*tasks.ALGOS} <= {algo for algo, _ in found} <= {*algos.names()}
     assert set(found.values()) <= {"✓", "-"}
@@ -195,9 +196,9 @@ def test_the_readme_has_all_cells_and_no_failure():
 @pytest.mark.slow
 @pytest.mark.parametrize("column", list(matrix.COLUMNS))
 @pytest.mark.parametrize("algo", [*tasks.ALGOS, "vdn"])
-def test_a_cell_is_what_the_readme_says(algo, column, tmp_path):
+def test_a_cell_is_what_the_page_says(algo, column, tmp_path):
     cell = row(algo, tmp_path)[column]
     assert cell["status"] != "failed", cell["reason"]
-    assert {"learned": "✓", "refused": "-"}[cell["status"]] == in_readme()[algo, column]
+    assert {"learned": "✓", "refused": "-"}[cell["status"]] == on_page()[algo, column]
     if cell["status"] == "learned":
         assert cell["mean_return"] >= cell["threshold"]

@@ -39,6 +39,9 @@ def test_every_config_is_valid_and_has_a_return_criterion(path):
     from_data = datasets.alone(cfg)  # learns from all updates; what it reaches is what evaluations say
     assert self_play or from_data or any(name.endswith("/return") for name in cfg.stop)
     assert not (from_data or "evaluation/return" in cfg.stop) or cfg.evaluation.every
+    # the greedy policy of a Q function or an actor can fall from one update to the next: the best weights are kept
+    off_policy = cfg.replay is not None
+    assert not off_policy or (cfg.evaluation.every and cfg.checkpoint.keep_best_by == "evaluation/return")
     assert not from_data or "python scripts/make_data.py" in path.read_text()
     assert config.from_dict(config.to_dict(cfg)) == cfg
 
@@ -83,9 +86,23 @@ def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
     assert [row[0] for row in table("--only", "to-100", "--seeds=2")[1]] == ["| to-100", "| to-5"]
     count = len(asked)
     assert [row[3] for row in table("--only", "to-5", "to-100", "--seeds=2")[1]] == ["2/2", "2/2"]
-    assert len(table("--table")[1]) == 2 and len(asked) == count
+    png = tmp_path / "learning.png"
+    assert len(table("--table", f"--plot={png}")[1]) == 2 and len(asked) == count
+    assert png.read_bytes()[:4] == b"\x89PNG"
     runs = [tmp_path / "x" / "to-5" / "members" / f"0{i}" / "config.yaml" for i in range(2)]
     assert [config.load(str(run)).run.seed for run in runs] == [0, 1]
+
+
+def test_a_panel_of_the_learning_figure_names_its_config_and_threshold(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    bench = load("bench_learning")
+    tasks = {task.name: task for task in bench.TASKS}
+    told = lambda name: (bench.title_of(tasks[name]), *bench.panel_of(tasks[name], tmp_path)[1:])
+    assert told("cartpole") == ("ppo.yaml: CartPole-v1", "episode/return", 475)
+    assert told("cartpole-jax") == ("ppo.yaml: CartPole-v1\nenv.backend=jax", "episode/return", 475)
+    assert told("sac-pendulum") == ("sac.yaml: Pendulum-v1, evaluations", "evaluation/return", -250)
+    titles = [bench.title_of(task) for task in bench.TASKS if not task.control]
+    assert not [title for title in titles if "graph" in title]
 
 
 def test_programs_of_all_algorithms_are_compared():
@@ -145,8 +162,18 @@ def test_the_figure_shows_ours_beside_the_peers(tmp_path):
         {"name": "python rejax", "peer": "rejax", "work": "ppo-gymnax", "envs": 4, "steps_per_s": 160_000},
         {"name": "cold", "seconds": 7.0},
     ]
-    load("bench_speed").plot(json.loads(json.dumps(rows)), tmp_path / "figures" / "speed.png")
+    bench = load("bench_speed")
+    bench.plot(json.loads(json.dumps(rows)), tmp_path / "figures" / "speed.png")
     assert (tmp_path / "figures" / "speed.png").read_bytes()[:4] == b"\x89PNG"
+    # words, one for each work: its code is of no use to a reader
+    assert set(bench.WORKS) == set(bench.LABELS) and len(set(bench.LABELS.values())) == len(bench.LABELS)
+    kept = [json.loads(line) for line in (ROOT / "docs" / "images" / "speed.jsonl").read_text().splitlines()]
+    assert {row.get("peer") for row in kept} == {
+        None,
+        "sb3",
+        "sbx",
+        "rejax",
+    }  # of which the picture in the docs is drawn
 
 
 def test_reading_data_is_timed_beside_the_barest_reader(monkeypatch, capsys, tmp_path):

@@ -102,7 +102,7 @@ def _holder(path: Path) -> str:
 
 def is_held_here(directory: Path) -> bool:
     """Returns whether this process keeps other runs out of a directory, see `held`."""
-    found = _signed(absolute(directory) / LOCK)
+    found = _signed(directory.absolute() / LOCK)
     return found is not None and found[:2] == (os.getpid(), socket.gethostname())
 
 

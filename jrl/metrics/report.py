@@ -243,14 +243,21 @@ _MOST_NAMED = 12  # groups that a legend names
 
 
 def plot_groups(
-    panels: Mapping[str, Mapping[str, tuple[Sequence[Curve], Band | None]]], png: str | Path, *, x: str, y: str
+    panels: Mapping[str, Mapping[str, tuple[Sequence[Curve], Band | None]]],
+    png: str | Path,
+    *,
+    x: str,
+    y: str,
+    thresholds: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
     """Draws a panel for each task, in it groups of runs: each run as a thin line, and the band that is given.
 
     Args:
-      panels: title -> label -> the curves of its runs, and (grid, middle, low, high), which may be missing.
+      panels: title -> label -> the curves of its runs, and (grid, middle, low, high), which may be missing. Where all
+        labels are empty, one legend above the panels says what the lines are.
       png: is written.
       x, y: what the axes are.
+      thresholds: title -> value of y that is a dashed line.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -262,17 +269,36 @@ def plot_groups(
         axes = figure.add_subplot(lines, columns, number + 1)
         for label, (curves, around) in groups.items():
             _draw(axes, colors[label], label, curves, around)
+        if title in thresholds:
+            axes.axhline(thresholds[title], color="0.4", linestyle="--", linewidth=1)
         axes.set_title(shown(title), fontsize=10, parse_math=False)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
-        if len(groups) <= _MOST_NAMED:
+        if any(groups) and len(groups) <= _MOST_NAMED:
             legend = axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
             for text in legend.get_texts():
                 text.set_parse_math(False)  # names are anybody's: a $ is not the start of a formula
                 text.set_text(shown(text.get_text()))
+    if colors and not any(colors):
+        figure.legend(handles=_meanings(thresholds), loc="outside upper center", ncols=4, frameon=False, fontsize=10)
     figure.supxlabel(_LABELS.get(x, x), fontsize=10, parse_math=False)
     figure.supylabel(_LABELS.get(y, y), fontsize=10, parse_math=False)
     return save(figure, png)
+
+
+def _meanings(thresholds: Mapping[str, float]) -> list[Any]:
+    """Returns the entries of a legend that says what is drawn of one group of runs."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[Any] = [
+        Line2D([], [], color="C0", linewidth=0.7, alpha=0.5, label="one seed"),
+        Line2D([], [], color="C0", label="interquartile mean of the seeds"),
+        Patch(color="C0", alpha=0.15, linewidth=0, label="its 95 % interval"),
+    ]
+    if thresholds:
+        entries.append(Line2D([], [], color="0.4", linestyle="--", linewidth=1, label="threshold"))
+    return entries
 
 
 def figure_of(size: tuple[float, float]):

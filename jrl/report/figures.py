@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,22 +63,31 @@ def learning_curve(paths: Sequence[str | Path], png: str | Path, *, x: str = "en
     return report.plot_groups(drawn, png, x=x, y=options.objective)
 
 
-def panels(named: Mapping[str, Sequence[str | Path]], png: str | Path, *, y: str = content.TRAINING) -> Path:
+class Panel(NamedTuple):
+    """One panel of `panels`."""
+
+    paths: Sequence[str | Path]  # run directories, the seeds of one config
+    metric: str = content.TRAINING  # of the result rows
+    threshold: float | None = None  # a dashed line
+
+
+def panels(named: Mapping[str, Panel], png: str | Path) -> Path:
     """Draws groups of runs whose values do not compare: a panel for each, with the interval of its interquartile mean.
 
     Args:
-      named: title -> run directories, the seeds of one config.
+      named: title -> its Panel.
       png: is written.
-      y: a metric of the rows.
     Raises:
       InputError: a path holds no run.
     """
-    options, drawn = Options(y), dict[str, dict[str, Any]]()
-    for title, paths in named.items():
-        lines = [run.curve(options.axis, y) for run in runs.read(paths).runs]
+    drawn = dict[str, dict[str, Any]]()
+    for title, panel in named.items():
+        options = Options(panel.metric)
+        lines = [run.curve(options.axis, panel.metric) for run in runs.read(panel.paths).runs]
         lines = [line for line in lines if len(line[0])]
         drawn[title] = {"": (lines, _around(content.band([lines], options)) if lines else None)}
-    return report.plot_groups(drawn, png, x=options.axis, y=y)
+    thresholds = {title: panel.threshold for title, panel in named.items() if panel.threshold is not None}
+    return report.plot_groups(drawn, png, x=Options().axis, y="return", thresholds=thresholds)
 
 
 def _around(band: Mapping[str, Any] | None) -> report.Band | None:

@@ -266,9 +266,7 @@ def _unknown_criteria(data: Mapping[str, Any], assignments: Sequence[tuple[str, 
             known |= {ours(name)} if section == "stop" else set()
         elif ours(name) not in known:
             having = f"one of {', '.join(sorted(known))}" if known else "no name, as there are no criteria"
-            yield Problem(
-                key, f"{flag} {shown(name)}=null: it drops a criterion, expected {having}: leave it out"
-            )
+            yield Problem(key, f"{flag} {shown(name)}=null: it drops a criterion, expected {having}: leave it out")
 
 
 def _told(problems: Sequence[Problem]) -> Iterator[str]:
@@ -320,9 +318,7 @@ def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]
     limited(found)
     expected = "expected numbers, text, lists or mappings, which YAML holds"
     make = "make it where the environment is made: jrl.api.register_env(NAME, lambda context: ...), with env.id=NAME"
-    return found, [
-        (key, f"{shown(key)}: {expected}, got a {type(value).__name__}: {make}") for key, value in odd
-    ]
+    return found, [(key, f"{shown(key)}: {expected}, got a {type(value).__name__}: {make}") for key, value in odd]
 
 
 _SECTIONS = tuple(f.name for f in dataclasses.fields(RunConfig))

@@ -376,7 +376,9 @@ def test_next_observations_that_differ_by_rounding_are_the_following_ones(tmp_pa
     obs = np.random.default_rng(0).normal(size=(40, 3)) * [1, 1e-3, 1e4]
     obs[5], obs[6, 0], obs[7] = 0.0, np.nan, np.inf
     following = np.concatenate([obs[1:], obs[:1]])
-    following = following.astype(np.float32) if rounding is np.float32 else following + np.multiply(rounding, [1, 1e-3, 1e4])
+    following = (
+        following.astype(np.float32) if rounding is np.float32 else following + np.multiply(rounding, [1, 1e-3, 1e4])
+    )
     ends = {"rewards": np.zeros(40), "terminals": np.zeros(40, bool), "timeouts": np.arange(40) % 20 == 19}
     path = flat_file(
         tmp_path / "x.hdf5", observations=obs, actions=np.zeros((40, 1)), next_observations=following, **ends

@@ -419,7 +419,9 @@ def _sinks(
 
 
 def _print_stages(row: dict[str, Any]) -> None:
-    stages = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/") and v > 0}
+    from jrl.metrics.timers import RECOMPILES
+
+    stages = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/") and k != RECOMPILES and v > 0}
     print("  time:", "  ".join(f"{name} {seconds:.3f}s" for name, seconds in stages.items()))
 
 

@@ -21,7 +21,7 @@ from jrl import callbacks, registry
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
-from jrl.metrics.timers import Timers
+from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, roster, several
 from jrl.run.by_hand import ByHand, known
 from jrl.run.clock import Clock, StepInfo
@@ -328,6 +328,7 @@ class Session(Policies):
             self.seats.named(row)
         row.update(self.callback_list.drain() if self.callback_list else {})
         row.update(self.run.program.drain())
+        row[RECOMPILES] = self._recompiles.count
         if self.config.run.log_sys_usage:
             from jrl.metrics import system
 

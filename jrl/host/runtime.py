@@ -197,8 +197,8 @@ class Recompiles:
         names = ", ".join(dict.fromkeys(self._names[-_SHOWN:]))
         raise Recompiled(
             f"run.max_recompiles: expected at most {self._most} programs compiled again since the first result row, "
-            f"got {self.count} (latest: {names}): keep shapes and dtypes the same (pad what varies), call jax.jit once "
-            "and not in each iteration, or raise run.max_recompiles. JAX_LOG_COMPILES=1 prints the shapes of each program"
+            f"got {self.count} (latest: {names}): keep shapes and dtypes the same (pad what varies), call jax.jit "
+            "once and not in each iteration, or raise run.max_recompiles. JAX_LOG_COMPILES=1 prints the shapes"
         )
 
     def _compiled(self, event: str, duration_secs: float, **about: Any) -> None:

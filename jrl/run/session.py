@@ -414,7 +414,7 @@ class Session(Policies):
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
         """Writes what `jrl.debug` needs to repeat an update that was not finite; returns the path."""
         cfg, spec = self.config, self.run.spec
-        state = jax.device_get(self.run.program.settled(info.state, cfg.run.seed).learner)
+        state = jax.device_get(info.state.learner)
         if isinstance(state, dict):  # of several policies, that of the first whose update was refused
             policy, state = next(
                 item

@@ -18,7 +18,6 @@ from jrl.host import command, faults, files, output, runtime
 from jrl.settings import config, datasets, plan
 
 if TYPE_CHECKING:
-    from jrl.run.checkpointer import Checkpointer
     from jrl.run.reporter import Sink
     from jrl.run.session import Session
 
@@ -398,7 +397,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             print(one)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
-        sinks += _sinks(stack, session, checkpoints, options, rows_until)
+        sinks += _sinks(stack, session, options, rows_until)
         session.schedule.decides = lambda found: (
             reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
         )
@@ -431,7 +430,6 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
 def _sinks(
     stack: contextlib.ExitStack,
     session: "Session",
-    checkpoints: "Checkpointer",
     options: _Options,
     rows_until: int | None,
 ) -> "list[Sink]":
@@ -443,11 +441,7 @@ def _sinks(
     sinks: list[Sink] = [lambda row: row.update(options.told | row)]  # what the run itself tells counts
     with files.opening(directory):
         transcript.open(directory / "log.txt")
-        if not checkpoints.reserve(session.parts()):
-            print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
-        write_row = stack.enter_context(
-            run_directory.opened(session, directory, rows_until, make_room=checkpoints.make_room)
-        )
+        write_row = stack.enter_context(run_directory.opened(session, directory, rows_until))
     for stream in (transcript.screen, transcript.file):
         display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
         stack.callback(display.close)
@@ -458,7 +452,9 @@ def _sinks(
 
 
 def _print_stages(row: dict[str, Any]) -> None:
-    stages = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/") and v > 0}
+    from jrl.metrics.timers import RECOMPILES
+
+    stages = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/") and k != RECOMPILES and v > 0}
     print("  time:", "  ".join(f"{name} {seconds:.3f}s" for name, seconds in stages.items()))
 
 

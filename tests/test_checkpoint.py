@@ -156,35 +156,6 @@ def test_a_disk_that_is_too_small_is_noticed_before_writing(tmp_path, monkeypatc
     assert names(tmp_path) == [1]
 
 
-def test_the_last_checkpoint_has_its_room(tmp_path, monkeypatch):
-    """On a disk that became full nothing can be written but in the room that was kept."""
-    reserve, write = tmp_path / "reserve.unfinished", checkpoint.write
-
-    def full(*args):
-        if reserve.exists():
-            raise OSError(28, "No space left on device", "disk")
-        write(*args)
-
-    meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
-    parts = {"learner": TREE}
-    with Checkpointer(tmp_path) as checkpoints:
-        assert checkpoints.reserve(parts) and reserve.stat().st_size > 1_000_000
-        monkeypatch.setattr(checkpoint, "write", full)
-        checkpoints.save(1, parts, meta)
-        checkpoints.wait()
-        checkpoints.check()
-        assert reserve.exists()  # taken again, as there is room after all
-        monkeypatch.setattr(checkpoint.os, "posix_fallocate", full)
-        checkpoints.save(2, parts, meta)
-        checkpoints.wait()
-        with pytest.raises(InputError, match=f"{tmp_path} is full: checkpoint 2 took the room .* is complete: free"):
-            checkpoints.check()
-        monkeypatch.undo()
-        assert checkpoints.rescue(3, parts, meta)
-        checkpoints.check()  # somebody made room
-    assert names(tmp_path) == [1, 2, 3]  # nothing is left of the reserve
-
-
 def test_a_save_that_failed_is_told_before_the_next(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device", "disk")

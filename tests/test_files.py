@@ -156,12 +156,3 @@ def test_what_says_that_there_is_no_room():
     assert files.no_room(ValueError("RESOURCE_EXHAUSTED: x")) and files.no_room(ValueError("No space left on device"))
     assert not files.no_room(OSError(errno.ENOENT, "")) and not files.no_room(ValueError("x"))
     assert not files.no_room(InputError("No space left on device"))
-
-
-def test_a_reserve_takes_room_until_it_is_needed(tmp_path):
-    room = files.Reserve(tmp_path / "reserve")
-    assert not room.release()
-    assert room.keep(100_000) and (tmp_path / "reserve").stat().st_blocks * 512 >= 100_000
-    assert room.keep(10) and (tmp_path / "reserve").stat().st_size == 100_000
-    assert room.release() and not room.release()
-    assert not files.Reserve(tmp_path / "no" / "reserve").keep(10)

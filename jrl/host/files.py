@@ -2,7 +2,6 @@
 
     with held(directory):
         replace(directory / "config.yaml", text)
-        room = Reserve(directory / "reserve"); room.keep(10_000_000)
 
 The standard library and filelock only: a directory that is in use is told before anything slow starts.
 """
@@ -190,33 +189,3 @@ def sync(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-class Reserve:
-    """Room on a disk that is kept for a last file: a file of that size, deleted when the room is needed."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def keep(self, size: int) -> bool:
-        """Takes `size` bytes, if they are not taken yet; returns whether they are there."""
-        if self._path.exists() and self._path.stat().st_size >= size:
-            return True
-        try:
-            with self._path.open("wb") as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)
-                else:
-                    file.truncate(size)
-        except OSError:
-            self.release()
-            return False
-        return True
-
-    def release(self) -> bool:
-        """Gives the room back; returns whether there was any."""
-        try:
-            self._path.unlink()
-        except OSError:
-            return False
-        return True

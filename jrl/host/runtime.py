@@ -1,16 +1,14 @@
-"""Settings of jax before it starts, and a watch for programs that it compiles again and again.
+"""Settings of jax before it starts, and a counter of programs that jax compiles again.
 
-`apply` comes before anything touches a device. `Recompiles` is started with a run; around each of its iterations stands
-`with recompiles.iteration(rows)`, and `recompiles.check()` before the next.
+Call `apply` before anything touches a device. A run starts `Recompiles`, wraps each iteration in
+`with recompiles.iteration(rows)`, and calls `recompiles.check()` before the next one.
 """
 
 import contextlib
 import dataclasses
-import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -117,54 +115,55 @@ def started() -> bool:
 
 # ---------------------------------------------------------------- compiled again and again
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"  # also where the program came from the cache on disk
-_LOGGER = "jax._src.interpreters.pxla"  # says at DEBUG what it compiles for; without it only the names are known
-_WARM_UP = 3  # iterations: the first calls see arrays that lie elsewhere than those that programs return
-_SHOWN = 5  # programs, and arguments of each, in a message
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # jax also sends it for a program read from the disk cache
+_WARM_UP = 3  # iterations: the first calls get arrays with other placements than those that programs return
+_SHOWN = 5  # function names in a message
 
 
 class Recompiled(RuntimeError):
-    """Iterations compile programs again, more often than `run.max_recompiles`. The message says which and why."""
+    """More programs were compiled again during iterations than `run.max_recompiles` allows."""
 
 
 class Recompiles:
-    """Counts the programs that iterations compile again: of a function that was compiled before, for other shapes or
-    dtypes, or because it is another function object of the same name.
+    """Counts the programs that iterations compile again: the function name was compiled before in this run.
 
-    Counting begins after the first result row, and after three iterations. What result rows, evaluation and
-    checkpoints compile does not count, nor what other threads do.
+    Counting starts after the first result row and three iterations. Compilations for result rows, evaluation and
+    checkpoints do not count, nor do those of other threads.
 
     Args:
-      most: compilations that are allowed; None: nothing is watched.
+      most: compilations that `check` allows; None: any number.
     """
 
     def __init__(self, most: int | None):
         self._most = most
         self._watching = False
-        self._known: dict[str, list[tuple[str, ...]]] = {}  # name -> types of the arguments, per compilation
-        self._found: list[str] = []
+        self._known: set[str] = set()  # names of compiled functions
+        self._names: list[str] = []  # of functions that were compiled again
         self._iterations, self._rows = 0, 0
-        self._thread: int | None = None  # in which compilations count
+        self._thread: int | None = None  # compilations of this thread count
+
+    @property
+    def count(self) -> int:
+        """Returns the number of programs that were compiled again."""
+        return len(self._names)
 
     def start(self) -> None:
-        """Begins to watch; may be called again."""
-        if self._most is None or self._watching:
+        """Starts counting; may be called again."""
+        if self._watching:
             return
         from jax import monitoring
 
         monitoring.register_event_duration_secs_listener(self._compiled)
-        _types.use()
         self._watching = True
 
     def close(self) -> None:
-        """Ends the watch; may be called again."""
+        """Stops counting; may be called again."""
         if not self._watching:
             return
         from jax import monitoring
 
         self._watching = False
-        _types.leave()
-        with contextlib.suppress(AssertionError, ValueError):  # somebody has cleared all listeners
+        with contextlib.suppress(AssertionError, ValueError):  # other code may have cleared all listeners
             monitoring.unregister_event_duration_listener(self._compiled)
 
     def __enter__(self) -> "Recompiles":
@@ -176,17 +175,14 @@ class Recompiles:
 
     @contextlib.contextmanager
     def iteration(self, rows: int) -> Iterator[None]:
-        """Watches one iteration, in the thread that makes it.
+        """Counts the compilations of one iteration, in the thread that runs it.
 
         Args:
-          rows: result rows so far.
+          rows: number of result rows so far.
         """
-        if not self._watching:
-            yield
-            return
         if not self._iterations:
-            self._rows = rows  # of a run that goes on
-        counts = rows > self._rows and self._iterations >= _WARM_UP
+            self._rows = rows  # a resumed run has rows already
+        counts = self._watching and rows > self._rows and self._iterations >= _WARM_UP
         self._iterations += 1
         self._thread = threading.get_ident() if counts else None
         try:
@@ -195,91 +191,20 @@ class Recompiles:
             self._thread = None
 
     def check(self) -> None:
-        """Raises Recompiled once there were too many."""
-        if self._most is None or len(self._found) <= self._most:
+        """Raises Recompiled if more programs were compiled again than allowed."""
+        if self._most is None or self.count <= self._most:
             return
+        names = ", ".join(dict.fromkeys(self._names[-_SHOWN:]))
         raise Recompiled(
-            f"run.max_recompiles {self._most}: since the first result row iterations have compiled "
-            f"{len(self._found)} programs again:\n  "
-            + "\n  ".join(self._found[-_SHOWN:])
-            + "\nkeep shapes and dtypes the same (pad what varies), call jax.jit once and not in each iteration, or "
-            "raise run.max_recompiles"
+            f"run.max_recompiles: expected at most {self._most} programs compiled again since the first result row, "
+            f"got {self.count} (latest: {names}): keep shapes and dtypes the same (pad what varies), call jax.jit "
+            "once and not in each iteration, or raise run.max_recompiles. JAX_LOG_COMPILES=1 prints the shapes"
         )
 
     def _compiled(self, event: str, duration_secs: float, **about: Any) -> None:
         if event != _COMPILED:
             return
         name = str(about.get("fun_name", "a program"))
-        types, before = _types.latest.get(name), self._known.setdefault(name, [])
-        if before and self._thread == threading.get_ident():
-            self._found.append(f"{name}{_where()}: {_changes(types, before)}")
-        before.append(types or ())
-
-
-class _Types:
-    """The types of arguments of the latest program of each name, from jax's log, which stays as quiet as it was."""
-
-    def __init__(self) -> None:
-        self.latest: dict[str, tuple[str, ...]] = {}
-        self._users = 0
-        self._level = self._shown = logging.NOTSET
-        self._lock = threading.Lock()
-
-    def use(self) -> None:
-        logger = logging.getLogger(_LOGGER)
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._level, self._shown = logger.level, logger.getEffectiveLevel()
-                logger.addFilter(self._read)
-                logger.setLevel(logging.DEBUG)
-
-    def leave(self) -> None:
-        logger = logging.getLogger(_LOGGER)
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                logger.removeFilter(self._read)
-                logger.setLevel(self._level)
-                self.latest.clear()
-
-    def _read(self, record: logging.LogRecord) -> bool:
-        if str(record.msg).startswith("Compiling") and isinstance(record.args, tuple) and len(record.args) > 1:
-            name, types = record.args[:2]
-            if isinstance(types, list | tuple):
-                self.latest[str(name)] = tuple(map(str, types))
-        return record.levelno >= self._shown
-
-
-_types = _Types()
-
-
-def _changes(types: tuple[str, ...] | None, before: list[tuple[str, ...]]) -> str:
-    """Describes what is new about the types of a program's arguments, against the nearest that there were before."""
-    if types is None:
-        return "compiled again"
-    if types in before:
-        return (
-            "for the same shapes and dtypes: another function of that name (jitted anew?), other static arguments, or "
-            "arrays that lie elsewhere"
-        )
-    same = [old for old in before if len(old) == len(types)]
-    if not same:
-        return f"{len(types)} arguments ({', '.join(types[:_SHOWN])}), before {len(before[-1])}"
-    differs = lambda old: [i for i, (a, b) in enumerate(zip(types, old)) if a != b]
-    nearest = min(reversed(same), key=lambda old: len(differs(old)))
-    found = [f"argument {i} is {types[i]}, before {nearest[i]}" for i in differs(nearest)]
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
-
-
-def _where() -> str:
-    """Returns the line outside of jax that is being executed, as text."""
-    import jax
-    import jaxlib
-
-    own = [os.path.dirname(str(package.__file__)) + os.sep for package in (jax, jaxlib)]
-    for frame, line in traceback.walk_stack(sys._getframe()):
-        code = frame.f_code
-        if code.co_filename != __file__ and not code.co_filename.startswith(tuple(own)):
-            return f", at {code.co_filename}:{line} in {code.co_name}"
-    return ""
+        if name in self._known and self._thread == threading.get_ident():
+            self._names.append(name)
+        self._known.add(name)

@@ -59,7 +59,6 @@ def open_loggers(
     directory: str | Path,
     names: Iterable[str],
     resume_at: int | None = None,
-    make_room: Callable[[], bool] = lambda: False,
 ) -> Logger:
     """Opens one logger that writes to all of `names`.
 
@@ -69,7 +68,6 @@ def open_loggers(
         (see `jrl.registry`): a function or class that gets the directory as a Path, and `resume_at` if it has a
         parameter of that name, and gives a Logger or an object with write(row) and close().
       resume_at: env_steps of the checkpoint a run resumes from; rows beyond it are dropped.
-      make_room: see `combine`.
     Raises:
       InputError: an unknown name, a package that is not installed, or what a function gives is no logger.
     """
@@ -84,7 +82,7 @@ def open_loggers(
             loggers.append(_opener(name)(directory, resume_at))
             stack.callback(loggers[-1].close)
         stack.pop_all()
-    return combine(loggers, make_room)
+    return combine(loggers)
 
 
 def _opener(name: str) -> Callable[[Path, int | None], Logger]:
@@ -133,13 +131,8 @@ def _own(name: str, make: Callable[..., Any]) -> Callable[[Path, int | None], Lo
     return opened
 
 
-def combine(loggers: Iterable[Logger], make_room: Callable[[], bool] = lambda: False) -> Logger:
-    """Writes each row to each of `loggers`; closes them all, also when one fails.
-
-    Args:
-      make_room: called where a row cannot be written for want of room; after True it is written again. The error is
-        raised all the same, when the row is with all loggers.
-    """
+def combine(loggers: Iterable[Logger]) -> Logger:
+    """Writes each row to each of `loggers`, and closes them all, also when one of them fails."""
     loggers = list(loggers)
 
     def write(row: Row) -> None:
@@ -147,12 +140,8 @@ def combine(loggers: Iterable[Logger], make_room: Callable[[], bool] = lambda: F
         for logger in loggers:
             try:
                 logger.write(row)
-            except OSError as e:
-                if not files.no_room(e):
-                    raise
+            except OSError as e:  # such as a full disk; the other loggers still get the row
                 failed = e
-                if make_room():
-                    logger.write(row)
         if failed:
             raise failed
 

@@ -3,7 +3,9 @@
 import threading
 import time
 
-__all__ = ["Timers"]
+__all__ = ["RECOMPILES", "Timers"]
+
+RECOMPILES = "time/recompiles"  # column of result rows: a count of programs, not seconds
 
 
 class Timers:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jrl.fields import schema
 from jrl.metrics import report
+from jrl.metrics.timers import RECOMPILES
 from jrl.report import content
 from jrl.report.content import Groups, Options
 from jrl.report.runs import AXES, Found, Run
@@ -244,7 +245,7 @@ def _beside(run: Run, keys: Mapping[str, Sequence[str]], link: Link) -> dict[str
 
 def _seconds(run: Run) -> dict[str, float]:
     """Seconds of each stage over the whole run; rows have those since the row before."""
-    names = dict.fromkeys(name for row in run.rows for name in row if name.startswith("time/"))
+    names = dict.fromkeys(name for row in run.rows for name in row if name.startswith("time/") and name != RECOMPILES)
     sums = {name.removeprefix("time/"): float(np.nansum(run.column(name))) for name in names}
     return {name: _short(value) or 0 for name, value in sums.items() if value > 0}
 

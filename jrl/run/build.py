@@ -271,7 +271,6 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         made.learn,
         devices.learners,
         iterations=iterations,
-        unguarded=made.unguarded,
         held_out=made.held_out,
         batches=cfg.data.validation_batches,
         epoch=made.epoch,

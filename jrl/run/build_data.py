@@ -27,7 +27,6 @@ class Made(NamedTuple):
     """Parts of a run from data alone."""
 
     learn: learner.Learner
-    unguarded: learner.Learner | None  # the same without its guard; None: it has none
     held_out: learner.Learner | None  # of the episodes that are kept from learning
     on_host: bool  # the data lie in the host's memory
     epoch: float  # updates that draw as many rows as there are steps
@@ -69,7 +68,6 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
     like = jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
     fixed = functools.partial(learner.fixed, buffer=buffer, axis_name=parallel.AXIS)
     learn = build_learner.guarded(cfg, algo, like, fixed)._replace(data=data)
-    unguarded = None if cfg.run.on_nonfinite == "ignore" else fixed(algo)
     held_out = None
     if found.validation:
         of_rest, rest = of_stores(cfg, algo, found.validation, found.spec, devices, batch, online=None)
@@ -77,7 +75,7 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
         held_out = build_learner.guarded(cfg, algo, like, held_fixed)._replace(data=rest)
     on_host, where = _placed(cfg, buffer, devices)
     steps = sum(store.num_steps for store in found.train.values())
-    return Made(learn, unguarded, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
+    return Made(learn, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
 
 
 def beside(cfg: RunConfig, algo: Algo, found: Inputs, spec: EnvSpec, devices: int) -> build_learner.WithData:

@@ -37,8 +37,6 @@ class Checkpointer:
         pool: concurrent.futures.ThreadPoolExecutor | None = None,
     ):
         self._directory, self._keep = directory.absolute(), keep or CheckpointConfig()
-        self._reserve, self._room = files.Reserve(self._directory / f"reserve{checkpoint.UNFINISHED}"), 0
-        self._spent: int | None = None  # the checkpoint that took the room that was kept, while there is no other
         self._own_pool = pool is None
         self._pool = pool or concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
@@ -50,7 +48,6 @@ class Checkpointer:
             probe = self._directory / f"probe{checkpoint.UNFINISHED}"
             probe.touch()
             probe.unlink()
-            self._reserve.release()
             for left in self._directory.glob(f"*{checkpoint.UNFINISHED}"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
         except OSError as e:
@@ -64,16 +61,6 @@ class Checkpointer:
         finally:
             if self._own_pool:
                 self._pool.shutdown()  # waits: a process that ended now would lose the save
-            self._reserve.release()
-
-    def reserve(self, parts: Mapping[str, PyTree]) -> bool:
-        """Keeps room on the disk for one more checkpoint of these parts; returns whether there is that much."""
-        self._room = checkpoint.size_of(parts) + checkpoint.OVERHEAD // 2
-        return self._reserve.keep(self._room)
-
-    def make_room(self) -> bool:
-        """Gives up the room that was kept; returns whether there was any."""
-        return self._reserve.release()
 
     def save(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
         """Copies the parts of the state, such as "learner", to the host, then writes them in the background.
@@ -111,24 +98,17 @@ class Checkpointer:
         """Reports a save that has ended; does not wait for one that is under way.
 
         Raises:
-          InputError: it could not be written; or it is complete, but took the room that was kept and left none to keep
-            for another.
+          InputError: it could not be written.
         """
         if self._pending is not None and self._pending.done():
             self.wait()
-        if self._spent is not None:
-            raise InputError(
-                f"checkpoint: the disk of {self._directory} is full: checkpoint {self._spent} took the room that was "
-                "kept for a last one, and is complete: free space, then continue with --resume"
-            )
 
     def rescue(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> bool:
-        """Saves what a failing run has learned, in the kept room if there is no other; returns whether it could."""
+        """Saves what a failing run has learned; returns whether it could be written."""
         with contextlib.suppress(InputError):
             self.wait()  # the save before this one may be what failed
         if self.last_saved == iteration:
             return True
-        self.make_room()
         try:
             self.save(iteration, parts, meta)
             self.wait()
@@ -146,19 +126,6 @@ class Checkpointer:
         return checkpoint_file.best({**known, mine: {"metrics": metrics}}, name, self._keep.keep_best) == mine
 
     def _write(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
-        spent = self._spent
-        try:
-            self._write_in(iteration, parts, meta)
-        except (OSError, ValueError) as e:
-            if not files.no_room(e) or not self.make_room():
-                raise
-            self._write_in(iteration, parts, meta)
-            spent = iteration
-        if self._room and self._reserve.keep(self._room):  # what was deleted may have made some
-            spent = None
-        self._spent = spent
-
-    def _write_in(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
         earlier = {n: m for n, m in checkpoint.metas(self._directory).items() if n < iteration}
         every = self._keep.keep_every
         before = max((m["env_steps"] for m in earlier.values()), default=-1)

@@ -6,7 +6,6 @@ The check is part of the program: nobody waits for it. After a bad update the st
 drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from flax import struct
 
 from jrl.ops import collectives
-from jrl.types import NOT_FINITE, Algo, Array, Key, Metrics, PyTree, Rollout, UpdateAux
+from jrl.types import NOT_FINITE, Algo, Array, Key, PyTree, Rollout, UpdateAux
 
 _SMALL = 1 << 20  # bytes: accelerators choose among so many instead of branching, where they wait for the host
 
@@ -59,7 +58,7 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
 
     def update(state: Guarded, batch: PyTree, key: Key) -> tuple[Guarded, UpdateAux]:
         new, aux = algo.update(state.state, batch, key)
-        bad_loss = in_loss(aux.metrics)
+        bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
         bad_params = ~_finite(new.params)
         # all devices refuse the update, or none
         bad_loss, bad_params = collectives.somewhere(jnp.stack([bad_loss, bad_params]), axis_name)
@@ -95,31 +94,6 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     )
 
 
-def in_loss(metrics: Metrics) -> Array:
-    """Returns whether a loss of an update is not finite, [] bool."""
-    return ~_finite({k: v for k, v in metrics.items() if k.startswith("loss/")})
-
-
-def accepted(before: Guarded, after: PyTree, bad: Array, call: Array, *, axis_name: str | None = None) -> Guarded:
-    """Takes the state after updates that were not watched one by one, or none of it if one of them was not finite.
-
-    What is not finite stays so: the parameters at the end tell of all updates.
-
-    Args:
-      before: the state before them.
-      after: the algorithm's State after them.
-      bad: [] bool, whether a loss was not finite.
-      call: [2] u32, says which updates they are; `fault.key` is that of the first that are refused.
-      axis_name: of the mapped axis over devices; None outside of one.
-    """
-    bad = collectives.somewhere(bad | ~_finite(after.params), axis_name)
-    fault = before.fault
-    refused = bad | fault.found
-    state = jax.tree.map(lambda old, new: jnp.where(refused, old, new), before.state, after)
-    key = jnp.where(bad & ~fault.found, call, fault.key)
-    return Guarded(state, dataclasses.replace(fault, found=refused, key=key))
-
-
 def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
     """Makes a state in which nothing was found; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
     no = lambda: zeros((), bool)
@@ -146,4 +120,4 @@ def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
     return Rollout(**gather(columns_first), **gather(rows_first, axis=1))
 
 
-__all__ = ["Fault", "Guarded", "accepted", "fresh", "guarded", "in_loss"]
+__all__ = ["Fault", "Guarded", "fresh", "guarded"]

@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.metrics import episodes as episode_metrics
-from jrl.run import guard, parallel, traced
+from jrl.run import parallel, traced
 from jrl.run.keys import Role, role_key
 from jrl.run.learner import Data, Keys, Learner
 from jrl.run.program import LoopState, Program, joined_replay, own_replay
-from jrl.types import NOT_FINITE, Array, Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
 VALIDATION = "validation/"  # in front of the metrics of data that are held out
 
@@ -24,13 +24,8 @@ class Offline(Program):
 
     An iteration is an update, and what the run counts by. There are no environments.
 
-    A guard that looks at each update keeps two states, which costs up to a tenth of small updates. Here a call looks at
-    its losses, and at the parameters after the last update: if one is not finite, all of its updates are refused, and
-    `settled` makes them again under the guard.
-
     Args:
       learner: of `learner.fixed`, made with axis_name=parallel.AXIS.
-      unguarded: the same without its guard; None: it has none.
       mesh: the devices.
       iterations: of a call, at most.
       held_out: a Learner of the data that are held out, whose metrics are taken and whose updates are not; None: none.
@@ -44,13 +39,11 @@ class Offline(Program):
         mesh: Mesh,
         *,
         iterations: int,
-        unguarded: Learner | None = None,
         held_out: Learner | None = None,
         batches: int = 1,
         epoch: float = 1.0,
     ):
         super().__init__(learner, mesh, rows=1)
-        self._unguarded = unguarded
         self.iterations, self._held_out, self._batches, self._epoch = iterations, held_out, batches, epoch
         self._devices, self._waits = mesh.devices.size, parallel.waits(mesh)
         same, own = parallel.REPLICATED, parallel.PER_DEVICE
@@ -93,65 +86,30 @@ class Offline(Program):
     def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
         """Makes `count` updates from number `iteration` on; returns metrics of held-out data after them, too."""
         rows = own_replay(rows, self.learner)
-        before = bare = self._own(bare, rows)
-        if self._unguarded is None:
-            learned, bare, total, _ = self._updates(self.learner, learned, bare, rows, root, iteration, count)
-        else:
-            # a copy by name, so that the updates work in the arrays of the state; else they do in others, which takes
-            # small updates up to a tenth longer on CPU
-            held = jax.lax.optimization_barrier(jax.tree.map(jnp.copy, learned.state))
-            state, bare, total, bad = self._updates(self._unguarded, learned.state, bare, rows, root, iteration, count)
-            learned = guard.accepted(
-                dataclasses.replace(learned, state=held), state, bad, call_of(iteration, count), axis_name=parallel.AXIS
-            )
-            refused = learned.fault.found
-            bare = jax.tree.map(lambda old, new: jnp.where(refused, old, new), before, bare)
-            total |= {NOT_FINITE: refused.astype(jnp.float32) * count}
+        learned, bare, total = self._updates(learned, self._own(bare, rows), rows, root, iteration, count)
         metrics = {name: x / count for name, x in total.items()}
         if self._held_out is not None:
             metrics |= self._validated(self._held_out, learned, apart, root, iteration)
         return learned, joined_replay(bare), metrics
 
-    def _updates(
-        self, learner: Learner, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any
-    ):
-        """Returns the states after the updates, the sums of their metrics, and whether a loss was not finite."""
+    def _updates(self, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any):
+        """Returns the states after `count` updates, and the sums of their metrics."""
         keys = keys_of(root, first, self.iterations)
 
         def drawn(learned: PyTree, bare: PyTree, i: Any):
             key = Keys(*jax.tree.map(lambda x: x[i], keys))
-            learned, replay, metrics = learner.step(learned, self._data.dressed(bare, rows), None, key)
+            learned, replay, metrics = self.learner.step(learned, self._data.dressed(bare, rows), None, key)
             metrics.pop("train/updates")
             return learned, self._data.bare(replay), metrics
 
         def body(i, carry):
-            learned, bare, total, bad = carry
+            learned, bare, total = carry
             learned, bare, metrics = one(learned, bare, i)
-            return learned, bare, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
+            return learned, bare, jax.tree.map(jnp.add, total, metrics)
 
         one, (_, _, shapes) = traced.once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        carry = learned, bare, zeros, jnp.zeros((), bool)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, carry)
-
-    def settled(self, state: LoopState, seed: int) -> LoopState:
-        fault = getattr(state.learner, "fault", None)
-        if self._unguarded is None or fault is None or not np.any(jax.device_get(fault.found)):
-            return state
-        first, count = np.asarray(jax.device_get(fault.key))
-        start = dataclasses.replace(state.learner, fault=dataclasses.replace(fault, found=jnp.zeros_like(fault.found)))
-        return dataclasses.replace(state, learner=self._again(start, state.replay, self._roots[seed], first, count))
-
-    def _again(self, learned: PyTree, bare: PyTree, root: Key, first: Any, count: Any) -> PyTree:
-        """Makes the updates again, each under the guard, and returns the learner's state."""
-
-        def body(learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any) -> PyTree:
-            rows = own_replay(rows, self.learner)
-            return self._updates(self.learner, learned, self._own(bare, rows), rows, root, first, count)[0]
-
-        same, own = parallel.REPLICATED, parallel.PER_DEVICE
-        guarded = parallel.pmap(body, self.mesh, (same, own, own, same, same, same), same)
-        return guarded(learned, bare, self._rows, root, first, count)
+        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
         """Returns this device's part of what changes, inside a mapped program that has its rows."""
@@ -227,8 +185,3 @@ def keys_of(root: Key, first: Any, count: int) -> Keys:
     of_one = lambda i: jax.random.split(role_key(root, Role.UPDATE, i))
     found = jax.vmap(of_one)(first + jnp.arange(count, dtype=jnp.uint32))
     return Keys(found[:, 0], found[:, 1])
-
-
-def call_of(first: Any, count: Any) -> Array:
-    """Returns the number of a call's first update and their count, as `guard.accepted` notes them."""
-    return jnp.stack([jnp.asarray(first, jnp.uint32), jnp.asarray(count, jnp.uint32)])

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jrl.run import guard, parallel, traced
-from jrl.run.learner import Learner
-from jrl.run.offline import Offline, call_of, keys_of
+from jrl.run import parallel, traced
+from jrl.run.offline import Offline, keys_of
 from jrl.run.program import LoopState
-from jrl.types import NOT_FINITE, Key, PyTree
+from jrl.types import Key, PyTree
 
 _UPDATES = 32  # whose batches are on the devices at a time, and once more those that are fetched
 
@@ -34,7 +33,7 @@ class Prefetched(Offline):
         same = parallel.REPLICATED
         self._sharding = jax.sharding.NamedSharding(self.mesh, batches)
         self._learn = parallel.pmap(
-            self._body_of_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,), loops=True
+            self._on_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,), loops=True
         )
         self._validate = parallel.pmap(self._held_out_metrics, self.mesh, (same, parallel.PER_DEVICE, same, same), same)
 
@@ -61,38 +60,23 @@ class Prefetched(Offline):
         with jax.default_device(self._host):
             return self._draw_one(self._rows, key)
 
-    def _body_of_batches(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
+    def _on_batches(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
         """Makes the first `count` of the updates on batches [K, N, *], and sums their metrics."""
-        if self._unguarded is None:
-            return self._on_batches(self.learner, learned, batches, root, first, count)[:2]
-        state, total, bad = self._on_batches(self._unguarded, learned.state, batches, root, first, count)
-        learned = guard.accepted(learned, state, bad, call_of(first, count), axis_name=parallel.AXIS)
-        return learned, {**total, NOT_FINITE: learned.fault.found.astype(jnp.float32) * count}
-
-    def _on_batches(self, learner: Learner, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
-        """Returns the state after updates, the sums of their metrics, and whether a loss was not finite."""
-
         keys = keys_of(root, first, _UPDATES).update
 
         def update(learned: PyTree, i: Any):
-            assert learner.update is not None
-            learned, aux = learner.update(learned, jax.tree.map(lambda x: x[i], batches), keys[i])
+            assert self.learner.update is not None
+            learned, aux = self.learner.update(learned, jax.tree.map(lambda x: x[i], batches), keys[i])
             return learned, aux.metrics
 
         def body(i, carry):
-            learned, total, bad = carry
+            learned, total = carry
             learned, metrics = one(learned, i)
-            return learned, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
+            return learned, jax.tree.map(jnp.add, total, metrics)
 
         one, (_, shapes) = traced.once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros, jnp.zeros((), bool)))
-
-    def _again(self, learned: PyTree, bare: PyTree, root: Key, first: Any, count: Any) -> PyTree:
-        body = lambda *args: self._on_batches(self.learner, *args)[0]
-        batches, same = PartitionSpec(None, parallel.AXIS), parallel.REPLICATED
-        guarded = parallel.pmap(body, self.mesh, (same, batches, same, same, same), same)
-        return guarded(learned, self._fetch(root, int(first)), root, first, count)
+        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros))
 
     def _held_out_metrics(self, learned: PyTree, apart: PyTree, root: Key, iteration: Any):
         assert self._held_out is not None

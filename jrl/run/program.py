@@ -97,10 +97,6 @@ class Program(abc.ABC):
     def close(self) -> None:
         """Ends the environments."""
 
-    def settled(self, state: LoopState, seed: int) -> LoopState:
-        """Returns the state with the last good update, where updates were refused, and what is known of the bad one."""
-        return state
-
     def actor(self, state: LoopState) -> PyTree:
         """Returns the actor, on one device."""
         return parallel.first(self.learner.actor(state.learner))

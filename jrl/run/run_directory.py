@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened(session: "Session", directory: Path, rows_until: int | None, **logging: Any) -> Iterator["Sink"]:
+def opened(session: "Session", directory: Path, rows_until: int | None) -> Iterator["Sink"]:
     """Opens config.yaml, params.json and env.json of a run, and its files of result rows, which are closed at the end.
 
     Args:
       session: of the run.
       directory: made if missing.
       rows_until: env_steps of the last result row that counts, of a run that is continued; None: it begins.
-      logging: further arguments of `jrl.metrics.loggers.open_loggers`.
     Yields:
       What takes a result row.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config.write(session.config, directory)
     report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
-    log = loggers.open_loggers(directory, session.config.run.log, rows_until, **logging)
+    log = loggers.open_loggers(directory, session.config.run.log, rows_until)
     try:
         yield log.write
     finally:

@@ -21,7 +21,7 @@ from jrl import callbacks, registry
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import criteria, loggers, results
-from jrl.metrics.timers import Timers
+from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, roster, several
 from jrl.run.by_hand import ByHand, known
 from jrl.run.clock import NO_STEPS, Clock, StepInfo
@@ -340,6 +340,7 @@ class Session(Policies):
             self.seats.named(row)
         row.update(self.callback_list.drain() if self.callback_list else {})
         row.update(self.run.program.drain())
+        row[RECOMPILES] = self._recompiles.count
         if self.config.run.log_sys_usage:
             from jrl.metrics import system
 
@@ -430,7 +431,7 @@ class Session(Policies):
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
         """Writes what `jrl.debug` needs to repeat an update that was not finite; returns the path."""
         cfg, spec = self.config, self.run.spec
-        state = jax.device_get(self.run.program.settled(info.state, cfg.run.seed).learner)
+        state = jax.device_get(info.state.learner)
         if isinstance(state, dict):  # of several policies, that of the first whose update was refused
             policy, state = next(
                 item

@@ -165,7 +165,7 @@ class RunSettings:
     # where rows go: jsonl, csv, tensorboard, wandb, or package.module:name of a function of the directory
     log: tuple[str, ...] = ("jsonl", "csv", "tensorboard")
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss
-    # programs that iterations may compile again after the first result row; more end the run; null: not counted
+    # programs that iterations may compile again after the first result row; more end the run; null: any number
     max_recompiles: Amount | None = None
     # a loss or parameter that is not finite; stop: the run ends with a bundle for jrl.debug; rollback: it goes on from
     # the last checkpoint with a smaller algo.lr; ignore: nothing looks

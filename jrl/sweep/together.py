@@ -87,9 +87,8 @@ class Running:
     def _open_files(self, rows_until: int) -> None:
         """Opens the files of the run directory; its rows from there on count no more."""
         self._files.close()
-        more = {"make_room": self._checkpoints.make_room}
         with files.opening(self.member.directory):
-            opened = run_directory.opened(self.session, self.member.directory, rows_until, **more)
+            opened = run_directory.opened(self.session, self.member.directory, rows_until)
             self._log = self._files.enter_context(opened)
 
     def _write(self, row: dict[str, Any]) -> str | None:

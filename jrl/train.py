@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import glob
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -211,16 +212,17 @@ def _tell_end(
     key = plan.counts_by(cfg)
     criteria = [name for name in cfg.stop if name != key]
     kept = checkpoint.exists(directory)
+    typed = shlex.quote(str(directory))
     if end.fault:
         print(
             f"ended by an update that was not finite; {command.typed('debug')} {end.fault} explains it", file=sys.stderr
         )
     elif interrupted and kept:
-        print("interrupted: continue with --resume", directory)
+        print("interrupted: continue with --resume", typed)
     elif interrupted:
         print("interrupted before the first checkpoint: there is nothing to continue")
     elif end.paused:
-        print(f"paused as --until says: continue with --resume {directory}")
+        print(f"paused as --until says: continue with --resume {typed}")
     else:
         print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
         if args.as_test and (end.by_callback or not end.reason):
@@ -230,7 +232,7 @@ def _tell_end(
         print(best)
     print(
         f"run: {directory}"
-        + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100{where}" if kept else "")
+        + (f"    evaluate: {command.typed('evaluate')} {typed} --episodes 100{where}" if kept else "")
     )
     if interrupted:
         return interrupted.exit_status or 1

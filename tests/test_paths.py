@@ -175,3 +175,18 @@ def test_a_run_of_an_environment_that_changes_the_working_directory(here, monkey
     capsys.readouterr()
     assert evaluate.main(["a[1]/run", "--episodes", "1"]) == 0
     assert f"{here}/a[1]/run/checkpoints/" in capsys.readouterr().out and not list((here / "elsewhere").iterdir())
+
+
+def test_the_directory_of_an_algorithm_is_that_of_its_start(here):
+    (here / "elsewhere").mkdir()
+    made = (
+        PPOConfig()
+        .environment("painted:Painted", env_config={"moves_to": f"{here}/elsewhere"}, backend="gymnasium")
+        .update_from_dict({"env": {"num_envs": 2}, "network": {"hidden": [4]}, "run": {"compile_cache": False}})
+        .build()
+    )
+    try:
+        assert os.getcwd() == f"{here}/elsewhere" and Path(made.save()).is_relative_to(here / "runs")
+        assert not list((here / "elsewhere").iterdir())
+    finally:
+        made.stop()

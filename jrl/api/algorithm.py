@@ -108,6 +108,7 @@ class Algorithm(ByHand, Adds):
 
     def _open(self, saved: Path | None) -> None:
         cfg, own_step = self.config.to_run_config(), None
+        runs = Path("runs").absolute()  # before there are environments, which may change the working directory
         runtime.apply(cfg.runtime)
         if type(self).training_step is not Algorithm.training_step:
             own_step = self.training_step
@@ -148,6 +149,7 @@ class Algorithm(ByHand, Adds):
                 continued=found is not None,
                 files=held,
                 directory=None if self._records is None else self._records.made,
+                runs=runs,
             )
         except BaseException:
             self.session.close()

@@ -83,6 +83,7 @@ class Records:
       continued: from a checkpoint.
       files: what `hold` gave; closed at the end.
       directory: that of the Algorithm before a restore, which goes on with it; None: as `run.out` says.
+      runs: directory of a run directory without a name; absolute, since environments may change the working directory.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class Records:
         continued: bool,
         files: contextlib.ExitStack,
         directory: Path | None,
+        runs: Path,
     ):
         self._session, self._name = session, name
         self.writes = writes
         self._continued = continued
-        self._directory = directory
+        self._directory, self._runs = directory, runs
         self._files = files
         self._write: Any = None  # of a row, while the files are open
         self._tell: Any = None  # of a row, to log.txt
@@ -123,7 +125,7 @@ class Records:
                 self._directory = Path(cfg.run.out)
             else:
                 name = f"{self._name}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
-                self._directory = files.new(Path("runs") / name.replace("/", "-").replace(":", "-"))
+                self._directory = files.new(self._runs / name.replace("/", "-").replace(":", "-"))
         return self._directory
 
     def begin(self) -> None:

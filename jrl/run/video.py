@@ -97,7 +97,7 @@ def _write_mp4(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
     Raises:
       OSError: the encoder failed, as on a full disk. imageio_ffmpeg's own writer does not ask for its exit status.
     """
-    count, encoder = 0, None
+    count, encoder, is_cut = 0, None, False
     with tempfile.TemporaryFile() as said:
         try:
             for frame in frames:
@@ -106,17 +106,19 @@ def _write_mp4(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
                 if encoder is None:
                     encoder = _encoder(out, frame.shape[1::-1], fps, said)
                 assert encoder.stdin is not None
-                encoder.stdin.write(frame.data)
+                try:
+                    encoder.stdin.write(frame.data)
+                except BrokenPipeError:
+                    is_cut = True
+                    break
                 count += 1
-        except BrokenPipeError:
-            pass  # the encoder has ended before the frames have: its status follows
         except BaseException:
             if encoder is not None:
                 encoder.kill()
             raise
         finally:
             status = 0 if encoder is None else _ended(encoder)
-        if status:
+        if status or is_cut:
             said.seek(0)
             lines = said.read()[-2000:].decode(errors="replace").strip().splitlines()
             raise OSError(errno.EIO, f"the encoder failed: {lines[-1][:200] if lines else f'status {status}'}")

@@ -376,7 +376,9 @@ def test_next_observations_that_differ_by_rounding_are_the_following_ones(tmp_pa
     obs = np.random.default_rng(0).normal(size=(40, 3)) * [1, 1e-3, 1e4]
     obs[5], obs[6, 0], obs[7] = 0.0, np.nan, np.inf
     following = np.concatenate([obs[1:], obs[:1]])
-    following = following.astype(np.float32) if rounding is np.float32 else following + np.multiply(rounding, [1, 1e-3, 1e4])
+    following = (
+        following.astype(np.float32) if rounding is np.float32 else following + np.multiply(rounding, [1, 1e-3, 1e4])
+    )
     ends = {"rewards": np.zeros(40), "terminals": np.zeros(40, bool), "timeouts": np.arange(40) % 20 == 19}
     path = flat_file(
         tmp_path / "x.hdf5", observations=obs, actions=np.zeros((40, 1)), next_observations=following, **ends
@@ -451,7 +453,7 @@ def test_an_episode_of_a_single_cut_row_goes(tmp_path):
 
 
 BAD_D4RL = {
-    "missing": ({"rewards": None, "actions": None}, "has no actions and no rewards: .*this one has observations"),
+    "missing": ({"rewards": None, "actions": None}, "has no actions: .*this one has observations"),
     "no ends": ({"timeouts": None}, "has neither timeouts nor next_observations"),
     "rows": ({"terminals": np.zeros(8)}, r"terminals has the shape \(8,\), not \(9,\)"),
     "last rows": (
@@ -464,7 +466,7 @@ BAD_D4RL = {
     "nothing": (
         {n: np.zeros((0, 2)[: 1 + (n == "observations")]) for n in ("observations", "actions", "rewards")}
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
-        "observations, actions, rewards, terminals: there are no rows",
+        "observations, actions, terminals: there are no rows",
     ),
     "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "there is no whole transition in it"),
     "minari": (

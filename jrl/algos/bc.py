@@ -79,6 +79,11 @@ class Config(Cloning):
     loss: Literal["log_prob", "mse"] = "log_prob"
     top_fraction: Share | None = None  # learns from the best episodes that hold this share of the steps; null: from all
 
+    @property
+    def reads_rewards(self) -> bool:
+        """Returns whether it chooses among episodes by their returns."""
+        return self.top_fraction is not None
+
     def validate(self) -> list[str]:
         """Lists the faults in the combination of values, each with its mend."""
         return loss_faults(self.loss, self.ent_coef) + super().validate()

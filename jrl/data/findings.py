@@ -179,6 +179,11 @@ def _jumps(store: EpisodeStore) -> Iterator[Finding]:
 
 def _rewards(store: EpisodeStore) -> Iterator[Finding]:
     reward = store.reward[store.is_step()]
+    if not store.has_rewards:
+        yield Finding(
+            "no rewards", "there are no rewards", "none needed for imitation (bc), which alone can learn from it"
+        )
+        return
     if len(reward) > 1 and (reward == reward[0]).all():
         yield Finding(
             "rewards all alike",

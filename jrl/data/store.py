@@ -18,6 +18,7 @@ from jrl.data.spaces_json import space_from_json
 from jrl.errors import InputError, counted
 from jrl.types import Box, Discrete, MultiDiscrete, PyTree, Space
 
+NO_REWARDS = {"rewards": "none"}  # in meta: the file had none, and those of the store are 0
 _MOST_CHOICES = 2**31 - 2  # the largest choice: jax counts them in int32
 LOG_PROB = "log_prob"  # the column of the log-probability [R] f32 that the behaviour policy gave to each action
 
@@ -40,7 +41,8 @@ class EpisodeStore:
 
     `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, who wrote the data;
     `actions`, "normalized" where `action_space` is that of what the policy chose, whose Boxes of [-1, 1] are mapped to
-    the bounds of the environment, which the space `env_action` as JSON says. Else actions are the environment's own.
+    the bounds of the environment, which the space `env_action` as JSON says. Else actions are the environment's own;
+    `rewards`, "none" where there were none, so that they are 0.
     """
 
     observation: Space
@@ -55,6 +57,11 @@ class EpisodeStore:
     labels: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # [E] each, numbers or texts
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what a reader had to leave out or could not know, each with what it means
+
+    @property
+    def has_rewards(self) -> bool:
+        """Returns whether the file had rewards; else they are 0, and mean nothing."""
+        return self.meta.get("rewards") != NO_REWARDS["rewards"]
 
     @property
     def num_episodes(self) -> int:
@@ -233,6 +240,7 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
             ("observations", first.observation, other.observation),
             ("actions", first.action_space, other.action_space),
             ("kinds of actions", first.meta.get("actions"), other.meta.get("actions")),
+            ("rewards", first.meta.get("rewards"), other.meta.get("rewards")),
         ):
             if a != b:
                 raise InputError(f"{first.name} and {other.name} have different {what}: {a} and {b}")
@@ -393,6 +401,11 @@ def _same_structure(a: PyTree, b: PyTree) -> bool:
 def guessed_observation(x: np.ndarray) -> Space:
     """Returns the space of observations [N, *] of which nothing is known: a Box without bounds, of their dtype."""
     return Box(x.shape[1:], x.dtype.name)
+
+
+def without_axis(x: np.ndarray) -> np.ndarray:
+    """Returns integers [N, 1] as [N], a choice each; other arrays as they are."""
+    return x[:, 0] if x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1] == 1 else x
 
 
 def guessed_action(x: np.ndarray) -> Space:

@@ -36,6 +36,7 @@ class Traits(NamedTuple):
     reads: tuple[str, ...] = ()  # extras of a sample that it needs beside a transition, such as `types.NEXT_ACTION`
     has_critic: bool = False  # beside the policy: something reads `network.value_inputs`
     to_end: bool = False  # rewards of its batches are returns to the end of the episode
+    reads_rewards: bool = True  # False: it learns from a data set without rewards, too
     whole_sequences: bool = False  # a minibatch is a share of the environments, not of the steps
     corrects: bool = False  # it weighs each step by how likely the present policy is to take it
     uncorrected: bool = False  # rollouts count as the policy's own, which with rollout.mode async they are not

@@ -14,6 +14,7 @@ import inspect
 import io
 import itertools
 import operator
+import os
 import textwrap
 import tokenize
 import types
@@ -239,7 +240,7 @@ def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Pr
     """Returns `value` as `hint`, or the problems, one for each key of a mapping. `default` is the field's."""
     from pydantic import ValidationError  # a tenth of a second: not at import
 
-    value = bounds.renamed(value, hint)
+    value = bounds.renamed(_texts_of_paths(value), hint)
     try:
         coerced = _adapter(hint).validate_python(value)
     except ValidationError as e:
@@ -261,6 +262,17 @@ def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Pr
         return None, found
     fault = _schedule_fault(coerced) if _takes_points(hint) else ""
     return coerced, [Problem(key, f"{key}: {fault}, got {short(value)}")] if fault else []
+
+
+def _texts_of_paths(value: Any) -> Any:
+    """Returns a value whose `pathlib.Path`s are texts, as YAML holds them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_texts_of_paths, value)) if type(value) in (list, tuple) else value
+    if type(value) is dict:
+        return {_texts_of_paths(k): _texts_of_paths(v) for k, v in value.items()}
+    return value
 
 
 def _takes_points(hint: Any) -> bool:

@@ -135,6 +135,12 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     Raises:
       InputError: observations or actions are of another shape than the spaces.
     """
+    reads = traits(cfg.algo).reads_rewards or cfg.network.use_prev_reward or cfg.data.estimate is not None
+    if reads and not store.has_rewards:
+        raise InputError(
+            f"data.input: {store.name} has no rewards, which this run reads: write them, or imitate with algo.name=bc "
+            "(without algo.top_fraction, data.estimate and network.use_prev_reward)"
+        )
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
     told = _tells_of_the_past(cfg) and not _same_shapes(store.observation, spec.observation)

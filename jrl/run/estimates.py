@@ -78,6 +78,10 @@ class Judge:
         self, cfg: RunConfig, how: EstimateConfig, algo: Algo, spec: EnvSpec, store: EpisodeStore,
         mend: tuple[str, str] = ("data.estimate.methods=[dm]", "data.estimate.explore=true"),
     ):  # fmt: skip
+        if not store.has_rewards:
+            raise InputError(
+                f"{store.name} has no rewards, so that nothing can be said of returns: give data with them"
+            )
         if how.episodes is not None and how.episodes < store.num_episodes:
             chosen = np.random.default_rng(0).permutation(store.num_episodes)[: how.episodes]
             store = store.take(np.sort(chosen))

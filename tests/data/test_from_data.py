@@ -1,12 +1,18 @@
 """Runs that learn from data sets: what is sampled is what stands in the files, and resuming changes no bit."""
 
 import dataclasses
+import json
+import zipfile
 
+import h5py
 import jax
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from jrl import data, registry, spaces
+from jrl.data import findings
 from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError
 from jrl.replay import ring
@@ -378,3 +384,76 @@ def test_data_are_named_by_a_list_of_paths_or_a_name_of_ones_own(tmp_path):
     np.testing.assert_array_equal(own.reward, store(1).reward.astype(np.float32))
     (chosen,) = data_sets.read(run_config(paths, "data.where={number: 2}"), None).train.values()
     np.testing.assert_array_equal(chosen.obs, np.concatenate([store(seed).episode(2).obs for seed in (0, 1)]))
+
+
+# ---------------------------------------------------------------- files that lack what a run does not read
+
+
+def unrewarded(path, kind):
+    """A data set of 2 episodes without rewards, as others write it."""
+    obs, choice = np.arange(20, dtype=np.float32)[:, None] * [1, -1], np.arange(20) % 3
+    ends = np.arange(20) % 10 == 9
+    if kind == "x.npz":
+        data.write(store(), path)
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist() if name != "reward.npy"}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, x in members.items():
+                archive.writestr(name, x)
+    elif kind == "x.hdf5":
+        with h5py.File(path, "w") as file:
+            file["observations"], file["actions"], file["terminals"] = obs, choice[:, None], ends
+            file["timeouts"] = np.zeros(20, bool)
+    else:
+        columns = {"obs": obs.tolist(), "actions": choice.tolist(), "terminateds": ends.tolist()}
+        if kind == "x.json":
+            path.write_text(json.dumps({"type": "SampleBatch", **columns}))
+        else:
+            parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["x.npz", "x.hdf5", "x.json", "x.parquet"])
+def test_data_without_rewards_teach_imitation_and_nothing_that_reads_them(tmp_path, kind):
+    path = unrewarded(tmp_path / kind, kind)
+    held = data.read(path)
+    assert not held.has_rewards and not held.reward.any() and isinstance(held.action_space, Discrete)
+    assert [f.kind for f in findings.findings(held) if "reward" in f.kind] == ["no rewards"]
+    for format, name in (("jrl", "y.npz"), ("d4rl", "y.hdf5"), ("minari", "y-v0"), ("rllib-json", "y.json")):
+        assert not data.read(data.write(held, tmp_path / name, format)).has_rewards
+    cfg = run_config(str(path), algo={"name": "bc"})
+    assert data_sets.read(cfg, None).spec.action == data_sets.narrow(held.action_space, action=True)
+    for reads in (
+        {"algo": {"name": "bc", "top_fraction": 0.5}}, {"algo": {"name": "marwil"}}, {"algo": {"name": "dqn"}},
+        {"algo": {"name": "bc"}, "data": {"estimate": {"methods": ["dm"]}}},
+        {"algo": {"name": "bc"}, "network": {"use_prev_reward": True}},
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"has no rewards, which this run reads: write them, or imitate"):
+            data_sets.read(run_config(str(path), **reads), None)
+    rewarded = dataclasses.replace(held, meta={})
+    with pytest.raises(InputError, match="have different rewards: None and none"):
+        data.concatenated([rewarded, held])
+
+
+def test_imitation_learns_without_rewards(tmp_path):
+    path = unrewarded(tmp_path / "x.hdf5", "x.hdf5")
+    cfg = run_config(path, algo={"name": "bc"}, run={"out": tmp_path / "run"}, stop={"updates": 2})  # a pathlib.Path
+    assert config.to_dict(cfg)["run"]["out"] == str(tmp_path / "run") and cfg.data.input == str(path)
+    with Session(cfg) as session:
+        session.start()
+        row = session.advance()
+    assert np.isfinite(float(jax.device_get(row.metrics["loss/policy"])))
+
+
+def test_files_of_d3rlpy_1_are_read(tmp_path):
+    """`episode_terminals` marks any end, `terminals` the true ones; actions may be integers [N, 1]."""
+    row = np.arange(12)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["observations"], file["actions"] = row[:, None] * np.ones((1, 2), np.float32), (row % 3)[:, None]
+        file["rewards"], file["terminals"] = row[:, None].astype(np.float32), (row == 4).astype(np.float32)
+        file["episode_terminals"] = ((row == 4) | (row == 8) | (row == 11)).astype(np.float32)
+        file["discrete_action"], file["version"] = True, "1.0"
+    held = data.read(tmp_path / "x.h5")
+    assert held.lengths().tolist() == [5, 3, 2] and held.action_space == Discrete(3, "int64")
+    assert held.terminated.tolist() == [True, False, False] and held.truncated.tolist() == [False, True, True]
+    assert held.reward.tolist() == [0, 1, 2, 3, 4, 0, 5, 6, 7, 0, 9, 10, 0]

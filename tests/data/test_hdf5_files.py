@@ -453,7 +453,7 @@ def test_an_episode_of_a_single_cut_row_goes(tmp_path):
 
 
 BAD_D4RL = {
-    "missing": ({"rewards": None, "actions": None}, "has no actions and no rewards: .*this one has observations"),
+    "missing": ({"rewards": None, "actions": None}, "has no actions: .*this one has observations"),
     "no ends": ({"timeouts": None}, "has neither timeouts nor next_observations"),
     "rows": ({"terminals": np.zeros(8)}, r"terminals has the shape \(8,\), not \(9,\)"),
     "last rows": (
@@ -466,7 +466,7 @@ BAD_D4RL = {
     "nothing": (
         {n: np.zeros((0, 2)[: 1 + (n == "observations")]) for n in ("observations", "actions", "rewards")}
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
-        "observations, actions, rewards, terminals: there are no rows",
+        "observations, actions, terminals: there are no rows",
     ),
     "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "there is no whole transition in it"),
     "minari": (

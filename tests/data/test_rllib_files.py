@@ -198,7 +198,7 @@ BAD = {
     "no JSON": ("checkpoint", "line 2: this is no line of RLlib's"),
     "cut off": (json.dumps(batch())[:60], "line 2: the line is damaged or cut off"),
     "nested": ("[" * 10**6, "line 2: this is no line of RLlib's"),
-    "no rewards": (batch(rewards=None), "line 2: the columns rewards are missing"),
+    "no rewards": (batch(rewards=None), "line 2: the column rewards is missing, which other lines have"),
     "short": (batch(actions=[0, 1]), "line 2: column actions: it has not 3 rows"),
     "ragged": (batch(obs=[[0.0], [1.0, 2.0], [2.0]]), "line 2: column obs: its rows have different shapes"),
     "objects": (batch(obs=[[0.0], None, [2.0]]), "line 2: column obs: its rows have different shapes|something else"),

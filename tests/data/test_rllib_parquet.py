@@ -80,7 +80,7 @@ CLOUDPICKLED = {
 VARIABLE = {b"ARROW:extension:name": b"ray.data.arrow_variable_shaped_tensor", b"ARROW:extension:metadata": b"1"}
 WRONG_SHAPE = {**CLOUDPICKLED, b"ARROW:extension:metadata": b"[3]"}
 BAD = {
-    "no rewards": ({"rewards": None}, "the columns rewards are missing"),
+    "no actions": ({"actions": None}, "the columns actions are missing"),
     "ragged": ({"obs": [[0.0], [1.0, 2.0], [3.0]]}, "column obs: its rows have different lengths"),
     "ragged by chance": ({"obs": [[0.0], [1.0, 2.0, 3.0], [4.0, 5.0]]}, "column obs: its rows have different lengths"),
     "empty rows": ({"obs": [[0.0, 0.0], None, [0.0, 0.0]]}, "column obs: some of its rows are empty"),

@@ -106,7 +106,7 @@ BAD = {
     "truncated": (lambda p: p.write_bytes(p.read_bytes()[:-40]), "x.npz is damaged"),
     "a bit": (flip, "x.npz is damaged .Bad CRC-32 for file 'obs.npy'.: remove it, or write it anew"),
     "header": (lie, "reward.npy has 80 bytes of numbers, where its shape needs 80000000"),
-    "missing": (lambda p: anew(p, reward=None), "x.npz is damaged .'reward'"),
+    "missing": (lambda p: anew(p, action=None), "x.npz is damaged .'action'"),
     "objects": (lambda p: anew(p, reward=np.array([{}])), "reward.npy has objects, which are not read"),
     "rows": (lambda p: anew(p, reward=np.zeros(3)), r"reward: expected the shape \(20,\), got \(3,\)"),
     "ends": (lambda p: anew(p, terminated=np.zeros(3, bool)), r"terminated: expected the shape \(5,\), got \(3,\)"),

@@ -1,7 +1,8 @@
 """D4RL's HDF5 files: flat arrays of N transitions, one episode after the other.
 
 `observations` [N, *], `actions` [N, *], `rewards` [N], `terminals` [N], and `timeouts` [N] or `next_observations`
-[N, *] or both; without the latter see `transitions.store_of`. Arrays in the group `infos` are columns;
+[N, *] or both; without the latter see `transitions.store_of`. Imitation needs no `rewards`. d3rlpy 1 has
+`episode_terminals` [N] in the place of `timeouts`: any end. Arrays in the group `infos` are columns;
 `infos/action_log_probs` is the behaviour's log-probability. What is written has all of these, and under `metadata` what
 else there is of an EpisodeStore.
 """
@@ -14,11 +15,12 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.formats import about, hdf5, size, transitions, whole
-from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
+from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
 from jrl.errors import InputError
 
 SUFFIXES = (".hdf5", ".h5")
-_NEEDED = ("observations", "actions", "rewards", "terminals")
+_NEEDED = ("observations", "actions", "terminals")
+_ANY_END = "episode_terminals"  # d3rlpy 1
 _LOG_PROBS = "action_log_probs"
 _OWN = "jrl"  # attribute of `metadata`: spaces and meta as JSON
 _LABELS, _LAST = "metadata/labels", "metadata/last_rows"
@@ -34,7 +36,13 @@ def read_file(path: Path) -> EpisodeStore:
         own = json.loads(file["metadata"].attrs.get(_OWN, "null")) if "metadata" in file else None
         labels = {n: _label(x, f"data: {path}: label {n}") for n, x in _group(file, _LABELS)}
         known = about.read(own) if own else None
-    known = known or _guessed(flat)
+    if known is None:
+        flat["actions"] = without_axis(flat["actions"])
+        known = _guessed(flat)
+    meta = dict(known.meta)
+    if "rewards" not in flat:
+        flat["rewards"] = np.zeros(len(flat["actions"]), np.float32)
+        meta |= NO_REWARDS
     _check_shapes(path, flat, known)
     episode = _episodes(path, flat, labels)
     steps = transitions.Transitions(
@@ -48,7 +56,7 @@ def read_file(path: Path) -> EpisodeStore:
         columns=columns,
         labels={name: label[episode] for name, label in labels.items()} if episode is not None else {},
     )
-    meta = {"path": str(path), **known.meta}
+    meta = {"path": str(path), **meta}
     return transitions.store_of(steps, known.observation, known.action_space, meta=meta, notes=known.notes)
 
 
@@ -94,14 +102,14 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
             f"data: {path} has no {' and no '.join(missing)}: a D4RL file has {', '.join(_NEEDED)}, this one has "
             f"{', '.join(file) or 'nothing'}"
         )
-    if "timeouts" not in file and "next_observations" not in file:
+    if not {"timeouts", "next_observations", _ANY_END} & {*file}:
         raise InputError(
             f"data: {path} has neither timeouts nor next_observations, so that time limits of episodes are "
             "unknown: add one of them (timeouts: False everywhere, if none did)"
         )
     names = [
         *_NEEDED,
-        *(n for n in ("timeouts", "next_observations") if n in file),
+        *(n for n in ("rewards", "timeouts", "next_observations", _ANY_END) if n in file),
         *([_LAST] if _LAST in file else []),
     ]
     if groups := [name for name in names if not hasattr(file[name], "dtype")]:
@@ -111,7 +119,7 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
         raise InputError(f"data: {path}: {', '.join(wrong)}: expected numbers, got another dtype: write it anew")
     if empty := [name for name in _NEEDED if not flat[name].size]:
         raise InputError(f"data: {path}: {', '.join(empty)}: there are no rows: every array needs a row for each step")
-    rows = len(flat["rewards"])
+    rows = len(flat["actions"])
     infos = {name: x for name, x in _group(file, "infos") if getattr(x, "dtype", None) is not None}
     columns = {
         LOG_PROB if name == _LOG_PROBS else name: x[()]
@@ -123,9 +131,11 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
 
 def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: about.About) -> None:
     rows = flat["observations"].shape[:1]
-    for name in ("rewards", "terminals", "timeouts"):
+    for name in ("rewards", "terminals", "timeouts", _ANY_END):
         if name in flat:
             flat[name] = flat[name].reshape(-1) if flat[name].shape[1:] == (1,) else flat[name]
+    if _ANY_END in flat and "timeouts" not in flat and flat[_ANY_END].shape == flat["terminals"].shape:
+        flat["timeouts"] = (flat[_ANY_END] != 0) & (flat["terminals"] == 0)
     flat.setdefault("timeouts", np.zeros(rows, bool))
     shapes = dict.fromkeys(("rewards", "terminals", "timeouts"), rows)
     ((_, seen),), ((_, taken),) = spaces.leaves(known.observation), spaces.leaves(known.action_space)
@@ -158,7 +168,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
         "observations": store.obs[step],
         "next_observations": store.obs[np.flatnonzero(step) + 1],
         "actions": store.action[step],
-        "rewards": store.reward[step],
+        **({"rewards": store.reward[step]} if store.has_rewards else {}),
         **ends,
         **{f"infos/{infos[name]}": x[step] for name, x in store.columns.items()},
         _LAST: last,

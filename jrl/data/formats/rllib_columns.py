@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jrl import spaces
 from jrl.data.formats import lz4, numpy_pickles, size
 from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of
-from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
+from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
 
@@ -21,10 +22,11 @@ EPISODE, T, AGENT, UNROLL = "eps_id", "t", "agent_index", "unroll_id"
 AGENT_ID, MODULE_ID, INFOS = "agent_id", "module_id", "infos"
 LOGP, PROB = "action_logp", "action_prob"
 POLICY, AGENT_LABEL = "policy", "agent"  # labels of the store
-REQUIRED = (OBS, ACTIONS, REWARDS)
+REQUIRED = (OBS, ACTIONS)  # imitation needs no rewards
 KEYS = {EPISODE, T, AGENT, AGENT_ID, MODULE_ID, UNROLL}  # whose step a row is
 NEEDED = {
     *REQUIRED,
+    REWARDS,
     NEXT_OBS,
     TERMINATED,
     TRUNCATED,
@@ -82,7 +84,11 @@ def store_of_columns(
     """
     if wrong := [k for k in _FLAT if k in columns and not isinstance(columns[k], np.ndarray)]:
         raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each step, got parts by name")
-    count = len(columns[REWARDS])
+    count = len(jax.tree.leaves(columns[ACTIONS])[0])
+    meta = {"source": "RLlib"} if meta is None else meta
+    if REWARDS not in columns:
+        columns, meta = {**columns, REWARDS: np.zeros(count, np.float32)}, {**meta, **NO_REWARDS}
+    action = columns[ACTIONS] if known else jax.tree.map(without_axis, columns[ACTIONS])
     if wrong := [k for k in _FLAT if k in columns and columns[k].size != count]:
         raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each of {count:,} steps")
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
@@ -90,7 +96,7 @@ def store_of_columns(
         notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")
     steps = Transitions(
         obs=columns[OBS],
-        action=columns[ACTIONS],
+        action=action,
         reward=_numbers(columns[REWARDS].reshape(count)),
         terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))),
         truncated=flags.get(TRUNCATED, np.zeros(count, bool)),
@@ -101,7 +107,7 @@ def store_of_columns(
         labels=labels,
     )
     space = known or (guessed(guessed_observation, steps.obs), guessed(guessed_action, steps.action))
-    store = store_of(steps, *space, meta={**({"source": "RLlib"} if meta is None else meta), "path": path}, notes=notes)
+    store = store_of(steps, *space, meta={**meta, "path": path}, notes=notes)
     return dataclasses.replace(store, labels=store.labels | {k: of[store.labels[k]] for k, of in texts.items()})
 
 
@@ -139,7 +145,7 @@ def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
     found = {
         OBS: steps.obs,
         ACTIONS: steps.action,
-        REWARDS: steps.reward,
+        **({REWARDS: steps.reward} if store.has_rewards else {}),
         NEXT_OBS: spaces.map_leaves(lambda leaf, x: x[follows], store.observation, store.obs),
         **ends,
         T: np.arange(len(follows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),

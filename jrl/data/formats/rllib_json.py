@@ -42,7 +42,7 @@ class _Rows:
     texts: frozenset[str]  # columns that were lists: they have no dtypes
 
     def __len__(self) -> int:
-        return len(self.columns[names.REWARDS])
+        return len(jax.tree.leaves(self.columns[names.ACTIONS])[0])
 
     def without(self, left_out: set[str]) -> "_Rows":
         """Returns the rows without some columns."""
@@ -142,7 +142,7 @@ def _line(line: str, where: str, left_out: set[str]) -> Iterator[_Rows]:
 
 def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[str]) -> _Rows:
     if missing := [name for name in names.REQUIRED if name not in given]:
-        raise InputError(f"{where}: the columns {', '.join(missing)} are missing: write obs, actions and rewards")
+        raise InputError(f"{where}: the columns {', '.join(missing)} are missing: write obs and actions")
     columns: dict[str, PyTree] = {}
     for name in (k for k in given if k not in names.LEFT_OUT):
         try:
@@ -152,15 +152,13 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
                 raise InputError(f"{where}: column {name}: {e}") from e
             left_out.add(name)
     left_out |= given.keys() & {names.INFOS}
-    rewards = columns[names.REWARDS]
-    if not isinstance(rewards, np.ndarray):
-        raise InputError(f"{where}: column {names.REWARDS}: it is no array: write a number for each step")
-    rows = rewards.size
+    counts = names.REWARDS if names.REWARDS in columns else names.ACTIONS
+    rows = next((len(x) for x in jax.tree.leaves(columns[counts]) if np.ndim(x)), 0)
     for name in list(columns):
         leaves = jax.tree.leaves(columns[name])
         if any(np.ndim(x) == 0 or len(x) != rows for x in leaves) or not leaves:
             if name in names.NEEDED:
-                raise InputError(f"{where}: column {name}: it has not {rows} rows, as rewards has: give each step one")
+                raise InputError(f"{where}: column {name}: it has not {rows} rows, as {counts} has: give each step one")
             left_out.add(name)
             del columns[name]
     if (
@@ -195,7 +193,7 @@ def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
     everywhere = [name for name in first.columns if all(name in part.columns for part in rows)]
     for name in dict.fromkeys(name for part in rows for name in part.columns):
         if name not in everywhere:
-            if name in (names.NEXT_OBS, names.EPISODE, names.T):
+            if name in (names.REWARDS, names.NEXT_OBS, names.EPISODE, names.T):
                 lacking = next(part for part in rows if name not in part.columns)
                 raise InputError(
                     f"{lacking.where}: the column {name} is missing, which other lines have: write it, too"

@@ -62,7 +62,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
         blobs = ((path, blob.as_py()) for path, table in tables for blob in table.column(_BLOBS))
         return rllib_episodes.store_of(blobs, name)
     if missing := [k for k in names.REQUIRED if k not in first.column_names]:
-        raise InputError(f"data: {name}: the columns {', '.join(missing)} are missing: write obs, actions and rewards")
+        raise InputError(f"data: {name}: the columns {', '.join(missing)} are missing: write obs and actions")
     return _store(name, [table for _, table in tables])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.formats import about, size, whole
-from jrl.data.store import EpisodeStore, checked, concatenated
+from jrl.data.store import NO_REWARDS, EpisodeStore, checked, concatenated
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
 
@@ -170,18 +170,19 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
 
 def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
     known = about.read(said)
+    action = _tree(known.action_space, "action", arrays)
     return EpisodeStore(
         observation=known.observation,
         action_space=known.action_space,
         obs=_tree(known.observation, "obs", arrays),
-        action=_tree(known.action_space, "action", arrays),
-        reward=arrays["reward"],
+        action=action,
+        reward=arrays["reward"] if "reward" in arrays else np.zeros(len(jax.tree.leaves(action)[0]), np.float32),
         offsets=arrays["offsets"],
         terminated=arrays["terminated"],
         truncated=arrays["truncated"],
         columns=_columns(said["columns"], arrays),
         labels={name.removeprefix("label/"): x for name, x in arrays.items() if name.startswith("label/")},
-        meta={**known.meta, "path": str(path)},
+        meta={**known.meta, **({} if "reward" in arrays else NO_REWARDS), "path": str(path)},
         notes=known.notes,
     )
 

@@ -65,14 +65,14 @@ class ClockOfOne(Walkers):
 NAME = "test_precision"
 
 
-def told(id, kind, steps=80, **options):
+def told(id, kind, **options):
     env = make(f"{NAME}:{id}", kind, num_envs=2, options=options)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         first = env.reset()
         zeros = np.zeros(env.spec.num_envs, np.int32)
-        for _ in range(steps):
-            if first is None:  # these do not wait for each other
+        for _ in range(80 if first is not None else 800):
+            if first is None:  # these do not wait for each other, and one may be ahead
                 env_id, _ = env.recv()
                 env.send(zeros[env_id], env_id)
             else:

@@ -131,12 +131,12 @@ def test_an_array_in_a_static_field_and_a_value_of_another_type_name_the_field(n
         if hint is not str:
             with pytest.raises(InputError, match=f"^{field.name}: expected .*, got 'what is this'"):
                 make("what is this")
-    with pytest.raises(InputError, match="^hidden: expected .*, got a traced array"):
+    with pytest.raises(InputError, match=r"^hidden: expected .*, got a traced array"):
         jax.vmap(lambda n: hyper.NetworkConfig(hidden=(64, n)) and 0)(jnp.array([1, 2]))
 
 
 def test_trees_that_differ_in_a_static_field_name_it():
-    with pytest.raises(ValueError, match="(?s)'num_epochs', 4.*'num_epochs', 8"):
+    with pytest.raises(ValueError, match=r"(?s)'num_epochs', 4.*'num_epochs', 8"):
         jax.tree.map(lambda x, y: x, ppo.Config(), ppo.Config(num_epochs=8))
 
 

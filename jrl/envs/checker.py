@@ -153,6 +153,7 @@ class _Runs:
             watches = [Watch(i, raw, self._found) for i, raw in enumerate(env.foreach_env(lambda raw: raw))]
             watched = all(w.attached for w in watches)
         before = len(self._found)
+        precision = getattr(env, "precision", None)
         try:
             stream = self._stepped(env, seed, looked_at=watched)
             if watched and env.spec.agents and seed == self._seed and (turns := env.games[0].turns) is not None:
@@ -164,6 +165,8 @@ class _Runs:
         finally:
             if not isinstance(env, JaxEnv):
                 self.close()
+        for message in precision.messages() if precision is not None else ():
+            self._found.note(message, message)
         if watched and not self.seconds:
             self.seconds = [s for w in watches for s in w.seconds]
         return stream

@@ -12,6 +12,7 @@ from jrl.envs import context as contexts
 from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, Maker, OnFailure
+from jrl.envs.precision import Precision
 from jrl.envs.step_faults import line, mend_of_import, own
 from jrl.envs.vector import Infos, Vector
 from jrl.envs.workers import Workers
@@ -180,6 +181,8 @@ class _Adapter(OnHost):
             vector.close()
             raise
         self._observe, self._taken = seen.convert, taken.convert
+        warns = on_failure.check_steps > 0
+        self.precision = Precision(cfg.id, vector.observation_space, cfg.num_envs, warns=warns)
         limit = min((n for n in (vector.max_episode_steps, cfg.horizon) if n is not None), default=None)
         self.spec = EnvSpec(seen.space, taken.space, cfg.num_envs, limit)
 
@@ -204,8 +207,11 @@ class _Adapter(OnHost):
         """Returns copies of the latest step of all environments, or of `rows` [n]."""
         block = self._vector.block
         every = slice(None) if rows is None else rows
+        obs = block.observations(rows)
+        if self.precision.looks:
+            self.precision.look(obs, rows)
         return StepResult(
-            self._observe(block.observations(rows)),
+            self._observe(obs),
             block.reward[every].astype(np.float32),
             np.array(block.terminated[every]),
             np.array(block.truncated[every]),

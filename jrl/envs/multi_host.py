@@ -19,6 +19,7 @@ from jrl.envs.behind import index
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
 from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
+from jrl.envs.precision import Precision
 from jrl.envs.step_faults import of_making, own
 from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
@@ -93,6 +94,8 @@ class MultiHostEnv(OnHost):
         )
         self.there = np.ones(self.spec.num_envs, bool)  # agents that act after the latest reset
         self._ended = np.zeros(self.spec.num_envs, bool)
+        shown, warns = self._vector.observation_space.spaces["obs"], on_failure.check_steps > 0
+        self.precision = Precision(cfg.id, shown, cfg.num_envs, agents=layout.names, kinds=kinds, warns=warns)
         self._infos = Infos(self.spec.num_envs)
 
     def reset(self) -> PyTree:
@@ -125,6 +128,8 @@ class MultiHostEnv(OnHost):
         self._tell()
         block = self._vector.block
         told = block.observations(rows)
+        if self.precision.looks:
+            self.precision.look(told["obs"], rows)
         flags = ("terminated", "truncated", "absent", "there")
         terminated, truncated, absent, there = (told[name].reshape(-1) for name in flags)
         own = slice(None) if rows is None else index(rows, self._agents)

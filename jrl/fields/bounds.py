@@ -272,7 +272,7 @@ def _is_of(value: Any, hint: Any) -> bool:
         inner = args[0] if args[-1] is Ellipsis or origin is list else Any
         return isinstance(value, tuple | list) and all(_is_of(one, inner) for one in value)
     if isinstance(hint, type):
-        return isinstance(value, {dict: Mapping}.get(hint, hint))
+        return isinstance(value, Mapping if hint is dict else hint)
     return True
 
 

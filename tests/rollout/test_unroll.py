@@ -165,7 +165,7 @@ def test_environments_that_are_not_in_a_program_are_refused_with_the_backend():
             unroll.make(env, act, length=4)
         env.close()
     env = build(drift(), B)
-    with pytest.raises(InputError, match="^length: expected a whole number, got a traced array"):
+    with pytest.raises(InputError, match=r"^length: expected a whole number, got a traced"):
         jax.vmap(lambda n: unroll.make(env, act, length=n) and 0)(jnp.array([4, 8]))
 
 

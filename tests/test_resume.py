@@ -69,6 +69,29 @@ def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
         assert jax.tree.structure(before) == jax.tree.structure(after)
 
 
+@pytest.mark.parametrize(("algo", "backend"), [("ppo", "jax"), ("appo", "jax"), ("ppo", "gymnasium"), ("dqn", "jax")])
+def test_a_run_goes_on_with_another_number_of_environments(algo, backend, tmp_path, capsys):
+    """Their learner goes on, they begin anew; a replay, which has a column for each, is refused in one line."""
+    out, more = tmp_path / "a", [f"--set=env.backend={backend}"]
+    more += ["--set=algo.circular_buffer_num_batches=2"] if algo == "appo" else []
+    assert run(algo, *more, "--stop=env_steps=200", out=out) == 0
+    for i, envs in enumerate((8, 2)):
+        again = [*more, f"--set=env.num_envs={envs}", f"--stop=env_steps={500 + 300 * i}", "--resume=auto"]
+        capsys.readouterr()
+        if algo == "dqn":
+            if i == 0:
+                assert run(algo, *again, out=out) == 2
+                told = capsys.readouterr().err
+                assert "env.num_envs: expected 4, got 8: the replay of" in told and told.count("\n") == 1
+            again.append("--set=checkpoint.replay=none")
+        before = checkpoint.read(checkpoint.locate(out), "learner")["updates"]
+        assert run(algo, *again, out=out) == 0
+        assert f"-> {envs}: the environments and their statistics start anew" in capsys.readouterr().out
+        assert checkpoint.read(checkpoint.locate(out), "learner")["updates"] > before
+        row = loggers.read_rows(out / "result.jsonl")[-1]
+        assert row["env_steps"] >= 500 + 300 * i and row["episode/length"] > 5
+
+
 def test_a_run_goes_on_with_environments_in_another_place(tmp_path, capsys):
     """In the program that learns, beside it, and there again: what is kept of them is another kind of thing."""
     out, ways = tmp_path / "a", ("sync", "async", "sync")

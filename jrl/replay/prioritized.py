@@ -26,7 +26,7 @@ class Priorities:
 
     tree: Array  # f32, see sum_tree; leaves are (priority + eps) ** alpha
     highest: Array  # [] f32, the largest leaf ever set: the weight of new rows
-    steps: Array  # [] u32, vector steps added so far, saturating
+    steps: Array  # [] u32, vector steps added so far, or updates of a sampler `by_updates`; saturating
 
 
 @struct.dataclass
@@ -57,6 +57,7 @@ def make(
     beta,
     eps=1e-6,
     num_devices: int = 1,
+    by_updates: bool = False,
     n_step: int | tuple[int, int] = 1,
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
@@ -69,7 +70,7 @@ def make(
     Args:
       obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, next_action, to_end:
         see `ring.make`.
-      alpha, beta, eps, num_devices: see `sampler`.
+      alpha, beta, eps, num_devices, by_updates: see `sampler`.
     Returns:
       A Buffer. New rows have the highest priority so far; masked rows are never drawn. Weights are importance weights,
       1 for the row drawn least often.
@@ -89,7 +90,9 @@ def make(
         to_end=to_end,
         next_action=next_action,
     )
-    by_priority = sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
+    by_priority = sampler(
+        rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices, by_updates=by_updates
+    )
     return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))
 
 
@@ -118,7 +121,9 @@ def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffe
     )
 
 
-def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devices: int = 1) -> Sampler:
+def sampler(
+    layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devices: int = 1, by_updates: bool = False
+) -> Sampler:
     """Draws rows in proportion to priority ** alpha, one from each of `batch_size` parts of equal mass.
 
     Args:
@@ -130,6 +135,8 @@ def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devic
       eps: added to each priority.
       num_devices: that add rows at the same time. Each draws from its own rows, and divides its weights by their
         largest.
+      by_updates: the schedule counts updates of priorities, one for each sample: for data sets, to which nothing is
+        added.
     Returns:
       A Sampler. Of samples of a single row, masked ones are not drawn; longer samples may hold such.
     """
@@ -158,8 +165,8 @@ def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devic
             mask = jnp.take_along_axis(rollout.mask, jnp.broadcast_to(jnp.clip(row, 0, steps - 1), live.shape), 0)
             live &= mask & (row >= 0) & (row < count)
         weight = jnp.pad(jnp.where(live, priorities.highest, 0.0), [(0, behind + layout.spare), (0, 0)])
-        added = jnp.uint32(steps)
-        if not layout.in_step and rollout.count is not None:
+        added = jnp.uint32(0 if by_updates else steps)
+        if not by_updates and not layout.in_step and rollout.count is not None:
             added = (-(-rollout.count.sum() // layout.columns)).astype(jnp.uint32)
         return Priorities(
             tree=sum_tree.update(tree, (slots * layout.columns + columns).reshape(-1), weight.reshape(-1)),
@@ -172,9 +179,9 @@ def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devic
         mass = part * (sum_tree.total(priorities.tree) / batch_size)
         again = jax.random.fold_in(key, 1) if sum_tree.is_deep(layout.slots * layout.columns) else None
         index, leaf = sum_tree.find(priorities.tree, mass, again)
-        env_steps = priorities.steps.astype(jnp.float32) * (layout.columns * num_devices)
+        counted = priorities.steps.astype(jnp.float32) * (1 if by_updates else layout.columns * num_devices)
         # (N P(i)) ** -beta over its largest: N and the total cancel
-        weight = (leaf.min() / leaf) ** schedules.value(beta, env_steps)
+        weight = (leaf.min() / leaf) ** schedules.value(beta, counted)
         return index // layout.columns, index % layout.columns, jnp.where(leaf > 0, weight, 0.0)
 
     def update(priorities: Priorities, index, priority) -> Priorities:
@@ -183,7 +190,7 @@ def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devic
         return Priorities(
             tree=sum_tree.update(priorities.tree, index, leaf),
             highest=jnp.maximum(priorities.highest, leaf.max()),
-            steps=priorities.steps,
+            steps=priorities.steps + jnp.minimum(jnp.uint32(by_updates), ~priorities.steps),
         )
 
     return Sampler(init, enter, draw, update)

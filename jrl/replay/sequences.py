@@ -32,6 +32,7 @@ def make(
     beta=1.0,
     eps=1e-6,
     num_devices: int = 1,
+    by_updates: bool = False,
     in_step: bool = True,
     next_action: bool = False,
 ) -> Buffer:
@@ -46,7 +47,8 @@ def make(
       extras: name -> of one environment; what is kept of `Rollout.extras`, for `SequenceBatch.extras`. `carry` is the
         memory before a row, that of a sample's first row becomes its `window.carry`; () where it is not kept.
       alpha: exponent of the priorities; None samples uniformly.
-      beta, eps, num_devices: see `prioritized.sampler`. A sequence's priority is that of its first row's index.
+      beta, eps, num_devices, by_updates: see `prioritized.sampler`. A sequence's priority is that of its first row's
+        index.
     Returns:
       A Buffer whose samples are SequenceBatches; a row can begin one as soon as all K + L rows of it are there. Weights
       are 0 on masked rows. Those of the others are 1 on average; with priorities, times the importance weight of their
@@ -72,7 +74,9 @@ def make(
         return rows.sequences(state, slot, column, weight, burn_in, key)
 
     if alpha is not None:
-        sampler = prioritized.sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
+        sampler = prioritized.sampler(
+            rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices, by_updates=by_updates
+        )
         return prioritized.buffer(rows, sampler, read)
 
     def sample(state: State, key: Key):

@@ -130,6 +130,7 @@ def of_stores(
         make = build_learner.buffers(
             cfg, algo, spec, devices, num_envs=1, stack=stack,
             extras={n: data_sets.element_of(column) for n, column in extras[0].items()}, to_end=to_end(cfg),
+            by_updates=True,
         )  # fmt: skip
         frames = stack.size if stack else 1
         burn_in = cfg.replay.burn_in if cfg.replay else 0

@@ -167,6 +167,7 @@ def buffers(
     stack: ring.FrameStack | None,
     extras: Mapping[str, PyTree],
     to_end: bool = False,
+    by_updates: bool = False,
 ) -> Callable[..., Buffer]:
     """Returns the maker of one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
 
@@ -177,6 +178,7 @@ def buffers(
       stack: that observations are stored as frames of; None: whole.
       extras: what is kept beside each row: shapes and dtypes of one environment.
       to_end: see `ring.make`; sequences end where they end.
+      by_updates: see `prioritized.sampler`.
     """
     replay = cfg.replay
     assert replay is not None
@@ -184,7 +186,7 @@ def buffers(
     options |= {"in_step": plan.in_step(cfg), "extras": extras, "next_action": NEXT_ACTION in traits(cfg.algo).reads}
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
-        options["num_devices"] = devices
+        options |= {"num_devices": devices, "by_updates": by_updates}
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
     if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
         options["redraw"] = False

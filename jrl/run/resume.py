@@ -24,8 +24,8 @@ from jrl.run import checkpoint, regrouped
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
 from jrl.run.several import Group
-from jrl.settings import config, multi_agent, plan
-from jrl.settings.by_episode import ROSTER
+from jrl.settings import config, datasets, multi_agent, plan
+from jrl.settings.by_episode import ROSTER, per_episode
 from jrl.settings.config import RunConfig, to_dict
 from jrl.settings.self_play import LEAGUE
 from jrl.types import PyTree
@@ -91,17 +91,41 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, grou
     Raises:
       InputError: the checkpoint does not hold what the run needs.
     """
-    wanted, before = parts(template, cfg), checkpoint.read_meta(saved, resumable=True)["devices"]
+    meta = checkpoint.read_meta(saved, resumable=True)
+    wanted, before, envs = parts(template, cfg), meta["devices"], _other_num_envs(meta, cfg)
+    latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
+    if envs:
+        _check_num_envs(saved, cfg, envs, replay=bool(jax.tree.leaves(wanted["replay"])) and not latest)
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": learner(saved, jax.device_get(template.learner), beside=True)}
-    if before != devices and isinstance(template.replay, Kept):
-        wanted["replay"] = ()  # the latest few rollouts: soon there are others
+    if (before != devices or envs) and latest:
+        wanted["replay"] = ()
     found["replay"] = _replay(saved, wanted["replay"], before, devices, groups)
-    found["source"] = _source(saved, wanted["source"], groups)
+    found["source"] = template.source if envs else _source(saved, wanted["source"], groups)
     if found["replay"] == ():
         found["replay"] = template.replay
     return LoopState(**found)
+
+
+def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
+    """Returns a checkpoint's number of environments where a run continues with another one, or else None."""
+    found = (meta["config"].get("env") or {}).get("num_envs")
+    return found if isinstance(found, int) and found != cfg.env.num_envs and not datasets.alone(cfg) else None
+
+
+def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> None:
+    """Raises InputError: a checkpoint of so many environments has parts that cannot go on with another number."""
+    fault = f"env.num_envs: expected {envs}, got {cfg.env.num_envs}"
+    if replay:
+        raise InputError(
+            f"{fault}: the replay of {saved} has a column for each environment: keep env.num_envs={envs}, or start "
+            "with an empty replay: --set checkpoint.replay=none"
+        )
+    if per_episode(cfg):
+        raise InputError(
+            f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
+        )
 
 
 def _replay(saved: Path, wanted: PyTree, before: int, devices: int, groups: Sequence[Group]) -> PyTree:
@@ -114,13 +138,18 @@ def _replay(saved: Path, wanted: PyTree, before: int, devices: int, groups: Sequ
 
 
 def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
-    """Deals a replay to so many devices. Of data sets, whose episodes are dealt anew, priorities begin anew."""
+    """Deals a replay to so many devices. Of data sets, whose episodes are dealt anew, priorities begin anew, but for
+    the updates that they count.
+    """
     if isinstance(found, mixed.State):
         parts = zip(found.parts, wanted.parts, strict=True)
         return mixed.State(tuple(_dealt(part, fresh, before, devices) for part, fresh in parts))
     is_ring = lambda x: isinstance(x, layout.State)
     if not any(map(is_ring, jax.tree.leaves(found, is_leaf=is_ring))):
-        return wanted
+        if not hasattr(wanted, "priorities"):
+            return wanted
+        steps = np.resize(np.max(found.priorities.steps), np.shape(wanted.priorities.steps))
+        return wanted.replace(priorities=wanted.priorities.replace(steps=steps))
     return regroup(found, before, devices)
 
 
@@ -192,6 +221,8 @@ def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = M
             yield f"changed: data.input {where} has other content, checksum {checksum} -> {data[name]}"
     if meta["config"].get("checkpoint", {}).get("policies") == "trainable":
         yield "checkpoint.policies was trainable: policies that do not learn begin anew, as the run's seed makes them"
+    if envs := _other_num_envs(meta, cfg):
+        yield f"env.num_envs {envs} -> {cfg.env.num_envs}: the environments and their statistics start anew"
     if meta["devices"] != devices:
         yield f"from {meta['devices']} devices to {devices}: the environments are dealt out anew"
     if cfg.replay is not None and cfg.checkpoint.replay == "none":

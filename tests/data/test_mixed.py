@@ -102,6 +102,29 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
+@pytest.mark.parametrize("memory_", [(), MEMORY])
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, written):
+    """Weights w ** beta of the data go from w ** 0 to w ** 1 in 100 updates; w are those of beta 1."""
+    more = ["replay.prioritized=true", *memory_]
+    more += [f"data.input={written}", "data.updates_per_iteration=20"] if is_alone else []
+    cfg = run_config(written, *more, "replay.priority_beta=[[0, 0.0], [100, 1.0]]")
+    fixed = config.override(config.to_dict(cfg), ["replay.priority_beta=1.0"])
+    for calls in (3, 9):
+        state, learn, kept, *_ = trained(cfg, calls)
+        with Session(fixed) as session:
+            plain = session.run.learn
+        replay = learn.data.dressed(state.replay, learn.data.fill()) if is_alone else state.replay
+        part = own_replay(replay, learn)
+        weights = [np.asarray(one.data.buffer.sample(part, jax.random.key(0)).weight) for one in (learn, plain)]
+        of_data = slice(0 if is_alone else 8, None)
+        scheduled, full = (weight.reshape(32, -1)[of_data] for weight in weights)
+        live = full > 0
+        assert full[live].min() < 0.95 * full[live].max()
+        ratio = np.log(scheduled[live].max() / scheduled[live]), np.log(full[live].max() / full[live])
+        np.testing.assert_allclose(ratio[0], min(kept.learner.updates / 100, 1.0) * ratio[1], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["transitions", "of three steps by priority, on two devices"])
 def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
     kept = trained(run_config(written, *KINDS[kind]), 3)[2]

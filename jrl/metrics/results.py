@@ -35,6 +35,7 @@ _PLACES = {
     "env": "env_runners",
     "rollout": "env_runners",
 }
+_LISTS = ("evaluation/returns", "evaluation/lengths")
 # names of an evaluation's metrics
 _EVALUATION = {
     "return": "episode_return_mean",
@@ -87,6 +88,7 @@ def result(
     before: Mapping[str, Any] | None,
     trained_before: int = 0,
     collects: bool = True,
+    lists: bool = False,
 ) -> dict[str, Any]:
     """Returns the dict that `Algorithm.train` returns.
 
@@ -98,6 +100,7 @@ def result(
       before: the row before, None for the first.
       trained_before: environment steps learned from until then.
       collects: whether there are environments; without, what a row counts are updates, and no step is sampled.
+      lists: keep the returns and lengths of an evaluation's episodes, up to 2,000 numbers.
     """
     learner: dict[str, Any] = {}
     found: dict[str, Any] = {
@@ -130,8 +133,12 @@ def result(
             found[EPISODES[name]] = found["env_runners"][EPISODES[name]] = value
         elif name in COUNTS:
             found[COUNTS[name]] = value
+        elif name in _LISTS and not lists:
+            continue
         elif first == "evaluation":
             _put_evaluated(found.setdefault("evaluation", {}), rest, value)
+        elif first == "estimate":
+            found.setdefault("evaluation", {})
         elif rest and first in _PLACES:
             found.setdefault(_PLACES[first], {})[rest] = value
         elif name not in ("iteration", "episode/window", "agent_steps"):
@@ -139,7 +146,7 @@ def result(
     if not collects:
         found |= {"num_env_steps_sampled": 0, "num_env_steps_sampled_lifetime": 0}
     if "evaluation" in found:
-        found["evaluation"] = _with_former(found["evaluation"])
+        found["evaluation"] = _with_former(found["evaluation"]) | _estimated(row)
     if several:
         found["info"] = {"learner": found["learners"]}
     else:
@@ -163,8 +170,9 @@ def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of an evaluation under those names, at the top and under `env_runners`."""
     named: dict[str, Any] = {}
     for name, value in found.items():
-        _put_evaluated(named, name, value)
-    named = _with_former(named)
+        if not name.startswith("estimate/"):
+            _put_evaluated(named, name, value)
+    named = _with_former(named) | _estimated(found)
     return {**named, "env_runners": dict(named)}
 
 
@@ -176,6 +184,22 @@ def _put_evaluated(found: dict[str, Any], name: str, value: Any) -> None:
             found.setdefault(key, {})[owner] = value
     else:
         found[_EVALUATION.get(name, name)] = value
+
+
+def _estimated(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns estimates by data under their names in RLlib, `off_policy_estimator`; {} where a row has none.
+
+    RLlib's is and wis weigh each step, as pdis and wpdis do: these stand there under both names, unless the row has
+    estimates that weigh whole episodes.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    named = {name.removeprefix("estimate/"): value for name, value in row.items() if name.startswith("estimate/")}
+    behavior = {"v_behavior": named.pop("return", None), "ess": named.pop("ess", None)}
+    for name, value in named.items():
+        method, _, end = name.partition("_")
+        found.setdefault(method, dict(behavior))["_".join(filter(None, ("v_target", end)))] = value
+    theirs = {name: found[own] for own, name in (("pdis", "is"), ("wpdis", "wis")) if own in found}
+    return {"off_policy_estimator": theirs | found} if found else {}
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:

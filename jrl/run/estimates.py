@@ -222,13 +222,19 @@ class Beside:
 
     def __init__(self, cfg: RunConfig, judge: Judge):
         self._seed, self._judge = cfg.run.seed, judge
-        self._every = plan.estimate_every(cfg) or 1
+        self._every = plan.estimate_every(cfg)
         self._reached: Callable[[StepInfo], bool] = lambda info: False
         self._told: set[str] = set()
 
     def begin(self, updates: int, most: int) -> None:
         """Begins to count, from so many updates on, of which a call makes `most`."""
-        self._reached = reporter.reached(self._every, most=most, env_steps=updates)
+        if self._every is not None:
+            self._reached = reporter.reached(self._every, most=most, env_steps=updates)
+
+    @property
+    def with_evaluations(self) -> bool:
+        """Returns whether there is an estimate with each evaluation, instead of one after so many updates."""
+        return self._every is None
 
     def after(self, info: StepInfo, actor: Callable[[PyTree], PyTree]) -> dict[str, float]:
         """Returns keys of the row that ends with a call, where an estimate is due; else {}.
@@ -237,11 +243,13 @@ class Beside:
           info: the call.
           actor: of the learner's state, what acts.
         """
-        if not self._reached(info):
-            return {}
+        return self.of(actor(info.state.learner), info.iteration) if self._reached(info) else {}
+
+    def of(self, actor: PyTree, iteration: int) -> dict[str, float]:
+        """Returns keys of result rows: the estimates of an actor after so many iterations."""
         # on one device, wherever the run learns
-        acting = jax.device_put(jax.device_get(actor(info.state.learner)), jax.local_devices()[0])
-        report = self._judge(acting, role_key(self._seed, Role.ESTIMATE, info.iteration))
+        acting = jax.device_put(jax.device_get(actor), jax.local_devices()[0])
+        report = self._judge(acting, role_key(self._seed, Role.ESTIMATE, iteration))
         for text in report.warnings:
             if (kind := text.split(":")[0]) not in self._told:
                 self._told.add(kind)

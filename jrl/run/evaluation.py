@@ -27,7 +27,7 @@ from jrl.run import build_evaluation, reporter, video
 from jrl.run.clock import StepInfo
 from jrl.run.keys import Role, role_key
 from jrl.run.workers import EvaluationWorkers, numbers
-from jrl.settings import by_episode, multi_agent, plan
+from jrl.settings import by_episode, datasets, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, Key, PyTree
 
@@ -348,19 +348,22 @@ class Schedule:
         self._videos = video.of_run(self.evaluations.config, cfg, directory)
         self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
         self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
+        self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
+        self._parallel = cfg.evaluation.parallel and self._plays
+        self._estimated: dict[str, float] = {}  # of the evaluation under way
         self._reaches: Callable[[StepInfo], bool] | None = None
         self._asked = False  # for the row that comes next
 
     def prepare(self) -> None:
         """Makes the environments, where evaluations are due by the config. Raises InputError."""
-        if self._some:
+        if self._some and self._plays:
             self.evaluations.prepare()
         if self._videos:
             self._videos.prepare(self._session.run.spec)
 
     def start(self) -> None:
         """Puts the keys into result rows, and counts from where the session stands."""
-        if self._some:
+        if self._some and self._plays:
             self._session.reporter.extra.update(self.evaluations.nothing())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
@@ -379,7 +382,7 @@ class Schedule:
         """
         if self._reaches is None or not self._reaches(info):
             return False
-        if self._settings.parallel and not self.evaluations.busy:
+        if self._parallel and not self.evaluations.busy:
             self._due()
             return False
         self._asked = True
@@ -392,7 +395,7 @@ class Schedule:
 
     def begin_first(self) -> None:
         """Begins the evaluation beside the first row, where it is to have one."""
-        if self._settings.parallel and self.in_row(1):
+        if self._parallel and self.in_row(1):
             self._begin()
 
     def before_row(self) -> None:
@@ -405,7 +408,7 @@ class Schedule:
             if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
                 self.play()  # those weights are gone
         # beside training, that of the next row begins now
-        if self._asked or self.in_row(1 + self._settings.parallel):
+        if self._asked or self.in_row(1 + self._parallel):
             self._asked = False
             self._due()
 
@@ -413,7 +416,7 @@ class Schedule:
         self._finish()
         if self._session.config.checkpoint.exact:  # environments that would go on where they were the last time
             self.evaluations.restart(self._session.iteration)
-        if self._settings.parallel:
+        if self._parallel:
             self._begin()
         else:
             self.play()
@@ -426,7 +429,9 @@ class Schedule:
     def play(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation with the present weights, now; see `Session.evaluate`."""
         self._finish()
-        return self._attached(self.evaluations.play(self._actor(), **self._count(), duration=duration))
+        actor = self._actor()
+        played = self._plays or not self._estimated
+        return self._attached(self.evaluations.play(actor, **self._count(), duration=duration) if played else {})
 
     def _finish(self) -> dict[str, Any]:
         """Waits for the evaluation that is under way, if one is."""
@@ -442,6 +447,9 @@ class Schedule:
             self._told.call("on_evaluate_start", algorithm=self._face)
         actor = self._session.actor()
         self.evaluations.plays_for = self._session.config
+        judge = self._session.run.judge
+        if judge and judge.with_evaluations:
+            self._estimated = judge.of(actor, self._session.iteration)
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor
@@ -451,8 +459,12 @@ class Schedule:
         if self._told:
             self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
             found.update(self._told.drain_evaluation())
+        estimated, self._estimated = self._estimated, {}
+        found.update(estimated)
+        if self._told:
             self._told.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
-        self._session.reporter.extra.update({f"evaluation/{name}": value for name, value in found.items()})
+        in_row = lambda name: name if name in estimated else f"evaluation/{name}"
+        self._session.reporter.extra.update({in_row(name): value for name, value in found.items()})
         if (played := self.evaluations.latest) is not None:
             every = math.ceil(len(played.returns) / _MOST_EPISODES) or 1  # spread over the environments
             lists = {"returns": played.returns[::every].tolist(), "lengths": played.lengths[::every].tolist()}

@@ -348,10 +348,11 @@ class Session(Policies):
         _log.info("row %d: %d steps, return %s", self.reporter.count, row["env_steps"], row["episode/return"])
         _log.debug("%s", row)
         trained = self.reporter.trained(row["env_steps"], row["updates"])
-        counts = {"iteration": self.reporter.count, "trained": trained, "episodes": self.reporter.episodes}
+        told: dict[str, Any] = {"iteration": self.reporter.count, "trained": trained}
+        told |= {"episodes": self.reporter.episodes, "collects": not datasets.alone(self.config)}
+        told["lists"] = self.config.run.keep_per_episode_metrics
         then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
-        collects = not datasets.alone(self.config)
-        self.result = results.result(row, **counts, before=self._row, trained_before=then, collects=collects)
+        self.result = results.result(row, **told, before=self._row, trained_before=then)
         self._row = dict(row)
         if self.callback_list:
             before = results.flat(self.result)

@@ -64,7 +64,8 @@ class EstimateConfig:
     # is, wis: importance sampling, plain and weighted; pdis, wpdis: per decision; dm: direct, by fitted Q evaluation;
     # dr, wdr: doubly robust
     methods: tuple[Method, ...] = ("is", "wis", "pdis", "dm", "dr")
-    every: Steps | None = None  # updates between two estimates; null: a tenth of stop.updates
+    # updates between two estimates; null: one with each evaluation, or without any a tenth of stop.updates
+    every: Steps | None = None
     episodes: Count | None = None  # at most so many, drawn once; null: all
     # the policy as it acts when exploring; null: where it has a distribution, its best actions elsewhere
     explore: bool | None = None
@@ -124,6 +125,11 @@ def is_mixed(cfg: Any) -> bool:
 def alone(cfg: Any) -> bool:
     """Returns whether a run learns from data alone, without environments to collect from."""
     return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
+
+
+def plays(cfg: Any) -> bool:
+    """Returns whether a run has environments to play evaluations in."""
+    return bool(cfg.env.id) or not alone(cfg)
 
 
 def title(cfg: Any) -> str:
@@ -256,11 +262,12 @@ def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...],
             f"stop.{stop}: a criterion is met by a value of at least that much, and a loss falls: leave it out; "
             f"checkpoint.keep_best_by={stop} with checkpoint.keep_best=min keeps the best weights",
         )
-    if not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
+    by_data = cfg.data.estimate is not None and cfg.data.estimate.every is None
+    if not plays(cfg) and not by_data and (cfg.evaluation.every or cfg.evaluation.interval):
         yield (
             ("env.id", "evaluation.every", "evaluation.interval"),
             "env.id is missing: evaluations are played in an environment: set it, or leave evaluation.every and "
-            "evaluation.interval out",
+            "evaluation.interval out, or estimate the policy by its data, data.estimate={}",
         )
     if cfg.data.placement == "host" and cfg.replay is not None and cfg.replay.prioritized:
         yield (

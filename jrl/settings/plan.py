@@ -169,10 +169,11 @@ def asked_iteration(cfg: Any) -> int | None:
 
 
 def estimate_every(cfg: Any) -> int | None:
-    """Returns the updates between two estimates by `data.estimate`; None: there are none."""
-    if cfg.data.estimate is None:
-        return None
-    return cfg.data.estimate.every or 10 * report_every(cfg)
+    """Returns the updates between two estimates by `data.estimate`; None: none, or one with each evaluation."""
+    found, how = cfg.evaluation, cfg.data.estimate
+    if how is None or how.every is not None:
+        return None if how is None else how.every
+    return 10 * report_every(cfg) if found.every is None and found.interval is None else None
 
 
 def iterations_per_call(cfg: Any) -> int:

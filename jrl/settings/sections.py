@@ -174,7 +174,8 @@ class RunSettings:
     rollback_lr: Share = 0.5  # factor of algo.lr at each
     # latest episodes whose mean return and length is reported
     smoothing_episodes: Annotated[int, Interval(ge=1, le=10_000_000)] = 100
-    keep_per_episode_metrics: bool = False  # custom metrics of callbacks as lists, an entry per episode
+    # custom metrics of callbacks as lists, an entry per episode; in results of jrl.api the returns of evaluations, too
+    keep_per_episode_metrics: bool = False
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "WARN"  # of jrl's loggers
     log_sys_usage: bool = False  # load of CPU, memory and accelerators in each result row
     stall_seconds: Seconds | None = 300.0  # without progress until all stacks are printed; null: never

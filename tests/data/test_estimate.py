@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import jrl
 from jrl import data, train
 from jrl.algos import dqn, fqe, ppo, sac, td3
 from jrl.algos.exploration import EpsilonGreedy, OrnsteinUhlenbeck, SoftQ
+from jrl.api import BCConfig
 from jrl.data.__main__ import main
 from jrl.errors import InputError
 from jrl.fields.hyper import Lstm, NoCore
@@ -374,6 +376,29 @@ def test_estimates_stand_in_rows_and_follow_from_the_weights_and_the_iteration(t
     reward = np.zeros((held.num_episodes, 6), np.float32)
     reward[mask] = held.reward[held.is_step()]
     np.testing.assert_allclose(by_steps[60]["estimate/return"], estimators.returns(reward, mask, GAMMA), rtol=1e-5)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", None])
+def test_estimates_that_rllibs_word_asks_for_come_with_each_evaluation(tmp_path, env):
+    """Under `evaluation`, by RLlib's names; without an environment they are all that an evaluation is."""
+    main(["record", "--env", "CartPole-v1", "--random", "1", "--steps", "150", "--out", str(tmp_path / "set")])
+    cfg = BCConfig().environment(env) if env else BCConfig()
+    cfg.offline_data(input_=str(tmp_path / "set")).training(train_batch_size=16, model={"fcnet_hiddens": [8]})
+    cfg.evaluation(
+        evaluation_interval=2, evaluation_duration=3,
+        off_policy_estimation_methods={"is": {"type": "is"}, "mine": {"type": "WeightedImportanceSampling"}},
+    )  # fmt: skip
+    with warnings.catch_warnings(), cfg.build() as algo:
+        warnings.simplefilter("ignore")  # a random policy's data hardly have what another does
+        first, second, third = (algo.train().get("evaluation", {}) for _ in range(3))
+        now = algo.evaluate()
+    assert "off_policy_estimator" not in first and ("episode_return_mean" in second) == bool(env)
+    found = second["off_policy_estimator"]
+    assert third["off_policy_estimator"] == found and now["off_policy_estimator"] != found
+    for name in ("is", "wis"):
+        assert found[name]["v_target_low"] <= found[name]["v_target"] <= found[name]["v_target_high"]
+        assert found[name]["v_behavior"] > 0
+    assert "returns" not in second and "lengths" not in second
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ def kernel(saved):
         (["--samples=1", "--set=algo.gamma=choice(.9,.95,1.5,.99,.97)"], "algo.gamma: expected a number in [0, 1]"),
         (["--samples=2", "--set=algo.leraning_rate=log(1e-4,1e-2)"], "unknown key algo.leraning_rate"),
         (["--samples=0"], "sweep.samples: expected a whole number in [1, 100000]"),
-        (["--processes=0"], "--processes: expected at least 1, got 0"),
+        (["--processes=0"], "--processes: expected 1 to 1,000, got 0"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(args, told, tmp_path, capsys):

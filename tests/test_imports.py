@@ -30,7 +30,7 @@ ARROWS = {
     "envs": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "report": {"errors", "fields", "metrics"},
-    "rollout": {"envs", "errors", "fields", "host", "metrics", "ops", "spaces", "types"},
+    "rollout": {"envs", "errors", "host", "metrics", "ops", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},
     "settings": {"errors", "fields", "host", "registry"},
     "migrate": {"errors", "fields", "host", "registry", "settings"},

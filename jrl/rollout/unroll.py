@@ -16,7 +16,6 @@ from flax import struct
 
 from jrl import spaces
 from jrl.envs import limits
-from jrl.fields import bounds
 from jrl.metrics import episodes
 from jrl.types import (
     ActOut,
@@ -82,15 +81,15 @@ def make(
       window: the latest so many episodes are reported on.
       record, count_agents: see `finish`.
     Raises:
-      InputError: environments that are stepped from the host, or a length that is not a number of steps.
+      InputError: environments that are stepped from the host, or a length that is traced.
     """
     if not isinstance(env, JaxEnv):
         raise InputError(
             f"unroll.make: expected environments inside a program, got {type(env).__name__}, which is stepped from the "
             'host: make it with backend="jax", or collect with jrl.rollout.sources.make'
         )
-    if fault := bounds.type_fault(length, int, "length") or bounds.fault(length, bounds.Count, "length"):
-        raise InputError(fault)
+    if isinstance(length, jax.core.Tracer):
+        raise InputError("length: expected a whole number, got a traced array: make one program for each length")
     num_envs = env.spec.num_envs
 
     def initial(vector) -> PyTree:

@@ -87,9 +87,20 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
         metavar="auto|PATH",
         help="continue a run: its directory, a checkpoint, or the latest; without a config with its own",
     )
-    p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
+    p.add_argument(
+        "--init-from",
+        metavar="PATH",
+        help="begin a new run with the weights and observation statistics that fit, of a run's latest checkpoint or of "
+        "one checkpoint",
+    )
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
-    p.add_argument("-v", "--verbose", action="count", default=0, help="show where the time goes; -vv: all of jax's log")
+    p.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="say how the run works and where the time goes; -vv: all of jax's log",
+    )
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a criterion other than env_steps is met")
     p.set_defaults(seeds=None, processes=None, until=None, rows=None)
     return p
@@ -394,7 +405,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.enter_context(session)
         checkpoints = stack.enter_context(Checkpointer(directory / "checkpoints", cfg.checkpoint))
-        print(*run_directory.introduction(session), sep="\n")
+        print(*run_directory.introduction(session, verbose=options.verbose > 0), sep="\n")
         for one in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
             print(one)
         # not before the checkpoint was found to fit: nothing in the directory changes until then

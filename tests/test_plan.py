@@ -61,6 +61,14 @@ def test_the_plan_in_words():
     ]
 
 
+def test_the_plan_of_several_agents_multiplies():
+    ppo = {"algo": {"name": "ppo"}, "multi_agent": {"agents": ["a", "b", "c"]}}
+    assert list(plan.lines(from_dict(merge(BASE, ppo))))[:2] == [
+        "8 envs x 128 steps x 3 agents = 3072 transitions per iteration",
+        "4 epochs x 4 minibatches of each policy's transitions = 16 updates per iteration",
+    ]
+
+
 def test_one_of_each_is_no_plural():
     one = {"env": {"num_envs": 1}, "rollout": {"length": 1}, "stop": {"env_steps": 1}}
     replay = {"batch_size": 1, "learning_starts": 0}

@@ -307,6 +307,8 @@ def test_the_guarantee_is_told_and_stored(tmp_path, capsys):
         ("gymnasium", ["--set=checkpoint.exact=true", "--set=checkpoint.every=50"], "restarted", "interrupted or not"),
     ]:
         out = tmp_path / f"{backend}{len(more)}"
-        assert run("ppo", f"--set=env.backend={backend}", *more, "--stop=env_steps=100", out=out) == 0
-        assert words in capsys.readouterr().out
+        verbose = ["-v"][: backend != "jax"]
+        assert run("ppo", f"--set=env.backend={backend}", *more, *verbose, "--stop=env_steps=100", out=out) == 0
+        said = capsys.readouterr().out
+        assert (words in said) == (" collects" in said) == bool(verbose)  # how it works is for those who ask
         assert checkpoint.read_meta(checkpoint.locate(out))["guarantee"] == guarantee

@@ -40,19 +40,21 @@ def opened(session: "Session", directory: Path, rows_until: int | None) -> Itera
         log.close()
 
 
-def introduction(session: "Session") -> Iterator[str]:
-    """Describes in lines of text what a run is going to do."""
+def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:
+    """Describes in lines of text what a run is going to do; if `verbose`, also its programs and what a resume keeps."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
     yield from multi_agent.lines(cfg, functools.partial(_spaces, session))
-    yield run.programs
+    if verbose:
+        yield run.programs
     yield f"{run.num_params:,} parameters"
     if run.replay:
         yield run.replay
     if session.callback_list:
         yield from filter(None, [run.note])
-    yield build.GUARANTEES[run.guarantee]
+    if verbose:
+        yield build.GUARANTEES[run.guarantee]
 
 
 def _spaces(session: "Session", policy: str) -> str:
@@ -72,7 +74,7 @@ def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
       What takes a result row.
     """
     with output.log_file(directory / "log.txt") as file:
-        print(*introduction(session), sep="\n", file=file)
+        print(*introduction(session, verbose=True), sep="\n", file=file)
         if session.env_steps:
             print(f"goes on at {counted(session.env_steps, 'step', ',')}", file=file)
         display = progress.open_progress({}, file)

@@ -81,7 +81,7 @@ __all__ = [
 
 Algos = Mapping[str, type]
 # for --help of the commands that take a config
-DROP = "of RLlib's configuration, leave out what jrl does not have (several agents, data from files); else an error"
+DROP = "leave out the keys of RLlib's configuration that jrl does not have, such as those of other replay buffers"
 _OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
 _MOST_DOTS = 40  # in a key of the command line
 _MOST_PROBLEMS = 50  # that are told at once

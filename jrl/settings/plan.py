@@ -197,8 +197,12 @@ def lines(cfg: Any) -> Iterator[str]:
     if datasets.alone(cfg):
         yield from _lines_of_data(cfg, plan)
         return
-    rows = counted(plan.rows, "row")
-    yield f"{counted(envs, 'env')} x {counted(rollout_length(cfg), 'step')} = {rows} per iteration"
+    agents, steps = columns(cfg) // envs, rollout_length(cfg)
+    collected, rows = f"{counted(envs, 'env')} x {counted(steps, 'step')}", counted(plan.rows, "row")
+    if agents > 1:
+        collected += f" x {counted(agents, 'agent')}"
+        rows = counted(envs * steps * agents, "transition")
+    yield f"{collected} = {rows} per iteration"
     if runners := cfg.env_runners.num:
         yield f"{counted(runners, 'env runner')} of {counted(envs // runners, 'env')}"
     lag = policy_lag(cfg)
@@ -223,7 +227,8 @@ def lines(cfg: Any) -> Iterator[str]:
         split = f"{counted(epochs, 'epoch')} x {counted(minibatches or 1, 'minibatch')}"
         if drawn > 1:
             split = f"{drawn} rollouts x {split}"
-        yield f"{split} of {counted(plan.minibatch, 'row')} = {_updates(plan)}"
+        of = counted(plan.minibatch, "row") if agents == 1 else "each policy's transitions"
+        yield f"{split} of {of} = {_updates(plan)}"
     if plan.iterations is not None:
         yield f"{counted(plan.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"
 

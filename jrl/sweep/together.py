@@ -195,7 +195,7 @@ class Together:
             for display in self._shown:
                 stack.callback(display.close)
             transcript.listen()
-            self._started, self._rows = time.monotonic(), -1
+            self._started, self._rows, self._steps = time.monotonic(), -1, 0
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "Together":
@@ -311,7 +311,9 @@ class Together:
             for name, value in first.items()
             if isinstance(value, int | float) and not all(np.isnan(row.get(name, np.nan)) for row in numbers)
         }
-        of_all["env_steps"] = min(row["env_steps"] for row in numbers)
+        # members that have ended stand still: the least of those left may be less than what was shown before
+        self._steps = max(self._steps, min(row["env_steps"] for row in numbers))
+        of_all["env_steps"] = self._steps
         of_all["time_s"] = time.monotonic() - self._started
         for display in self._shown:
             display.update({**first, **of_all})

@@ -175,6 +175,24 @@ def test_members_go_on_from_their_checkpoints(members, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(plain, x.of(i)) for x in (again, population)))
 
 
+def test_the_steps_of_a_population_never_go_back():
+    """Members end at other steps than they are shown at; the last who is left ends, too."""
+    running, shown = together.Together.__new__(together.Together), []
+    rows = [[(100, 0), (200, 1)], [(400, 0), (200, 1)], [(500, 1), (200, 1)]]  # (steps, whether it has ended)
+    running._rows = running._steps = -1
+    running._started, running._shown = 0.0, [types.SimpleNamespace(update=shown.append)]
+    for count, now in enumerate(rows):
+        running.every = [
+            types.SimpleNamespace(
+                ended="x" if ended else None, began=True,
+                session=types.SimpleNamespace(reporter=types.SimpleNamespace(count=count, row={"env_steps": steps})),
+            )
+            for steps, ended in now
+        ]  # fmt: skip
+        running._show()
+    assert [row["env_steps"] for row in shown] == [100, 400, 400]
+
+
 class Places:
     """The places of a population, without its program."""
 

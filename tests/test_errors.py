@@ -229,7 +229,7 @@ def test_numbers_and_arrays_of_numpy_are_plain_in_a_config():
 @pytest.mark.parametrize(
     "value",
     [len, object, object(), {1, 2}, b"x", 1j, np.array([None]), np.zeros(1, [("a", int)]), iter("x"), np.float32],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_an_option_that_yaml_cannot_hold_is_one_error_with_the_way_to_do_it(value):
     data = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1", "options": {"x": {"y": [value]}}}}

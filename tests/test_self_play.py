@@ -176,6 +176,7 @@ def test_the_return_above_all_others_wins():
     record = {
         "episode_return": np.array([[3.0, 1.0, 2.0, 0.0, 5.0, 5.0, 1.0, 2.0, 0.0]], np.float32),
         "length": np.full((1, 9), 1),
+        "terminated": np.ones((1, 9), bool),
         "truncated": np.zeros((1, 9), bool),
     }
     no = np.zeros((1, 9), bool)

@@ -221,8 +221,10 @@ class Pool:
         return self._taken(action)
 
     def close(self) -> None:
-        """Ends the pool's threads."""
-        self._pool.close()
+        """Ends the pool's threads, which live as long as anybody has the pool."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
 
 class EnvPoolEnv(Pool):
@@ -231,6 +233,14 @@ class EnvPoolEnv(Pool):
     def __init__(self, cfg: EnvConfig, *, seed: int):
         super().__init__(cfg, seed=seed)
         self._in_program = False
+        self._xla_step: Any = None  # of the pool, which it has
+
+    def close(self) -> None:
+        """Ends the pool's threads, once programs that step it are done."""
+        if self._in_program and self._pool is not None:
+            _wait()  # a program knows the pool's address alone
+        self._xla_step = None
+        super().close()
 
     def reset(self) -> PyTree:
         """Begins new episodes and returns their observations [B, *]."""
@@ -263,13 +273,14 @@ class EnvPoolEnv(Pool):
         # float64 actions (MuJoCo) are refused where jax would make them float32
         try:
             with jax.enable_x64(True):
-                handle, _, _, xla_step = self._pool.xla()
+                handle, _, _, self._xla_step = self._pool.xla()
         except RuntimeError:
             return None
         self._in_program = True
         token = np.array(handle)
         observe, taken = self._observe, self._taken
 
+        # jax keeps these functions for the rest of the process: they reach the pool through what `close` empties
         def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
             obs = observe(*self._pool.reset())
             # copies: EnvPool writes its next results into the same memory
@@ -278,7 +289,7 @@ class EnvPoolEnv(Pool):
         @_opaque
         def pool_step(state: jax.Array, action: PyTree) -> tuple[jax.Array, StepResult]:
             with jax.enable_x64(True):
-                state, (obs, reward, terminated, truncated, info) = xla_step(state, taken(action))
+                state, (obs, reward, terminated, truncated, info) = self._xla_step(state, taken(action))
                 obs, reward = observe(obs, info), _reward(reward, info)
             return state, StepResult(obs, reward, terminated, truncated)
 
@@ -286,7 +297,7 @@ class EnvPoolEnv(Pool):
             spaces.check_action(self.spec.action, self.spec.num_envs, action)  # while tracing: shape and dtype
             return pool_step(state, action)
 
-        return JaxEnv(self.spec, reset, step, self._pool.close, pure=False)
+        return JaxEnv(self.spec, reset, step, self.close, pure=False)
 
 
 class AsyncEnvPoolEnv(Pool):
@@ -342,6 +353,13 @@ class AsyncEnvPoolEnv(Pool):
             if len(env_id):
                 self._under_way[env_id] = False
                 return env_id, result
+
+
+def _wait() -> None:
+    """Returns once all that was dispatched is computed: whoever steps environments holds the latest state of theirs."""
+    for x in jax.live_arrays():
+        with contextlib.suppress(RuntimeError):  # deleted meanwhile, or what a program raised, which others report
+            x.block_until_ready()
 
 
 def _opaque(fn: Callable) -> Callable:

@@ -1,5 +1,6 @@
 """A run as an object: what `train` returns and never changes, weights, checkpoints, own steps, and its end."""
 
+import gc
 import math
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 import jrl
@@ -415,3 +417,20 @@ def test_names_that_the_older_classes_have(algo):
     same(algo.workers.local_worker().get_weights()["default_policy"]["params"], weights["params"])
     with pytest.raises(ValueError, match="set_weights: expected"):
         algo.set_weights(weights)
+
+
+@pytest.mark.parametrize("collector", ["program", "host"])
+def test_an_algorithm_on_envpool_leaves_no_thread_behind(collector):
+    """EnvPool's threads end with its pool, which nothing may hold once the algorithm is stopped."""
+    data = {
+        "env": {"id": "CartPole-v1", "backend": "envpool", "num_envs": 4}, "network": {"hidden": [8]},
+        "algo": {"name": "ppo", "num_minibatches": 1}, "rollout": {"length": 8, "collector": collector},
+        "run": {"log": []},
+    }  # fmt: skip
+    counts = []
+    for _ in range(3):
+        with api.AlgorithmConfig.from_dict(data).build() as made:
+            made.train()
+        gc.collect()
+        counts.append(psutil.Process().num_threads())
+    assert counts[1] == counts[2]  # the first starts those of jax

@@ -228,6 +228,21 @@ def test_a_pool_belongs_to_one_side():
     pool.close()
 
 
+def test_a_pool_that_is_closed_may_have_steps_under_way():
+    """Closing waits for them: the program knows the pool by its address alone, and the next pool may get the same."""
+    expected = None
+    for _ in range(4):
+        env = EnvPoolEnv(envs.section("CartPole-v1", backend="envpool", num_envs=4), seed=3).to_jax()
+        state, first = env.reset(jax.random.key(0))
+        step, action = jax.jit(env.step), np.ones(4, np.int32)
+        for _ in range(50):
+            state, result = step(state, action, jax.random.key(0))
+        env.close()
+        found = np.concatenate([np.array(first), np.array(result.obs)])
+        expected = found if expected is None else expected
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("kind", ["host", "program", "gymnasium"])
 def test_pools_of_other_roles_and_indices_share_no_environment(kind):
     """And the trap that this avoids: EnvPool's seed s + 1 has all but one of the environments of seed s."""

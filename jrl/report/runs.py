@@ -39,6 +39,7 @@ class Run(NamedTuple):
     provenance: Mapping[str, Any]  # env.json: versions, git, machine, command
     path: Path | None  # the run directory; None of a CSV
     source: str | None = None  # of a population, the member whose copy it was last
+    stopped_at: float = math.inf  # env_steps at which a scheduler stopped it; inf: none did
 
     def curve(self, axis: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
@@ -215,6 +216,7 @@ def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]
         provenance=provenance,
         path=directory,
         source=decided.sources.get(directory.name),
+        stopped_at=decided.stopped[directory.name] if state == STOPPED else math.inf,
     )
     said = [f"result.jsonl has {damage}, which is left out"] if damage else []
     said += ["it has no result row yet"] if state == EMPTY else []

@@ -4,7 +4,10 @@
 
     objective, axis, seed, against   what was asked for
     notes, cautions                  lines: how scores were taken; what to know before believing them
-    tasks, methods, runs             names; each run with its task, method, seed, state, last and best value, counters
+    tasks, methods, runs             names, the best method first; each run with its task, method, seed, state,
+                                     counters, last and best value
+    ranking                          of each task, and of all under "*", the methods, the best first
+    recommendation                   the method to take, and why; {} of a single method
     per_task                         of each task and method: seeds, last, best, iqm, median, mean as {value, low, high}
     aggregate                        over tasks, of each method; `none` says why there is none
     profiles                         thresholds, and of each method the share of runs above them
@@ -29,7 +32,7 @@ from jrl.fields import schema
 from jrl.metrics import report
 from jrl.report import curves, methods, runs, statistics
 from jrl.report.cautions import cautions
-from jrl.report.runs import EMPTY, FINISHED, STOPPED, Found, Run
+from jrl.report.runs import EMPTY, FINISHED, NOT_FINITE, STOPPED, Found, Run
 
 Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
@@ -66,13 +69,16 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         there = any(run.method == options.against for run in found.runs)
         why = f"none of its runs has {options.objective} beside {options.axis}" if there else "no such method"
         raise InputError(f"--against {options.against}: {why}: {runs.near(options.against, names)}")
-    names.sort(key=lambda name: name != options.against)
     tasks = list(dict.fromkeys(run.task for run in scored))
+    places = {task: ranked_methods([run for run in found.runs if run.task == task], options) for task in tasks}
+    over_all = _over_all(places, names)
+    names = sorted(over_all, key=lambda name: name != options.against)
     groups = {(task, name): own for task in tasks for name in names if (own := _of(scored, task, name))}
     scores = {key: np.array([told[run.name]["last"] for run in own]) for key, own in groups.items()}
     best = {key: np.array([told[run.name]["best"] for run in own]) for key, own in groups.items()}
     normal = _normalized(scores, tasks, options.normalize)
     equal = _equal_steps(scored, options.objective)
+    per_task = [_per_task(*key, scores[key], best[key], options) for key in groups]
     said = {
         "objective": options.objective,
         "axis": options.axis,
@@ -83,13 +89,15 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "tasks": tasks,
         "methods": names,
         "runs": list(told.values()),
-        "per_task": [_per_task(*key, scores[key], best[key], options) for key in groups],
+        "ranking": {**{task: [place.method for place in own] for task, own in places.items()}, "*": over_all},
+        "recommendation": _recommendation(places, over_all, per_task, options),
+        "per_task": per_task,
         "aggregate": _aggregate(normal, tasks, names, options),
         "profiles": _profiles(normal, tasks, names, options),
         "improvement": _improvement(scores, tasks, names, options),
         "curves": [_curve(*key, own, options) for key, own in groups.items()],
         "curves_over_tasks": curves_over_tasks(groups, tasks, names, options),
-        "hyper_parameters": _hyper_parameters(groups, scores, equal.get("scores", {})),
+        "hyper_parameters": _hyper_parameters(groups, scores, equal.get("scores", {}), over_all),
         "equal_steps": equal,
         "differences": _differences(scored, names),
         "failures": _failures(found.runs, told, options),
@@ -149,6 +157,70 @@ def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, lis
     if own and not having:
         raise InputError(f"--objective {wanted}: no row has it: {runs.near(wanted, runs.numbers(own))}")
     return options._replace(objective=wanted), notes
+
+
+class Place(NamedTuple):
+    """A method's place among those of a task."""
+
+    method: str
+    budget: float  # env_steps at which a scheduler stopped it; inf: it went on
+    lost: int  # number of its runs without a score, or whose update was not finite
+    score: float  # mean of the last values of the others
+
+
+def ranked_methods(given: Sequence[Run], options: Options) -> list[Place]:
+    """Returns the methods of a task that have scores, the best first: as `jrl.sweep` ranks points.
+
+    Methods that a scheduler stopped stand below those that went on: their scores are of fewer steps. Of equal budgets
+    those stand first that lost no run, and of these the one of the highest mean.
+    """
+    found = []
+    for name in dict.fromkeys(run.method for run in given):
+        own = [run for run in given if run.method == name]
+        good = [
+            x
+            for run in own
+            if run.state != NOT_FINITE and math.isfinite(x := run.last(options.axis, options.objective))
+        ]
+        if good or any(math.isfinite(run.last(options.axis, options.objective)) for run in own):
+            score = sum(good) / len(good) if good else -math.inf
+            found.append(Place(name, min(run.stopped_at for run in own), len(own) - len(good), score))
+    return sorted(found, key=lambda place: (place.score == -math.inf, -place.budget, place.lost, -place.score))
+
+
+def _over_all(places: Mapping[str, Sequence[Place]], names: Sequence[str]) -> list[str]:
+    """Returns the methods by their mean place over the tasks; one that lacks a task is the last there."""
+    order = {task: [place.method for place in own] for task, own in places.items()}
+    of_task = lambda name, own: own.index(name) if name in own else len(names)
+    return sorted(names, key=lambda name: sum(of_task(name, own) for own in order.values()))
+
+
+def _recommendation(
+    places: Mapping[str, Sequence[Place]], order: Sequence[str], per_task: Sequence[Mapping[str, Any]], options: Options
+) -> dict[str, Any]:
+    """Returns the method to take and the reason."""
+    if len(order) < 2:
+        return {}
+    name, second = order[:2]
+    if len(places) > 1:
+        of_all = [[place.method for place in own] for own in places.values()]
+        first = sum(own[0] == name for own in of_all)
+        return {"method": name, "why": f"the best mean place over {len(of_all)} tasks, the first on {first} of them"}
+    (found,) = places.values()
+    best, after = found[:2]
+    means = {row["method"]: row["mean"] for row in per_task}
+    seeds = next(row["seeds"] for row in per_task if row["method"] == name)
+    why = f"the highest {options.objective}, {best.score:.4g}" + f" as the mean of {seeds} seeds" * (seeds > 1)
+    if found[-1].budget < best.budget:
+        why += ", of those that the scheduler did not stop"
+    if after.budget == best.budget:
+        why += f"; the next, {second}, has {after.score:.4g}"
+        low, high = means[name]["low"], means[second]["high"]
+        if low is None or high is None:
+            why += ", and one seed says little: train both with more --seeds"
+        elif low <= high:
+            why += ", and their intervals overlap: more --seeds tell them apart"
+    return {"method": name, "why": why}
 
 
 def _of(given: Sequence[Run], task: str, method: str) -> list[Run]:
@@ -331,11 +403,12 @@ def _hyper_parameters(
     groups: Mapping[tuple[str, str], Sequence[Run]],
     scores: Mapping[tuple[str, str], np.ndarray],
     equal: Mapping[str, float],
+    order: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Returns the influence of each key that differs between runs of one algorithm on their scores, the greatest first.
 
     Scores count by their rank on their task, those of `equal` steps where there are. Three methods at least are needed
-    to tell.
+    to tell. `recommended` is the value of the algorithm's method that stands first in `order`.
     """
     last = [(run, score) for key, own in groups.items() for run, score in zip(own, scores[key]) if run.path]
     taken = [(run, equal.get(run.name, score)) for run, score in last]
@@ -346,10 +419,19 @@ def _hyper_parameters(
         if len({run.method for run, _ in own}) < 3:
             continue
         configs = [methods.learning(run.config, ("env.id",)) for run, _ in own]
+        places = [order.index(run.method) for run, _ in own]
         tasks = [run.task for run, _ in own]
         ranked = _ranked(tasks, np.array([score for _, score in own]))
         for key in methods.differing(configs):
-            found.append({"algo": algo, "key": key, **_importance([config.get(key) for config in configs], ranked)})
+            measured = _importance([config.get(key) for config in configs], ranked)
+            found.append(
+                {
+                    "algo": algo,
+                    "key": key,
+                    **measured,
+                    "recommended": schema.flow(configs[places.index(min(places))].get(key)),
+                }
+            )
     return sorted(found, key=lambda row: -row["share"] if math.isfinite(row["share"]) else 0.0)
 
 
@@ -379,14 +461,12 @@ def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     shown = _parts(values) if numeric else [schema.flow(value) for value in values]
     levels = list(dict.fromkeys(shown))
-    mean_rank = {level: ranked[[value == level for value in shown]].mean() for level in levels}
     return {
         "values": len(set(map(schema.flow, values))),
         "runs": len(shown),
         "correlation": statistics.rank_correlation(np.array(values, float), ranked) if numeric else None,
         "share": statistics.rank_share(shown, ranked),
         "by_chance": (len(levels) - 1) / (len(shown) - 1),
-        "best": max(mean_rank, key=mean_rank.__getitem__),
     }
 
 

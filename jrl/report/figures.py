@@ -15,16 +15,20 @@ _MOST = 8  # configs of a population that are drawn
 
 
 def curves(said: Mapping[str, Any], png: Path) -> Path:
-    """Draws the learning curves of every task, with the intervals of their interquartile means.
+    """Draws the learning curves of every task, of many methods the best, with the intervals of interquartile means.
 
     Args:
       said: of `content.content`.
       png: is written.
     """
-    panels: dict[str, dict[str, Any]] = {task: {} for task in said["tasks"]}
-    for found in said["curves"]:
-        lines = [(np.array(run["x"]), np.array(run["y"])) for run in found["runs"]]
-        panels[found["task"]][found["method"]] = (lines, _around(found["band"]))
+    panels: dict[str, dict[str, Any]] = {}
+    for task in said["tasks"]:
+        own = {found["method"]: found for found in said["curves"] if found["task"] == task}
+        best = [name for name in said["ranking"][task] if name in own][:_MOST]
+        panels[_title(task, len(own))] = {
+            name: ([(np.array(run["x"]), np.array(run["y"])) for run in own[name]["runs"]], _around(own[name]["band"]))
+            for name in best
+        }
     if said["curves_over_tasks"]:
         panels["all tasks, normalised"] = {
             found["method"]: ([], _around(found["band"])) for found in said["curves_over_tasks"] if found["band"]
@@ -56,10 +60,11 @@ def learning_curve(paths: Sequence[str | Path], png: str | Path, *, x: str = "en
         )
     drawn = {}
     for task, groups in panels.items():
-        last = {name: np.mean([line[1][-1] for line in lines]) for name, lines in groups.items()}
-        best = sorted(groups, key=lambda name: -last[name])[:_MOST] if len(groups) > _MOST else list(groups)
-        title = f"{task}: the best {_MOST} of {len(groups)}" if len(groups) > _MOST else task
-        drawn[title] = {name: (groups[name], _around(content.band([groups[name]], options))) for name in best}
+        order = content.ranked_methods([run for run in found if run.task == task], options)
+        best = [place.method for place in order if place.method in groups][:_MOST]
+        drawn[_title(task, len(groups))] = {
+            name: (groups[name], _around(content.band([groups[name]], options))) for name in best
+        }
     return report.plot_groups(drawn, png, x=x, y=options.objective)
 
 
@@ -69,6 +74,10 @@ class Panel(NamedTuple):
     paths: Sequence[str | Path]  # run directories, the seeds of one config
     metric: str = content.TRAINING  # of the result rows
     threshold: float | None = None  # a dashed line
+
+
+def _title(task: str, methods: int) -> str:
+    return f"{task}: the best {_MOST} of {methods}" if methods > _MOST else task
 
 
 def panels(named: Mapping[str, Panel], png: str | Path) -> Path:

@@ -40,6 +40,7 @@ class Run(NamedTuple):
     provenance: Mapping[str, Any]  # env.json: versions, git, machine, command
     path: Path | None  # the run directory; None of a CSV
     source: str | None = None  # of a population, the member whose copy it was last
+    stopped_at: float = math.inf  # env_steps at which a scheduler stopped it; inf: none did
 
     def curve(self, axis: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
@@ -225,6 +226,7 @@ def _run_of(directory: Path, decided: Decided) -> tuple[Run, list[str]]:
         provenance=provenance,
         path=directory,
         source=decided.sources.get(directory.name),
+        stopped_at=decided.stopped[directory.name] if state == STOPPED else math.inf,
     )
     said = [f"result.jsonl has {damage}, which is left out"] if damage else []
     said += [f"{counted(beyond, 'number')} beyond {_LARGEST:g}, which count as missing"] if beyond else []

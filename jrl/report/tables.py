@@ -19,7 +19,7 @@ def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
     """
     commands = [origin["commands"] for origin in said["provenance"]]
     said = _safe(said)
-    parts = [_head(said), _cautions(said)]
+    parts = [_head(said), _recommendation(said), _cautions(said)]
     parts += [f"## Learning curves\n\n![learning curves]({picture})\n\n{_BAND}"] if picture else []
     parts += [_per_task(said), _aggregate(said), _improvement(said), _hyper_parameters(said)]
     parts += [_differences(said), _failures(said), _provenance(said, commands)]
@@ -94,6 +94,12 @@ def _head(said: Mapping[str, Any]) -> str:
     return "\n\n".join([*lines, *said["notes"]])
 
 
+def _recommendation(said: Mapping[str, Any]) -> str:
+    if not (found := said["recommendation"]):
+        return ""
+    return f"## Recommendation\n\n{found['method']}: {found['why']}."
+
+
 def _cautions(said: Mapping[str, Any]) -> str:
     return "## Cautions\n\n" + "\n".join(f"* {line}" for line in said["cautions"]) if said["cautions"] else ""
 
@@ -149,13 +155,22 @@ def _hyper_parameters(said: Mapping[str, Any]) -> str:
     if not said["hyper_parameters"]:
         return ""
     rows = [
-        (row["algo"], row["key"], row["values"], row["runs"], *map(number, numbers(row)), row["best"])
+        (row["algo"], row["key"], row["values"], row["runs"], *map(number, numbers(row)), row["recommended"])
         for row in said["hyper_parameters"]
     ]
-    header = ("algorithm", "key", "values", "runs", "rank correlation", "share of the ranks", "by chance", "best")
+    header = (
+        "algorithm",
+        "key",
+        "values",
+        "runs",
+        "rank correlation",
+        "share of the ranks",
+        "by chance",
+        "recommended",
+    )
     text = (
         "The rank correlation of a number with the score, and for any key the share of the variance of the scores' "
-        "ranks that lies between its values, beside what chance gives. The best is the value of the highest mean rank."
+        "ranks that lies between its values, beside what chance gives. The last column is of the best method."
     )
     text = "\n\n".join(filter(None, (text, said["equal_steps"].get("note"))))
     return f"## Hyper-parameters\n\n{text}\n\n{table(header, rows)}"

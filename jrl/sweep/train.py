@@ -286,7 +286,7 @@ class Sweep:
         if not few:
             return ""
         setting = "first" if isinstance(self._scheduler, schedule.Asha) else "interval"
-        steps = decision["at"] * window // max(1, min(few))
+        steps = self._pauses[decision["round"]][0] * window // max(1, min(few))
         return (
             f"warning: {len(few)} of {len(decision['scores'])} scores are means over as few as "
             f"{counted(min(few), 'episode')}, run.smoothing_episodes is {window}: to compare later, raise {setting} of "

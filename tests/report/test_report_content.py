@@ -1,7 +1,6 @@
 """What a report says: its numbers against those of plain numpy, its parts, its tables."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -161,11 +160,15 @@ def test_what_hyper_parameters_have_to_do_with_scores(tmp_path):
         run(tmp_path / str(i), seed=0, values=(0.0, 1.0, value), lr=lr, gamma=gamma, kind=kind)
     said = content.content(runs.read([tmp_path]), Options())
     lr, gamma, kind = (row(said["hyper_parameters"], key=f"algo.{name}") for name in ("lr", "gamma", "kind"))
-    assert lr["correlation"] < -0.9 and lr["share"] > 0.9 and lr["best"] == "0.0001" and lr["values"] == 4
+    assert lr["correlation"] < -0.9 and lr["share"] > 0.9 and lr["recommended"] == "0.0001" and lr["values"] == 4
     # of 24 numbers no two are alike: eight parts of their range are compared
     assert abs(gamma["correlation"]) < 0.5 and gamma["share"] < 0.6 and gamma["by_chance"] == pytest.approx(7 / 23)
-    assert gamma["values"] == 24 and re.fullmatch(r"0\.9\d* to 0\.9\d*", gamma["best"])
-    assert kind["correlation"] is None and kind["share"] < 0.2 and kind["best"] == "b"
+    assert gamma["values"] == 24 and kind["correlation"] is None and kind["share"] < 0.2
+    # one recommendation: the values that belong together, of the method that stands first
+    best = max(said["runs"], key=lambda one: one["last"])["method"]
+    assert said["recommendation"]["method"] == said["methods"][0] == said["ranking"]["*"][0] == best
+    assert all(f"algo.{name}={found['recommended']}" in best for name, found in (("lr", lr), ("gamma", gamma)))
+    assert f"## Recommendation\n\n{best}: the highest evaluation/return, " in tables.markdown(said)
     assert kind["by_chance"] == pytest.approx(2 / 23)
     assert said["improvement"] == [] and "--against NAME" in tables.markdown(said)
     assert content.content(runs.read([tmp_path / "0", tmp_path / "1"]), Options())["hyper_parameters"] == []
@@ -179,7 +182,11 @@ def test_hyper_parameters_of_runs_that_a_scheduler_stopped_are_compared_at_equal
     assert [*said["equal_steps"]["scores"].values()] == [30.0, 20.0, 10.0]
     assert "value after 100 env_steps" in said["equal_steps"]["note"] in tables.markdown(said)
     (lr,) = said["hyper_parameters"]
-    assert lr["correlation"] == 1 and lr["best"] == "0.1"
+    # the value that was best early is not what the report recommends
+    survivor = said["runs"][2]["method"]
+    assert lr["correlation"] == 1 and survivor == f"algo.lr={lr['recommended']}" == said["recommendation"]["method"]
+    assert "302" in said["recommendation"]["why"] and "the scheduler did not stop" in said["recommendation"]["why"]
+    assert said["ranking"]["*"] == [one["method"] for one in reversed(said["runs"])]
     (directory / "population.json").unlink()
     unknown = content.content(runs.read([directory]), Options())
     assert unknown["equal_steps"] == {} and unknown["hyper_parameters"][0]["correlation"] == -1

@@ -106,7 +106,12 @@ const variable = (name) => getComputedStyle(document.documentElement).getPropert
 function look(data, method) {
   const i = Math.max(data.methods.indexOf(method), 0),
     colors = dark() ? DARK : LIGHT;
-  return { color: colors[i % colors.length], dash: DASHES[Math.floor(i / colors.length) % DASHES.length] };
+  const round = Math.floor(i / colors.length); // methods stand in the order of their rank
+  return {
+    color: colors[i % colors.length],
+    dash: DASHES[round % DASHES.length],
+    width: i === 0 ? 3.25 : round === 0 ? 2.25 : 1.25,
+  };
 }
 function swatch(data, method) {
   const { color, dash } = look(data, method);

@@ -86,14 +86,14 @@ function band(xs, low, high, color, opacity = 0.16) {
           },
   };
 }
-const line = (points, { color, dash }, more = {}) => ({
+const line = (points, { color, dash, width = 2.25 }, more = {}) => ({
   type: "line",
   data: points,
   showSymbol: points.length === 1,
   symbolSize: 5,
   silent: true,
   z: 3,
-  lineStyle: { color, width: 2.25, type: dash },
+  lineStyle: { color, width, type: dash },
   itemStyle: { color },
   ...more,
 });
@@ -144,7 +144,13 @@ function drawCurves(data, state, keep) {
         name: LABELS[state.axis],
         scale: false,
         max: "dataMax",
-        axisLabel: { color: variable("soft"), fontSize: 11.5, hideOverlap: true, formatter: label },
+        axisLabel: {
+          color: variable("soft"),
+          fontSize: 11.5,
+          hideOverlap: true,
+          alignMaxLabel: "right",
+          formatter: label,
+        },
       }),
       yAxis: axis({
         name: state.task === "*" ? "normalised score" : LABELS[data.objective] || data.objective,
@@ -224,10 +230,15 @@ function drawParallel(runs, keys, choose) {
   const element = at("parallel-chart"),
     upright = narrow(element),
     scores = runs.map((run) => run.last);
+  const ends = keys.map((key) => key.split(".").at(-1));
+  const lastPart = (key) => {
+    const end = key.split(".").at(-1);
+    return ends.filter((other) => other === end).length > 1 ? key : end;
+  };
   const dimensions = keys.map((key, dim) => {
     const found = scale(runs.map((run) => run.values[key]));
     const limits = found.type === "category" ? { data: found.data } : { min: found.low, max: found.high };
-    return { dim, name: key.replace(/^algo\./, ""), type: found.type, ...limits };
+    return { dim, name: lastPart(key), type: found.type, ...limits };
   });
   dimensions.push({
     dim: keys.length,
@@ -236,6 +247,11 @@ function drawParallel(runs, keys, choose) {
     min: Math.min(...scores),
     max: Math.max(...scores),
   });
+  // the names at both ends reach inwards: in the middle of their axis they would be cut off
+  if (!upright) {
+    dimensions[0].nameTextStyle = { align: "left", padding: [0, 0, 0, -8] };
+    dimensions.at(-1).nameTextStyle = { align: "right", padding: [0, -8, 0, 0] };
+  }
   if (upright) element.style.height = `${90 + 74 * dimensions.length}px`;
   const value = (run, key) =>
     dimensions[keys.indexOf(key)].type === "category" ? String(run.values[key]) : run.values[key];
@@ -406,6 +422,13 @@ function drawScatter(runs, x) {
       max: found.high,
       name: x,
       splitLine: { show: false },
+      axisLabel: {
+        color: variable("soft"),
+        fontSize: 11.5,
+        hideOverlap: true,
+        alignMaxLabel: found.type === "category" ? null : "right",
+        formatter: found.type === "category" ? null : short,
+      },
     }),
     yAxis: axis({ name: "score", nameLocation: "end", nameGap: 12 }),
     tooltip: tooltip({

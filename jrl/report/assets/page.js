@@ -41,7 +41,11 @@ const scored = (method) =>
     ? data.aggregate.rows.find((row) => row.method === method)
     : data.per_task.find((row) => row.method === method && row.task === state.task);
 const score = (method) => scored(method)?.iqm.value ?? -Infinity;
-const better = (a, b) => score(b) - score(a) || (scored(b)?.mean.value ?? 0) - (scored(a)?.mean.value ?? 0);
+const better = (a, b) => {
+  const order = data.ranking[state.task] || [];
+  const place = (method) => (order.includes(method) ? order.indexOf(method) : order.length);
+  return place(a) - place(b);
+};
 function best(count) {
   return [...data.methods].sort(better).slice(0, count);
 }

@@ -9,7 +9,8 @@ function drawHead(data) {
   at("lede").textContent =
     `${counted(runs.length, "run")} of ${counted(data.methods.length, "method")} by ${data.objective}` +
     (data.tasks.length > 1 ? `, on ${data.tasks.length} tasks` : "");
-  const best = [...data.per_task].sort((a, b) => b.iqm.value - a.iqm.value || b.mean.value - a.mean.value)[0];
+  const first = data.ranking["*"].find((method) => data.methods.includes(method));
+  const best = data.per_task.find((row) => row.method === first);
   const steps = runs.reduce((sum, run) => sum + (run.env_steps || 0), 0);
   const one = data.tasks.length === 1;
   fill(
@@ -25,6 +26,8 @@ function drawHead(data) {
       ? tile(String(data.failures.length), "unfinished or failed")
       : tile(String(data.methods.length), data.methods.length > 1 ? "methods" : "method"),
   );
+  const advice = data.recommendation;
+  fill("recommendation", advice.method && [h("b", {}, "Recommended: "), `${advice.method}: ${advice.why}.`]);
   const lines = [...data.notes, ...data.cautions];
   if (data.points === 0) lines.push("so many runs that this page has their means alone: report.json has all curves");
   fill(
@@ -112,7 +115,8 @@ function drawScores(data, state) {
       if (run.task === state.task && known(run.last)) dots.set(run.method, [...(dots.get(run.method) || []), run.last]);
     const all = rows.flatMap((row) => [row.last.least, row.last.most, row.iqm.low, row.iqm.high]).filter(known);
     const [low, high] = [Math.min(...all), Math.max(...all)];
-    rows.sort((a, b) => b.iqm.value - a.iqm.value || b.mean.value - a.mean.value);
+    const order = data.ranking[state.task];
+    rows.sort((a, b) => order.indexOf(a.method) - order.indexOf(b.method));
     const made = table(
       ["method", `${number(low)} to ${number(high)}`, "IQM [95 %]", "median", "mean", "best", "seeds"],
       rows.map((row) => [
@@ -176,7 +180,7 @@ function drawImportance(data, algo) {
       ),
       [`${Math.round(100 * row.share)} %`, "number"],
       [number(row.correlation), "number"],
-      row.best,
+      row.recommended,
       [row.values, "number"],
     ]);
   fill(
@@ -186,7 +190,7 @@ function drawImportance(data, algo) {
       h(
         "div",
         { class: "scroll" },
-        table(["key", "share of the ranks' variance", "", "rank correlation", "best value", "values"], rows),
+        table(["key", "share of the ranks' variance", "", "rank correlation", "recommended", "values"], rows),
       ),
       h(
         "p",

@@ -238,7 +238,8 @@ class EnvPoolEnv(Pool):
     def close(self) -> None:
         """Ends the pool's threads, once programs that step it are done."""
         if self._in_program and self._pool is not None:
-            _wait()  # a program knows the pool's address alone
+            _wait()
+            _latest_closed[:] = [self._pool]
         self._xla_step = None
         super().close()
 
@@ -353,6 +354,11 @@ class AsyncEnvPoolEnv(Pool):
             if len(env_id):
                 self._under_way[env_id] = False
                 return env_id, result
+
+
+# The latest pool closed. A program knows the address of a pool alone: a step whose results nobody holds, which `_wait`
+# does not see, must not find the memory freed.
+_latest_closed: list[Any] = []
 
 
 def _wait() -> None:

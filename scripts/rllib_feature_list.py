@@ -309,7 +309,7 @@ FEATURES: dict[str, list[Feature]] = {
           "evaluation_force_reset_envs_before_iteration", False, "evaluation.force_reset", False)),
         works("evaluation beside training", "with the weights' version in the row",
             example("parallel_evaluation.py"), slow=True),
-        works("`off_policy_estimation_methods`", "`estimate`; is and wis weigh each step", migrates({"input": "d",
+        works("`off_policy_estimation_methods`", "with each evaluation, under `evaluation`; is and wis weigh each step", migrates({"input": "d",
             "off_policy_estimation_methods": {"is": {"type": "is"}}}, "data.estimate.methods", ["pdis"], "BC")),
         differs("`ope_split_batch_by_episode`", "estimates are of whole episodes", migrates({"input": "d",
             "ope_split_batch_by_episode": False}, "data.estimate", None, "BC")),

@@ -205,8 +205,8 @@ def test_merge_replaces_a_section_whose_name_changes():
 
 def test_a_mix_of_inputs_is_one_value():
     rlpd = Path(__file__).parent.parent / "configs" / "rlpd.yaml"
-    mixed = config.load(rlpd, ["data.input={sampler: 0.25, mine: 0.75}"]).data.input
-    assert mixed == {"sampler": 0.25, str(Path("mine").absolute()): 0.75}
+    mixed = config.load(rlpd, ["data.input={sampler: 0.25, sets/mine: 0.75}"]).data.input
+    assert mixed == {"sampler": 0.25, str(Path("sets/mine").absolute()): 0.75}
     shipped = config.load(rlpd, ["data.input.sampler=0.75"]).data.input
     assert shipped[str(Path("runs/data/halfcheetah-medium").absolute())] == 0.5
     later = ["data.input.mine=1", "data.input={sampler: 0.5, x: 0.5}"]

@@ -23,7 +23,7 @@ def test_mutants_are_refused_or_valid():
     assert found["refused"] > 40 and found["valid"] > 4
 
 
-def test_the_fuzz_finds_what_is_raw_slow_or_wordy(monkeypatch):
+def test_the_fuzz_finds_what_is_raw_or_slow(monkeypatch):
     fuzz = load("fuzz_configs")
 
     def with_a_load(fn):
@@ -40,15 +40,11 @@ def test_the_fuzz_finds_what_is_raw_slow_or_wordy(monkeypatch):
         while True:
             pass
 
-    def wordy():
-        raise fuzz.InputError("x" * 5_000)
-
     def raw():
         raise KeyError("x")
 
     assert "KeyError" in with_a_load(raw)[0]
     assert "TooSlow" in with_a_load(forever)[0]
-    assert "5000 characters" in with_a_load(wordy)[0]
 
 
 @pytest.mark.slow
@@ -65,7 +61,7 @@ def test_damaged_data_sets_are_read_or_refused():
     assert found["refused"] > 15 and found["read"] > 2
 
 
-def test_the_fuzz_of_data_finds_what_is_raw_wordy_large_or_from_outside(monkeypatch):
+def test_the_fuzz_of_data_finds_what_is_raw_large_or_from_outside(monkeypatch):
     fuzz = load("fuzz_data")
     store = next(iter(fuzz.stores().values()))
     faults = lambda fn: fuzz.run(1, first=0, seconds=2.0)["faults"] if not monkeypatch.setattr(fuzz, "look", fn) else []
@@ -84,7 +80,6 @@ def test_the_fuzz_of_data_finds_what_is_raw_wordy_large_or_from_outside(monkeypa
 
     secret = np.frombuffer(fuzz.SECRET[:8] * store.num_rows, np.float64)
     assert "KeyError" in of(lambda: raises(KeyError("x")))
-    assert "5000 characters" in of(lambda: raises(InputError("x" * 5000)))
     assert "more memory" in of(lambda: raises(InputError("x"), MemoryError()))
     assert "outside of the data set" in of(lambda: dataclasses.replace(store, reward=secret))
     assert "reward: expected the shape" in of(lambda: dataclasses.replace(store, reward=secret[1:]))

@@ -199,7 +199,7 @@ def test_videos_of_a_run_under_way(tmp_path):
     ("id", "options", "said"),
     [
         ("LateArrivals-v0", {}, "it has no picture of its own (a MultiDefinition's draw); and its agents observe"),
-        (f"{__name__}:Countdown", {"draws": False}, "its own render(): its render() gives NoneType, no picture"),
+        (f"{__name__}:Countdown", {"draws": False}, "its own render(): render(): frame 1 is None: return a picture"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_error(tmp_path, capsys, id, options, said):

@@ -119,7 +119,7 @@ def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
     saved = checkpoint.locate(tmp_path / "a")
     kept = checkpoint.read(saved, "source")
     assert "window_return" in kept and "env_state" not in kept  # no address of a pool in a checkpoint
-    assert run("dqn", "--stop=env_steps=600", *envpool, "--resume=auto", out=tmp_path / "a") == 0
+    assert run("dqn", "--stop=env_steps=600", *envpool, "--resume=auto", "-v", out=tmp_path / "a") == 0
     assert "the environments start anew, with other seeds" in capsys.readouterr().out
     rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")
     assert rows[-1]["updates"] == 2 * (rows[-1]["iteration"] - 64 // 8 + 1)

@@ -118,7 +118,7 @@ def test_from_checkpoint_beside_the_algorithm_that_goes_on(tmp_path, monkeypatch
         with Algorithm.from_checkpoint(algo.save()) as other:
             assert other.train()["training_iteration"] == algo.train()["training_iteration"] == 2
             assert other.logdir != algo.logdir == tmp_path / "run" and other.logdir.parent == tmp_path / "runs"
-        assert "another Algorithm of this process writes to run" in capsys.readouterr().out
+        assert f"another Algorithm of this process writes to {tmp_path / 'run'}" in capsys.readouterr().out
         path = algo.save()
     with Algorithm.from_checkpoint(path) as again:  # when the first has ended
         assert again.logdir == tmp_path / "run"

@@ -83,7 +83,7 @@ def test_rows_go_to_files_where_out_is_set(tmp_path):
     with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
         result = algo.train()
         with pytest.raises(InputError, match=r"run\.out: .*/run is in use by process"):
-            Algorithm.from_checkpoint(algo.save())
+            small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build()
         algo.restore(algo.save())
         again = algo.train()
     rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")

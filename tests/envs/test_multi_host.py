@@ -352,7 +352,7 @@ def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
 @pytest.mark.parametrize(
     ("name", "fault", "words"),
     [
-        ("Faulty", "pair", r"the reset after step \d+ returned no pair"),
+        ("Faulty", "pair", r"the reset after step \d+ returned a dict: return \(observations, infos\)"),
         ("Faulty", "no observation", r"step \d+: observations has nothing of agent 'w_2', which has not ended"),
         ("Faulty", "nothing", r"step \d+: agent 'w_2': the observation is None"),
         ("Faulty", "no reward", r"step \d+: rewards has nothing of agent 'w_1'"),

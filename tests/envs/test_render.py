@@ -132,7 +132,9 @@ def test_errors_say_what_each_library_said():
     neither = error("StatelessCartPole-v1", spec_of("StatelessCartPole-v1", "jax"))
     assert neither == "env StatelessCartPole-v1 cannot be drawn: neither EnvPool nor Gymnasium has it"
     assert "env.options.render_mode: test_render:Unpainted has no such option" in error("test_render:Unpainted", ONE)
-    assert "gymnasium: its render() gives NoneType" in error("painted:Painted", ONE, options={"draws": False})
+    assert "gymnasium: render(): frame 1 is None: return a picture" in error(
+        "painted:Painted", ONE, options={"draws": False}
+    )
     other = ONE._replace(observation=Box((2,)))
     assert "its observations are ('Box', (1,)" in error("painted:Painted", other)
     other = ONE._replace(env_action=Discrete(3))

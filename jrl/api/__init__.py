@@ -95,7 +95,7 @@ def _made() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # of `from jrl.api import *`
+    if name == "__all__":  # `from jrl.api import *` asks for it
         return __dir__()
     if name.startswith("_"):
         raise AttributeError(name)

@@ -38,7 +38,7 @@ class AlgorithmConfig:
     """
 
     algo_name: ClassVar[str] = ""
-    variant: ClassVar[str] = ""  # of an algorithm whose settings make it one of another name: that name, such as cql
+    variant: ClassVar[str] = ""  # name of an algorithm that is another one with settings of its own, such as cql
     _settings: ClassVar[Mapping[str, Any]] = {}  # these settings, as a tree
     _arguments: ClassVar[Any] = groups.Shared()
 
@@ -261,7 +261,7 @@ class AlgorithmConfig:
         if not self.algo_name:
             return dict(value)
         other = type(self)()
-        other._given = {}  # what makes a variant is said already
+        other._given = {}  # the class has the settings of the variant
         tree = other.update_from_dict(value)._resolved(defaults=False)
         tree.get("algo", {}).pop("name", None)
         return {name: section for name, section in tree.items() if section}

@@ -192,7 +192,7 @@ def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
         algo = given.get("algo")
         named = api.config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else config_class
         one = named()
-        one._given = {} if named is config_class else one._given  # what makes a variant is the run's
+        one._given = {} if named is config_class else one._given  # the run has the settings of the variant
         own = one.update_from_dict(given)._resolved(defaults=False)
         if named.algo_name == config_class.algo_name:
             own.get("algo", {}).pop("name", None)

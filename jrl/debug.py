@@ -3,14 +3,18 @@
     explanation = explain(algo, state, batch, key)    # what `algo.update(state, batch, key)` does wrong, and why
     print(explanation)
 
-Infinities and NaN that do not reach the result, such as those of a mask or of a branch that `where` does not take, are
-no finding.
+Transitions are found by repeating the update with fewer rows, the operation by jax's own check of each result
+(`jax_debug_nans`, `jax_debug_infs`) while the update runs operation by operation.
 """
 
 import argparse
 import dataclasses
+import functools
+import linecache
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +23,9 @@ from jrl.fields.paths import resolve
 from jrl.host import command
 
 if TYPE_CHECKING:
-    from jrl.run.provenance import Operation
     from jrl.types import Algo, Batch, EnvSpec, Key, PyTree, Rollout, SequenceBatch
 
-_MOST_ROWS = 8  # that are looked for and printed
+_MOST_ROWS = 4  # that are printed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,22 +51,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Operation:
+    """The first operation whose result is not finite, and its source line."""
+
+    message: str  # jax's: which value of which primitive
+    file: str  # "" if not known
+    line: int
+    function: str
+    text: str  # source code of the line
+    callers: tuple[str, ...]  # file:line, innermost first
+
+    def __str__(self) -> str:
+        lines = [f"first bad operation: {self.message}, in {self.function or 'an unknown function'}"]
+        lines += [f"  {self.file}:{self.line}", f"    {self.text}"] if self.file else []
+        return "\n".join([*lines, *([f"  called at {', '.join(self.callers)}"] if self.callers else [])])
+
+
+@dataclasses.dataclass(frozen=True)
 class Transition:
-    """One row of the batch: `index` is (row,) of a Batch and (step, column) of a Rollout."""
+    """One row of the batch: `index` is (row,) of a Batch and (step, environment) of a Rollout."""
 
     index: tuple[int, ...]
     fields: Mapping[str, Any]  # obs, action, reward, ...
     non_finite: tuple[str, ...]  # fields that are not finite
-    alone: bool  # whether the update is non-finite with this row and no other
+    alone: bool = False  # whether the update is non-finite with this row and no other
 
     def __str__(self) -> str:
-        where = f"row {self.index[0]}" if len(self.index) == 1 else f"step {self.index[0]} of column {self.index[1]}"
-        said = [f"{' and '.join(self.non_finite)} not finite"] if self.non_finite else []
-        said.append("enough by itself" if self.alone else "not enough by itself")
+        where = f"row {self.index[0]}" if len(self.index) == 1 else "step {} of column {}".format(*self.index)
+        found = [f"{' and '.join(self.non_finite)} not finite"] if self.non_finite else []
+        found.append("enough by itself" if self.alone else "not enough by itself")
         width = max(map(len, self.fields))
-        return "\n".join(
-            [f"{where}: {', '.join(said)}", *(f"  {k:{width}}  {_text(v)}" for k, v in self.fields.items())]
-        )
+        values = [f"  {name:{width}}  {compact(x)}" for name, x in self.fields.items()]
+        return "\n".join([f"{where}: {', '.join(found)}", *values])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +90,9 @@ class Explanation:
     """Explanation of an update that is not finite."""
 
     bad: tuple[str, ...]  # results that are not finite: parts of the state, losses
-    operation: "Operation | None"
-    transitions: tuple[Transition, ...]  # those with non-finite contents first
-    note: str  # what else is to be said of the rows
+    operation: Operation | None  # None: non-finite numbers were given, or arise in the compiled program only
+    transitions: tuple[Transition, ...]  # rows with non-finite contents first
+    note: str
 
     @property
     def finite(self) -> bool:
@@ -83,122 +102,122 @@ class Explanation:
     def __str__(self) -> str:
         if self.finite:
             return (
-                "The update is finite when repeated: the bundle does not hold the cause. Either it was computed "
-                "differently in training (another device, another version of jax or of the code, sums in another order "
-                "close to overflow), or memory or hardware failed. Compare jrl and jax in checkpoint.json with what is "
-                "installed, and run this on the device that trained."
+                "The update is finite when repeated: the bundle does not hold the cause. Another device, or another "
+                "version of jax or jrl (see checkpoint.json), may compute it differently, or memory failed. "
+                "Repeat this on the device that trained."
             )
         more = f" and {len(self.bad) - 3} more" if len(self.bad) > 3 else ""
-        found = [f"not finite when repeated: {', '.join(self.bad[:3])}{more}"]
-        unknown = "With every intermediate number kept the update is finite: it overflows in the compiled program only."
-        found.append(str(self.operation) if self.operation else unknown)
-        return "\n".join([*found, *([self.note] if self.note else []), *map(str, self.transitions)])
+        lines = [f"not finite when repeated: {', '.join(self.bad[:3])}{more}"]
+        lines += [str(part) for part in (self.operation, self.note) if part]
+        return "\n".join([*lines, *map(str, self.transitions)])
 
 
 def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollout", key: "Key") -> Explanation:
-    """Repeats `algo.update(state, batch, key)` and looks for the operation and the rows that make it non-finite.
+    """Repeats `algo.update(state, batch, key)` and finds the operation and the rows that make it non-finite.
 
     Args:
       algo: made without axis_name.
       state: before the update.
-      batch: what it learned from, Batch [N] or Rollout [T, B]. Of anything else only the operation is looked for.
+      batch: what the update learned from: Batch [N], Rollout [T, B]. Of a SequenceBatch no rows are looked for.
       key: of the update.
     Returns:
       An Explanation; `finite` if the state after the update and the metrics `loss/...` are finite.
     """
-    import jax
-    import numpy as np
-
-    from jrl.run import provenance
-
-    def update(state, batch, key):
-        state, aux = algo.update(state, batch, key)
-        return state, {k: v for k, v in aux.metrics.items() if k.startswith("loss")}
-
-    new, losses = jax.device_get(jax.jit(update)(state, batch, key))
-    results = [(name, after, before) for (name, after), before in zip(_named(new), jax.tree.leaves(state), strict=True)]
-    results += [(name, after, None) for name, after in _named(losses)]
-    # what the update leaves as it was is none of its doing
-    kept = lambda after, before: before is not None and np.array_equal(after, before, equal_nan=True)
-    finite = provenance.is_finite
-    bad = [i for i, (_, after, before) in enumerate(results) if not finite(after) and not kept(after, before)]
-    if not bad:
-        return Explanation((), None, (), "")
-    arguments = [name for name, _ in (*_named(state, "state"), *_named(batch, "batch"))]
-    first = next((i for i in bad if results[i][2] is None), bad[0])  # a loss, if one is bad: gradients come behind it
-    operation = provenance.first_bad_operation(update, (state, batch, key), [*arguments, "key"], first)
-    transitions, note = _transitions(update, state, batch, key, bad)
-    return Explanation(tuple(results[i][0] for i in bad), operation, transitions, note)
-
-
-# ---------------------------------------------------------------- the rows
-
-
-def _transitions(update: Callable, state, batch, key, bad: list[int]) -> tuple[tuple[Transition, ...], str]:
-    """Returns the rows that each make the results `bad` non-finite, and a note on them."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     from jrl.types import Batch, Rollout
 
+    def update(state, batch):
+        state, aux = algo.update(state, batch, key)
+        return state, {k: v for k, v in aux.metrics.items() if k.startswith("loss")}
+
+    new, losses = jax.device_get(jax.jit(update)(state, batch))
+    kept = [np.array_equal(x, y, equal_nan=True) for x, y in zip(*map(jax.tree.leaves, (new, state)), strict=True)]
+    results = _named((new, losses))
+    bad = [i for i, (_, x) in enumerate(results) if not is_finite(x) and not (kept + [False] * len(losses))[i]]
+    if not bad:
+        return Explanation((), None, (), "")
+    names = tuple(results[i][0].partition(".")[2] for i in bad)
     if not isinstance(batch, Batch | Rollout):
-        return (), ""
-    batch = jax.device_get(batch)
-    valid = batch.mask if isinstance(batch, Rollout) else batch.weight != 0
-    rows = [_row(batch, tuple(map(int, index))) for index in np.argwhere(valid)]
-    rows.sort(key=lambda row: (-len(row.non_finite), -_magnitude(row.fields)))
+        return Explanation(names, _first_bad_operation(update, (state, batch), infinities=False), (), "")
 
     @jax.jit
-    def repeat(state, batch, key, keep):
-        results = jax.tree.leaves(update(state, _only(batch, keep), key))
+    def repeat(state, batch, keep):
+        results = jax.tree.leaves(update(state, _only(batch, keep)))
         return ~jnp.stack([jnp.isfinite(results[i]).all() for i in bad]).all()
 
-    def is_bad(chosen: Iterable[int]) -> bool:
-        keep = np.zeros(valid.shape, bool)
-        for i in chosen:
-            keep[rows[i].index] = True
-        return bool(repeat(state, batch, key, keep))
+    batch = jax.device_get(batch)
+    valid = batch.mask if isinstance(batch, Rollout) else batch.weight != 0
+    is_bad = lambda rows: bool(repeat(state, batch, _mask(rows, valid.shape)))
+    rows = [_row(batch, tuple(map(int, index))) for index in np.argwhere(valid)]
+    rows.sort(key=lambda row: (-len(row.non_finite), -_largest(row.fields)[0]))
+    without_rows = is_bad([])
+    if not without_rows and not is_bad(rows):
+        return Explanation(names, None, (), "Finite if masked rows are cleared: what they hold gets into the result.")
+    size, name = _largest(state)
+    if without_rows:
+        found, note = list[Transition](), "Without any row the update is not finite either: the state is the cause."
+    else:
+        found, note = _causes(is_bad, rows)
+    if without_rows or "a setting" in note:
+        note += f" The largest number in the state is {size:.4g}, in {name}."
+    broken = [row for row in rows if row.non_finite and row.index not in {x.index for x in found}]
+    operation = None
+    given = [f"state.{name}" for name, x in _named(state) if not is_finite(x)]
+    given += sorted({f"batch.{name}" for row in rows for name in row.non_finite})
+    if given:
+        note = f"{' and '.join(given[:3])} not finite before the update. {note}".strip()
+    else:
+        at = functools.partial(_first_bad_operation, update)
+        operation = at((state, _only(batch, valid)), infinities=True)
+        if operation and operation == at((state, _only(batch, _mask([], valid.shape))), infinities=True):
+            operation = at((state, _only(batch, valid)), infinities=False)  # that one was a mask's: no row is needed
+        note = note if operation else f"Operation by operation the update is finite: the compiled one overflows. {note}"
+    return Explanation(names, operation, tuple([*found, *broken][:_MOST_ROWS]), note)
 
-    broken = tuple(row for row in rows if row.non_finite)[:_MOST_ROWS]
-    if is_bad([]):
-        return broken, f"Without any row it is not finite either: the state is the cause. {_largest(state)}"
-    if not is_bad(range(len(rows))):
-        return broken, "With the masked rows cleared it is finite: what stands on masked rows gets into the result."
-    sets = _smallest(is_bad, list(range(len(rows))))
-    alone = {s[0] for s in sets if len(s) == 1}
-    named = [i for i, row in enumerate(rows) if row.non_finite or i in alone]
-    note = ""
-    if not alone:
-        note = f"No row is enough by itself; these {len(sets[0])} of {len(rows)} are together, the largest first:"
-        named = sets[0]
-    elif len(sets) >= _MOST_ROWS:
-        note = (
-            f"{len(alone)} rows or more are each enough: the state or a setting, such as the learning rate, is the "
-            f"cause rather than a transition. {_largest(state)}"
-        )
-        named = [i for i in named if rows[i].non_finite] or named[:2]
-    return tuple(dataclasses.replace(rows[i], alone=i in alone) for i in named[:_MOST_ROWS]), note
+
+# ---------------------------------------------------------------- the rows
 
 
-def _smallest(is_bad: Callable[[list[int]], bool], rows: list[int]) -> list[list[int]]:
-    """Sets of rows that are enough while neither half of them is, at most _MOST_ROWS; `rows` are enough."""
-    found: list[list[int]] = []
+def _causes(is_bad: Callable[[list[Transition]], bool], rows: list[Transition]) -> tuple[list[Transition], str]:
+    """Returns the rows that are each enough to make the update non-finite, or are so together; and a note."""
+    rest, alone = rows, list[Transition]()
+    while len(alone) < _MOST_ROWS and is_bad(rest):
+        fewest = _fewest(is_bad, rest)
+        if len(fewest) > 1:
+            if alone:
+                break
+            return fewest, f"No row is enough by itself; these {len(fewest)} of {len(rows)} are together:"
+        alone.append(dataclasses.replace(fewest[0], alone=True))
+        rest = [row for row in rest if row.index != fewest[0].index]
+    if len(alone) < _MOST_ROWS or any(row.non_finite for row in alone):
+        return alone, ""
+    return alone[:2], "Many rows are each enough: the state or a setting, such as the learning rate, is the cause."
 
-    def search(rows: list[int]) -> None:
+
+def _fewest(is_bad: Callable[[list[Transition]], bool], rows: list[Transition]) -> list[Transition]:
+    """Returns some of `rows`, which are enough, such that no half of them is enough."""
+    while len(rows) > 1:
         half = (len(rows) + 1) // 2
-        parts = [part for part in (rows[:half], rows[half:]) if len(rows) > 1 and is_bad(part)]
-        if not parts:
-            found.append(rows)
-        for part in parts:
-            if len(found) < _MOST_ROWS:
-                search(part)
-
-    search(rows)
-    return found
+        part = next((part for part in (rows[:half], rows[half:]) if is_bad(part)), None)
+        if part is None:
+            break
+        rows = part
+    return rows
 
 
-def _only(batch: "Batch | Rollout", keep) -> Any:
+def _mask(rows: Sequence[Transition], shape: tuple[int, ...]):
+    import numpy as np
+
+    mask = np.zeros(shape, bool)
+    for row in rows:
+        mask[row.index] = True
+    return mask
+
+
+def _only(batch: Any, keep) -> Any:
     """Returns the batch with every row masked and zero that is not in `keep`, [N] or [T, B] bool."""
     import jax
     import jax.numpy as jnp
@@ -229,7 +248,6 @@ def _only(batch: "Batch | Rollout", keep) -> Any:
 def _row(batch: "Batch | Rollout", index: tuple[int, ...]) -> Transition:
     import jax
 
-    from jrl.run.provenance import is_finite
     from jrl.types import Batch
 
     at = lambda tree, index=index: jax.tree.map(lambda x: x[index], tree)
@@ -246,6 +264,47 @@ def _row(batch: "Batch | Rollout", index: tuple[int, ...]) -> Transition:
     another = lambda name: name.partition(".")[0] == "next_obs" and not last and batch.mask[step + 1, column]
     own = {k: v for k, v in fields.items() if not another(k)}
     return Transition(index, fields, tuple(k for k, v in own.items() if not is_finite(v)), False)
+
+
+# ---------------------------------------------------------------- the operation
+
+
+def _first_bad_operation(fn: Callable, args: tuple, infinities: bool) -> Operation | None:
+    """Evaluates `fn(*args)` operation by operation until a result is NaN (or infinite, if asked for)."""
+    import jax
+
+    with jax.disable_jit(), jax.debug_nans(True), jax.debug_infs(infinities):
+        try:
+            jax.block_until_ready(fn(*args))
+        except FloatingPointError as e:
+            return _operation(e)
+    return None
+
+
+_PACKAGE = Path(__file__).parent
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def _operation(error: FloatingPointError) -> Operation:
+    """Returns the operation that jax's error is about; the cause of one in a backward pass is its forward line."""
+    forward = error.__cause__
+    frames = [f for e in (error, forward) if e for f in traceback.extract_tb(e.__traceback__) if not _is_library(f)]
+    backward = forward is not None and any(not _is_library(f) for f in traceback.extract_tb(forward.__traceback__))
+    message = str(error).partition("\n")[0].rstrip(".") + (", in the backward pass" if backward else "")
+    frame = frames[-1] if frames else traceback.FrameSummary("", 0, "")
+    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    callers = tuple(dict.fromkeys(f"{_short(f.filename)}:{f.lineno}" for f in reversed(frames)))[1:7]
+    return Operation(message, _short(frame.filename), frame.lineno or 0, frame.name, text, callers)
+
+
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    name = frame.filename
+    return name == __file__ or "<" in name or (name.startswith(_LIBRARIES) and str(_PACKAGE) not in name)
+
+
+def _short(filename: str) -> str:
+    """Returns the path of jrl's file from `jrl/` on."""
+    return filename.removeprefix(f"{_PACKAGE.parent}/")
 
 
 # ---------------------------------------------------------------- the bundle
@@ -308,10 +367,26 @@ def _like(
 # ---------------------------------------------------------------- arrays
 
 
-def _text(x: Any) -> str:
-    from jrl.run.provenance import compact
+def is_finite(x: Any) -> bool:
+    """Returns whether an array, a number or None holds neither infinity nor NaN."""
+    import jax.numpy as jnp
+    import numpy as np
 
-    return compact(x)
+    is_float = x is not None and jnp.issubdtype(x.dtype if hasattr(x, "dtype") else type(x), jnp.inexact)
+    return not is_float or bool(np.isfinite(np.asarray(x)).all())
+
+
+def compact(x: Any) -> str:
+    """Describes a number, a short array, or the shape and range of a long one."""
+    import numpy as np
+
+    x = np.asarray(x)
+    if x.size <= 16:
+        return np.array2string(x, precision=4, max_line_width=100).replace("\n", "")
+    finite = x[np.isfinite(x)]
+    span = f"{finite.min():.4g} .. {finite.max():.4g}" if finite.size else "nothing finite"
+    missing = f", {x.size - finite.size} not finite" if finite.size < x.size else ""
+    return f"{x.dtype}{list(x.shape)} {span}{missing}"
 
 
 def _named(tree, prefix: str = "") -> list[tuple[str, Any]]:
@@ -322,17 +397,12 @@ def _named(tree, prefix: str = "") -> list[tuple[str, Any]]:
     return [(".".join(names(path)), x) for path, x in jax.tree.leaves_with_path(tree)]
 
 
-def _magnitude(tree) -> float:
-    """Returns the largest finite absolute value among the floats."""
+def _largest(tree) -> tuple[float, str]:
+    """Returns the largest finite absolute value among the floats, and the name of its array."""
     import numpy as np
 
-    floats = (np.abs(np.asarray(x, np.float64)) for _, x in _named(tree) if np.issubdtype(x.dtype, np.floating))
-    return max((float(x[np.isfinite(x)].max(initial=0.0)) for x in floats), default=0.0)
-
-
-def _largest(state) -> str:
-    name, value = max(((name, _magnitude(x)) for name, x in _named(state)), key=lambda pair: pair[1])
-    return f"The largest number in the state is {value:.4g}, in {name}."
+    floats = [(np.abs(np.asarray(x, np.float64)), n) for n, x in _named(tree) if np.issubdtype(x.dtype, np.floating)]
+    return max(((float(x[np.isfinite(x)].max(initial=0.0)), name) for x, name in floats), default=(0.0, ""))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
 from jrl.run import build, checkpoint
-from jrl.run.provenance import compact
 from jrl.settings import config
 from jrl.types import Batch, Discrete, SequenceBatch, UpdateAux, Window
 
@@ -50,9 +49,8 @@ def test_dqn_a_reward_whose_square_overflows():
     algo, state, batch = setting("dqn")
     found = debug.explain(algo, state, changed(batch, (7, {"reward": 1e38, "weight": 1.0})), KEY)
     assert not found.finite and "loss/value" in found.bad
-    assert (found.operation.primitive, found.operation.file) == ("square", "jrl/algos/q_heads.py")
+    assert "square" in found.operation.message and found.operation.file == "jrl/algos/q_heads.py"
     assert "jnp.square(x)" in found.operation.text
-    assert found.operation.operands[0].startswith("float32[32] -1e+38 .. ")
     assert any(caller.startswith("jrl/algos/dqn.py:") for caller in found.operation.callers)
     assert [(t.index, t.alone, t.non_finite) for t in found.transitions] == [((7,), True, ())]
     assert found.transitions[0].fields["reward"] == np.float32(1e38)
@@ -63,8 +61,7 @@ def test_dqn_rows_that_are_not_finite_come_first():
     algo, state, batch = setting("dqn")
     poison = changed(batch, (3, {"reward": -1e38, "weight": 1.0}), (9, {"obs": NAN, "weight": 1.0}))
     found = debug.explain(algo, state, poison, KEY)
-    assert (found.operation.read, found.operation.primitive) == ("batch.obs", "dot_general")
-    assert found.operation.file == "jrl/networks/dense.py"
+    assert found.note.startswith("batch.obs not finite before the update") and found.operation is None
     assert [(t.index, t.alone, t.non_finite) for t in found.transitions] == [((9,), True, ("obs",)), ((3,), True, ())]
     assert "row 9: obs not finite, enough by itself" in str(found)
 
@@ -88,7 +85,7 @@ def test_the_state_is_named_where_it_is_the_cause():
     algo, state, batch = setting("dqn")
     params = jax.tree.map(lambda x: x.at[0].set(NAN), state.params)
     found = debug.explain(algo, state.replace(params=params), batch, KEY)
-    assert found.operation.read.startswith("state.params.")
+    assert found.note.startswith("state.params.") and found.operation is None
     assert found.transitions == ()
     assert "the state is the cause" in found.note
 
@@ -106,8 +103,7 @@ def test_what_is_finite_is_said_to_be():
 def test_ppo_a_reward_whose_square_overflows():
     algo, state, rollout = setting("ppo", **ONE_STEP, normalize_advantage=False)
     found = debug.explain(algo, state, changed(rollout, ((2, 5), {"reward": 1e30, "mask": True})), KEY)
-    assert (found.operation.primitive, found.operation.file) == ("square", "jrl/ops/losses.py")
-    assert found.operation.inside[0].startswith("scan at jrl/algos/agent.py:")
+    assert "square" in found.operation.message and found.operation.file == "jrl/ops/losses.py"
     assert found.transitions[0].index == (2, 5) and found.transitions[0].alone
     assert "step 2 of column 5: enough by itself" in str(found)
 
@@ -115,7 +111,7 @@ def test_ppo_a_reward_whose_square_overflows():
 def test_ppo_an_observation_that_is_not_finite():
     algo, state, rollout = setting("ppo", **ONE_STEP)
     found = debug.explain(algo, state, changed(rollout, ((1, 3), {"obs": NAN, "mask": True})), KEY)
-    assert (found.operation.read, found.operation.file) == ("batch.obs", "jrl/networks/dense.py")
+    assert found.note.startswith("batch.obs not finite before the update")
     assert [(t.index, t.non_finite, t.alone) for t in found.transitions] == [((1, 3), ("obs",), True)]
 
 
@@ -170,7 +166,7 @@ STATE = {"params": jnp.ones(())}
 def test_rows_that_are_enough_only_together():
     algo = learner(lambda params, batch: jnp.sum(batch.weight * batch.reward))
     found = debug.explain(algo, STATE, rows([1.0, 2e38, 3.0, 2.5e38, 4.0]), KEY)
-    assert found.operation.primitive == "reduce_sum"
+    assert "reduce_sum" in found.operation.message and found.operation.text.startswith("algo = learner(")
     assert [(t.index, t.alone) for t in found.transitions] == [((3,), False), ((1,), False)]
     assert "No row is enough by itself; these 2 of 5" in found.note
 
@@ -178,17 +174,16 @@ def test_rows_that_are_enough_only_together():
 def test_every_row_is_enough():
     algo = learner(lambda params, batch: jnp.sum(jnp.where(batch.weight > 0, batch.reward / (params - 1.0), 0.0)))
     found = debug.explain(algo, STATE, rows(np.arange(1.0, 41.0)), KEY)
-    assert found.operation.primitive == "div"
+    assert "div" in found.operation.message
     assert [t.index for t in found.transitions] == [(39,), (38,)]  # for an example
-    assert found.note.startswith("8 rows or more are each enough: the state or a setting")
+    assert found.note.startswith("Many rows are each enough: the state or a setting")
     assert found.note.endswith("The largest number in the state is 1, in params.")
 
 
 def test_a_void_row_that_gets_into_the_result():
     algo = learner(lambda params, batch: jnp.mean(batch.weight * batch.reward))
     found = debug.explain(algo, STATE, rows([1.0, NAN, 2.0], [1.0, 0.0, 1.0]), KEY)
-    assert "what stands on masked rows gets into the result" in found.note
-    assert found.operation.read == "batch.reward"
+    assert "masked rows" in found.note
 
 
 def test_a_metric_that_is_no_loss_does_not_count():
@@ -198,9 +193,44 @@ def test_a_metric_that_is_no_loss_does_not_count():
 def test_long_rows_are_summed_up():
     image = np.zeros((5, 4), np.float32)
     image[2, 2] = np.nan
-    assert compact(image) == "float32[5, 4] 0 .. 0, 1 not finite"
-    assert compact(np.arange(20.0, dtype=np.float32)) == "float32[20] 0 .. 19"
-    assert compact(np.float32(2.5)) == "2.5"
+    assert debug.compact(image) == "float32[5, 4] 0 .. 0, 1 not finite"
+    assert debug.compact(np.arange(20.0, dtype=np.float32)) == "float32[20] 0 .. 19"
+    assert debug.compact(np.float32(2.5)) == "2.5"
+
+
+def operation(loss):
+    """The operation of an update whose loss is not finite for rewards [1, 4, 2] and parameter 1."""
+    found = debug.explain(learner(loss), STATE, rows([1.0, 4.0, 2.0]), KEY).operation
+    assert Path(found.file).name == Path(__file__).name
+    return found
+
+
+def test_a_branch_that_is_not_taken_is_no_finding_unless_its_gradient_is():
+    def loss(params, batch):
+        harmless = jnp.where(batch.weight > 0, batch.reward, -jnp.inf)  # a mask
+        return jnp.sum(jnp.exp(harmless - jnp.max(harmless))) + jnp.sum(jnp.log(params - batch.reward))
+
+    assert operation(loss).text.endswith("jnp.sum(jnp.log(params - batch.reward))")
+
+    def gradient(params, batch):
+        def root(params):
+            return jnp.sum(jnp.where(params > 1, jnp.sqrt(params - 1), 0.0) * batch.reward * batch.weight)
+
+        return jax.grad(root)(params)
+
+    found = operation(gradient)
+    assert "sqrt(params - 1)" in found.text and found.message.endswith("in the backward pass")
+
+
+def test_inside_a_loop_and_a_jitted_function():
+    @jax.jit
+    def inner(x):
+        return jnp.reciprocal(x)
+
+    def loss(params, batch):
+        return jax.lax.scan(lambda carry, x: (carry + inner(x - 4.0) * 0.0, None), params, batch.reward)[0]
+
+    assert operation(loss).text == "return jnp.reciprocal(x)"
 
 
 # ---------------------------------------------------------------- bundles
@@ -228,7 +258,7 @@ def test_command_on_a_replay_bundle(tmp_path, capsys):
     assert debug.main([str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("not finite in training, before iteration 12: loss and params\n")
-    assert "batch.obs is not finite" in out and "row 7: obs not finite, enough by itself" in out
+    assert "batch.obs not finite before the update" in out and "row 7: obs not finite, enough by itself" in out
 
 
 def test_command_on_a_finite_bundle_of_a_run(tmp_path, capsys):

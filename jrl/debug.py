@@ -245,7 +245,7 @@ def _only(batch: Any, keep) -> Any:
     )
 
 
-def _row(batch: "Batch | Rollout", index: tuple[int, ...]) -> Transition:
+def _row(batch: Any, index: tuple[int, ...]) -> Transition:
     import jax
 
     from jrl.types import Batch

@@ -8,18 +8,15 @@ import signal
 import socket
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jrl.errors import EnvironmentFailed, InputError, RunnersLost
+from jrl.errors import EnvironmentFailed, InputError
 from jrl.host import runtime
-from jrl.rollout.ray_health import Lifeline, in_words
 
-_LOOK = 5.0  # seconds between two looks at whether Ray lives
 _GOODBYE = 1.0  # seconds for idle runners to close their environments
 
 
@@ -104,13 +101,10 @@ class Cluster:
         self._ray, self._options = ray, options
         self._group: Any = None
         self._shared = False  # the group is that of this process, and stays
-        self._lost = False  # Ray itself is gone
-        self._life: Lifeline | None = None
         self._begun = not ray.is_initialized()
         if self._begun:
             self._connect(store)
         try:
-            self._life = Lifeline(ray, begun=self._begun)
             nodes = [node for node in ray.nodes() if node["Alive"]]
             check_fits(options, [node["Resources"] for node in nodes])
             here = len(nodes) == 1 and nodes[0]["NodeManagerAddress"] == ray.util.get_node_ip_address()
@@ -201,34 +195,15 @@ class Cluster:
         actor = self._host.options(**settings).remote(*args)
         return actor, actor.started.remote()
 
-    def check(self) -> None:
-        """Raises RunnersLost: Ray itself is gone."""
-        if self._life is None:
-            return
-        try:
-            self._life.check()
-        except RunnersLost:
-            self._lost = True
-            raise
-
     def put(self, value: Any) -> Any:
-        self.check()
         return self._ray.put(value)
 
     def wait(self, refs: Sequence[Any], seconds: float) -> int | None:
-        """Waits for the first that is there, and returns its position that is there, in the order given; None if
-        none is in time. Raises RunnersLost.
-        """
-        end = time.monotonic() + seconds
-        while refs:
-            self.check()
-            left = end - time.monotonic()
-            found, _ = self._ray.wait(list(refs), num_returns=1, timeout=max(0.0, min(left, _LOOK)))
-            if found:
-                return refs.index(found[0])
-            if left <= _LOOK:
-                break
-        return None
+        """Waits for the first result; returns its position in `refs`, or None after so many seconds."""
+        if not refs:
+            return None
+        found, _ = self._ray.wait(list(refs), num_returns=1, timeout=max(0.0, seconds))
+        return refs.index(found[0]) if found else None
 
     def get(self, ref: Any) -> Any:
         """Returns what a call returned. Raises Failure, or the InputError that it raised."""
@@ -243,7 +218,6 @@ class Cluster:
                 raise Failure(str(cause), e, details=text) from None
             raise Failure(text, e) from None
         except errors.RayError as e:
-            self.check()
             raise Failure(in_words(str(e)), details=str(e)) from None
 
     def kill(self, actor: Any) -> None:
@@ -253,7 +227,7 @@ class Cluster:
         """Ends the actors, the `idle` among them after they have closed their source, and Ray if it was begun here."""
         ray = self._ray
         try:
-            if not ray.is_initialized() or self._lost:
+            if not ray.is_initialized():
                 return
             with contextlib.suppress(Exception):
                 if idle:
@@ -265,8 +239,6 @@ class Cluster:
                 with contextlib.suppress(Exception):
                     ray.util.remove_placement_group(self._group)
         finally:
-            if self._life is not None:
-                self._life.close()
             if self._begun:
                 with _signals_kept():
                     ray.shutdown()
@@ -360,3 +332,19 @@ def _signals_kept() -> Iterator[None]:
     finally:
         if main:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def in_words(error: str) -> str:
+    """Returns why an actor is gone, from the text that Ray has for it."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", error)
+    pid, ip = (re.search(rf"^\t?{name}: (\S+)", text, re.MULTILINE) for name in ("pid", "ip"))
+    process = f"its process{f' {pid[1]}' if pid else ''}{f' on {ip[1]}' if ip else ''}"
+    lower = text.lower()
+    if "out of memory" in lower and "oom killer" not in lower:
+        mend = "ask for fewer env.num_envs or env_runners.num"
+        return f"{process} was ended by Ray, as the memory of its machine was used up: {mend}"
+    if re.search(r"node (has|was|is|it) .*(died|dead|terminated|failed)|node has died", lower):
+        return f"the machine of {process} has left the cluster: it is down, or cannot be reached"
+    if "worker process has died" in lower or "connection error" in lower:
+        return f"{process} has ended: it was killed (by the system, for want of memory?), crashed, or called exit"
+    return text

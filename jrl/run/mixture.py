@@ -50,9 +50,10 @@ def trained(name: str, share: float, *, best: bool | None, settings: Sequence[st
     found = checkpoint.locate(Path(name), best=best)
     meta = checkpoint.read_meta(found)
     cfg = config.without_loss(config.override(meta["config"], settings))
-    changing = cfg.multi_agent is not None and (cfg.multi_agent.self_play is not None or by_episode.per_episode(cfg))
-    if changing:
-        raise InputError(f"{name}: its agents change policies from game to game: write its games by data.output")
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        raise InputError(f"{name}: a run in self-play: write its games by data.output while it trains")
+    if cfg.multi_agent is not None and by_episode.per_episode(cfg):
+        raise InputError(f"{name}: its policies change from game to game: name each agent's in multi_agent.mapping")
     algo = build.algorithm(cfg, checkpoint.spec(meta))
     state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
     return Player(name, share, cfg, algo, state)

@@ -14,7 +14,6 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.store import Episode
-from jrl.envs.views import OBS
 from jrl.errors import InputError
 from jrl.rollout.complete import Agents
 from jrl.rollout.unroll import RECORD
@@ -22,10 +21,7 @@ from jrl.settings.self_play import LEAGUE
 from jrl.types import LEADS, PLACE, SEEN, PyTree, Rollout
 
 # of what acting records: what is for learning alone, and memories
-_UNKEPT = (SEEN, RECORD, LEADS, PLACE, "carry", "running_return")
-
-
-_OF_GAMES = (PLACE, LEAGUE)  # extras that are the same for all steps of a game
+_UNKEPT = (SEEN, RECORD, LEADS, PLACE, LEAGUE, "carry", "running_return")
 
 
 class Who(NamedTuple):
@@ -34,9 +30,6 @@ class Who(NamedTuple):
     names: tuple[str, ...]  # of the A agents
     policies: tuple[str, ...]  # [N], the policy of each column of a block, after which they repeat
     agents: Agents
-    # where policies differ from game to game: the label of the extras of each policy, by the number that stands in the
-    # extras PLACE, and its name
-    by_number: Callable[[int], tuple[str, str]] | None = None
 
 
 def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | None = None) -> dict[str, PyTree]:
@@ -45,9 +38,7 @@ def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | 
     With several policies, which record their columns apart, what all of them have, put together.
     """
     apart = who.agents.extras if who else {}
-    if who and who.by_number:
-        found = _of_followed(extras, who.by_number)
-    elif apart:
+    if apart:
         assert who is not None
         groups = [extras[label] for label in apart]
         names = [name for name in groups[0] if all(name in group for group in groups)]
@@ -56,20 +47,6 @@ def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | 
     else:
         found = {name: tree for name, tree in extras.items() if name not in _UNKEPT}
     return found if wanted is None else {name: found[name] for name in wanted if name in found}
-
-
-def _of_followed(extras: Mapping[str, PyTree], by_number: Callable[[int], tuple[str, str]]) -> dict[str, PyTree]:
-    """Returns what the policy that each column followed recorded, by name: those that all of them record alike."""
-    number = np.asarray(extras[PLACE])
-    label_of = {n: by_number(n)[0] for n in np.unique(number[number >= 0]).tolist()}
-    groups = {label: jax.device_get(extras[label]) for label in dict.fromkeys(label_of.values())}
-    own = [np.isin(number, [n for n, label in label_of.items() if label == of]) for of in groups]
-    of_rows = lambda x, mask: mask.reshape(*mask.shape, *[1] * (np.ndim(x) - 2))
-    choose = lambda *x: np.select([of_rows(x[0], mask) for mask in own], x)
-    kind = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-    first, *others = groups.values()
-    names = [n for n in first if n not in _UNKEPT and all(n in o and kind(o[n]) == kind(first[n]) for o in others)]
-    return {name: jax.tree.map(choose, *(group[name] for group in groups.values())) for name in names}
 
 
 def _together(extras: Mapping[str, PyTree], name: str, who: Who) -> PyTree:
@@ -92,7 +69,6 @@ class _Open:
     begin: int  # steps that it had before the first row
     iteration: int
     pieces: list[tuple[PyTree, PyTree, np.ndarray, dict[str, PyTree]]]  # obs, action, reward, columns: [n, *]
-    game: dict[str, int]  # of its first row, what `_OF_GAMES` name
     tail: PyTree = None  # the observation after the last row
 
     def episode(self, labels: Mapping[str, Any], *, terminated: bool = False, truncated: bool = False) -> Episode:
@@ -150,10 +126,7 @@ class Columns:
         arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
         flags = (rollout.mask, rollout.contiguous, rollout.count)
         (obs, last_obs, action, columns, record), flags = jax.device_get((arrays, flags))
-        games = {name: np.asarray(rollout.extras[name]) for name in _OF_GAMES if name in rollout.extras}
         mask, contiguous, count = flags
-        if self._who and self._who.by_number:  # beside the number of the game
-            obs, last_obs = obs[OBS], last_obs[OBS]
         if goes_on is not None:
             contiguous = np.full_like(contiguous, goes_on)
         rows = np.full(mask.shape[1], len(mask)) if count is None else count
@@ -165,7 +138,6 @@ class Columns:
             record["reward"],
             record["length"],
             columns,
-            games,
         )
         for kind, own in enumerate(self._own):
             seen = [tree[kind] if self._by_kind else tree for tree in (obs, action, last_obs)]
@@ -178,7 +150,7 @@ class Columns:
 
     def _add(self, kind: int, own: np.ndarray, block: Any, last_obs: PyTree, rows: np.ndarray) -> None:
         """Takes the rows of the columns `own` [n], all of one kind: leaves [n, T, *]."""
-        obs, action, (mask, terminated, truncated, reward, length, columns, games) = block
+        obs, action, (mask, terminated, truncated, reward, length, columns) = block
         done = terminated | truncated
         steps = mask.shape[1]
         before, after = np.zeros_like(mask), np.zeros_like(mask)
@@ -189,8 +161,7 @@ class Columns:
             column, stop = int(own[j]), last + 1
             part = lambda tree, j=j, rows=slice(start, stop): jax.tree.map(lambda leaf: leaf[j, rows], tree)
             episode = self._open.pop(column, None) if start == 0 else None
-            game = {name: int(numbers[j, start]) for name, numbers in games.items()}
-            episode = episode or _Open(int(length[j, start]) - 1, self._iteration(), [], game)
+            episode = episode or _Open(int(length[j, start]) - 1, self._iteration(), [])
             episode.pieces.append((part(obs), part(action), reward[j, start:stop], part(columns)))
             if stop < steps:
                 episode.tail = jax.tree.map(lambda x, j=j, t=stop: x[j, t], obs)
@@ -204,28 +175,23 @@ class Columns:
 
     def _emit(self, column: int, episode: _Open, kind: int | None = None, **ends: bool) -> None:
         kind = self._kind(column) if kind is None else kind
-        self._take(kind, episode.episode(self._labels_of(column, episode.game), **ends))
+        self._take(kind, episode.episode(self._labels_of(column), **ends))
 
     def _kind(self, column: int) -> int:
         return next(kind for kind, own in enumerate(self._own) if column in own)
 
-    def _labels_of(self, column: int, game: Mapping[str, int]) -> dict[str, Any]:
+    def _labels_of(self, column: int) -> dict[str, Any]:
         number = self._first + column
         if self._who is None:
             return {**self._labels, "env": number}
         env, agent = divmod(number, len(self._who.names))
         policy = self._who.policies[number % len(self._who.policies)]
-        if self._who.by_number:
-            policy = self._who.by_number(game[PLACE])[1]
         named: dict[str, Any] = {"agent": self._who.names[agent], "policy": policy}
-        named |= {"opponents": game[LEAGUE]} if LEAGUE in game else {}
         return {**named, **self._labels, "env": env}
 
     def under_way(self) -> list[tuple[int, Episode]]:
         """Returns the episodes under way as if cut now, each with its kind; they go on."""
-        return [
-            (self._kind(c), self._open[c].episode(self._labels_of(c, self._open[c].game))) for c in sorted(self._open)
-        ]
+        return [(self._kind(c), self._open[c].episode(self._labels_of(c))) for c in sorted(self._open)]
 
     def reset(self) -> None:
         """Cuts the episodes under way: the environments begin anew."""

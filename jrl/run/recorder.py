@@ -6,7 +6,7 @@ writes those steps as episodes that were cut, since its environments begin anew.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve
 from jrl.host import files
-from jrl.rollout.unroll import RECORD
 from jrl.run import build_policies
 from jrl.run.recorded import Columns, Who, kept
 from jrl.settings import multi_agent
 from jrl.settings.config import RunConfig, algo_name
 from jrl.settings.datasets import OutputConfig
-from jrl.types import PLACE, Algo, EnvSpec
+from jrl.types import Algo, EnvSpec
 
 OPPONENTS = "opponents"  # the label `policy` of copies in self-play
 _MARKS = "marks"
@@ -87,11 +86,6 @@ class Recorder:
         self._checkpoints: Path | None = None
         self._check_columns(cfg, spec, algo)
 
-    def follow(self, by_number: Callable[[int], tuple[str, str]]) -> None:
-        """Goes by policies that change from game to game: number -> (the label of their extras, their name)."""
-        assert self._who is not None
-        self._who = self._who._replace(by_number=by_number)
-
     def _check_columns(self, cfg: RunConfig, spec: EnvSpec, algo: Algo) -> None:
         wanted = self._output.columns
         if not wanted:
@@ -106,8 +100,6 @@ class Recorder:
         """Returns the names that all policies record."""
         assert self._who is not None
         apart = list(self._who.agents.extras)
-        if PLACE in like.extras:  # of groups that all act for all agents
-            apart = [name for name, found in like.extras.items() if isinstance(found, dict) and name != RECORD]
         if not apart:
             return list(kept(like.extras, None))
         groups = [kept(like.extras[label], None) for label in apart]

@@ -290,22 +290,10 @@ class Seats:
         """Returns the name of the policy of that number, which may be gone by now."""
         return self._names[number]
 
-    def tell(self, callback_list: Any, recorder: Any) -> None:
-        """Makes callbacks and recorder, each where there is one, name the policies of games as they are here."""
+    def tell(self, callback_list: Any) -> None:
+        """Makes callbacks name the policies of games as they are here."""
         if callback_list:
             callback_list.several["named"] = self.name_of
-        if recorder:
-            recorder.follow(self.recorded)
-
-    def recorded(self, number: int) -> tuple[str, str]:
-        """Returns the label of the extras of the policy of that number, and its name; those gone were of the first."""
-        name = self._names[number]
-        place, start = self._places.get(name, 0), 0
-        for group in self._groups:
-            start += len(group.names)
-            if place < start:
-                break
-        return group.label, name
 
     # ------------------------------------------------------------ result rows
 

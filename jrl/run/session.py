@@ -103,7 +103,7 @@ class Session(Policies):
         self.league = league.Pool(cfg, self.run) if plays_itself else None
         self.seats = roster.Seats(cfg, self.run) if by_episode.per_episode(cfg) else None
         if self.seats:
-            self.seats.tell(self.callback_list, self.run.recorder)
+            self.seats.tell(self.callback_list)
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()

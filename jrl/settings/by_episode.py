@@ -134,5 +134,7 @@ def faults(cfg: Any, kinds: bool) -> Iterator[str]:
             f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "
             "differ: leave it out, and name the policies of the agents in a table"
         )
+    if cfg.data.output is not None:
+        yield f"data.output: with {key} policies change from game to game, which files do not say: leave it out"
     if given.replay_mode == "lockstep":
         yield f"multi_agent.replay_mode lockstep: with {key} a row is of one policy alone: use independent"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from processes import descendants, gone
 
-from jrl.rollout.ray_health import in_words
+from jrl.rollout.ray_cluster import in_words
 
 
 def test_what_ray_says_of_a_dead_actor_in_words():

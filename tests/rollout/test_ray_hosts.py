@@ -5,8 +5,6 @@ import functools
 import logging
 import os
 import signal
-import socket
-import subprocess
 import time
 import warnings
 
@@ -319,34 +317,6 @@ def test_a_failure_ends_the_run_with_its_own_traceback_and_close_leaves_nothing(
     assert cluster.is_initialized()
     groups = cluster.util.placement_group_table().values()
     assert sum(group["state"] == "CREATED" for group in groups) <= 1  # that of the runners that other tests share
-
-
-def test_a_ray_that_is_gone_ends_the_run_before_ray_ends_the_process(cluster):
-    """The raylet of this machine, then the head of the cluster, are others that can be ended."""
-    source = runners(OPTIONS._replace(num=1))
-    source.next(weights(0), KEY)
-    life = source._cluster._life
-    assert life._head and life._raylet is not None  # it knows where the real ones are
-    life.check()
-    with subprocess.Popen(["sleep", "600"]) as raylet:
-        real, life._raylet = life._raylet, os.pidfd_open(raylet.pid)
-        source.next(weights(1), KEY)
-        raylet.kill()
-        raylet.wait()
-        with pytest.raises(RunnersLost, match=r"\(raylet\) has ended.*env_runners.address.*continue with --resume"):
-            source.next(weights(2), KEY)
-        os.close(life._raylet)
-        life._raylet = real
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        life._head, life._looked = head.getsockname(), 0.0
-        source.next(weights(3), KEY)
-    life._looked = 0.0
-    source.next(weights(4), KEY)  # it may come back
-    life._looked = life._answered = 0.0
-    with pytest.raises(RunnersLost, match=r"head of the Ray cluster \(GCS\) at 127.0.0.1:\d+ does not answer: see to"):
-        source.next(weights(5), KEY)
-    source._cluster._lost = False
-    source.close()
 
 
 def test_what_an_environment_did_comes_without_our_frames(cluster):

@@ -286,7 +286,7 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
         return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
 
     of_envs = ("episode_return", "return_rest", "length", "running_return")
-    dealt = Columns(**{name: by_env(getattr(columns, name)) for name in of_envs}, **_regroup_windows(columns, wanted))
+    dealt = Columns(**{name: by_env(getattr(columns, name)) for name in of_envs}, **_merge_windows(columns, wanted))
     if columns is source:
         return dealt
     of_env = lambda x: x.shape[:axes] == columns.length.shape
@@ -306,20 +306,17 @@ def _empty(like: Any) -> np.ndarray:
     return np.full(like.shape, np.nan if np.issubdtype(like.dtype, np.floating) else 0, like.dtype)
 
 
-def _regroup_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:
-    """Deals the latest episodes to as many windows as are wanted; smaller windows do not keep all."""
+def _merge_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:
+    """Puts the latest episodes into the first of the wanted windows, as many as it holds; the others are empty."""
     found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
-    found = found[:, np.isfinite(found[0])]
     size = wanted.window_return.shape[-1]
+    found = found[:, np.isfinite(found[0])][:, :size]
     windows = np.full((2, wanted.window_next.size, size), np.nan, np.float32)
-    starts = np.zeros(wanted.window_next.size, np.int32)
-    for i in range(len(starts)):
-        mine = found[:, i :: len(starts)][:, :size]
-        windows[:, i, : mine.shape[1]] = mine
-        starts[i] = mine.shape[1] % size
-    shaped = [w.reshape(wanted.window_return.shape) for w in windows]
-    starts = starts.reshape(wanted.window_next.shape)
-    return {"window_return": shaped[0], "window_length": shaped[1], "window_next": starts}
+    windows[:, 0, : found.shape[1]] = found
+    starts = np.zeros(wanted.window_next.shape, np.int32)
+    starts.flat[0] = found.shape[1] % size
+    returns, lengths = (window.reshape(wanted.window_return.shape) for window in windows)
+    return {"window_return": returns, "window_length": lengths, "window_next": starts}
 
 
 def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[PyTree, list[str]]:

@@ -11,13 +11,10 @@ from typing import Any
 
 from jrl.errors import counted, short
 from jrl.fields import bounds
-from jrl.fields.bounds import INT32
 from jrl.fields.data import traits
 from jrl.settings import datasets, external, replay_faults
 from jrl.settings.plan import (
-    batch_plan,
     columns,
-    counted_columns,
     counts_by,
     divisors,
     num_learners,
@@ -79,7 +76,11 @@ def faults(cfg: Any) -> Iterator[Fault]:
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
     """Yields what cannot be split over so many devices that learn, and the devices or runners that collect."""
-    sizes = list(_size_faults(cfg, learners))
+    minibatches = passes(cfg.algo).num_minibatches
+    if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
+        yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
+        return
+    sizes = list(_memory_faults(cfg))
     yield from sizes
     if sizes:
         return
@@ -88,73 +89,32 @@ def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
         yield from replay_faults.faults(cfg, learners)
 
 
-_MOST_PARAMETERS = 2**40  # 16 TiB with their gradients and Adam's moments
-_MOST_UPDATES = 1_000_000  # of an iteration: quarters of an hour at least
-_MOST_PROCESSES = 10_000
+_MOST_BYTES = 2**40  # 1 TiB: what is smaller is measured once the spaces of the environments are known
+_ROW_BYTES = 16  # of a row without its observation
+_PROCESS_BYTES = 50e6  # of an environment in a process of its own
 
 
-def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
-    """Yields sizes that no machine has, and counts to whose end no run comes."""
-    minibatches, epochs, kept, drawn = passes(cfg.algo)
-    minibatches = 1 if minibatches is None else minibatches
-    if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
-        yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
-        return
-    envs, length = columns(cfg), rollout_length(cfg)
-    if (rows := envs * length * kept) > INT32 * devices:
-        of = f" x {kept:,} rollouts" if kept > 1 else ""
-        yield (
-            ("env.num_envs", "rollout.length", "replay.train_every", "algo.circular_buffer_num_batches"),
-            f"rollout.length: {counted(envs, 'env', ',')} x {counted(length, 'step', ',')}{of} = "
-            f"{rows:,} rows, and a device counts {INT32:,} at most: lower rollout.length or env.num_envs",
-        )
-    if cfg.env.remote_worker_envs and envs > _MOST_PROCESSES:
-        yield (
-            ("env.remote_worker_envs", "env.num_envs"),
-            f"env.num_envs: expected at most {_MOST_PROCESSES:,} with env.remote_worker_envs, a process for each, got "
-            f"{envs:,}",
-        )
-    if (parameters := num_parameters(cfg)) > _MOST_PARAMETERS:
-        yield (
-            ("network.hidden", "network.critic_hidden", "network.head_hidden", "network.core", "algo.num_critics"),
-            f"network: {parameters:.2g} parameters, which take {parameters * 16 / 2**40:,.0f} TiB with gradients and "
-            "moments, more than any machine has: lower the widths",
-        )
-    core = cfg.network.core
-    memory = envs * getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
-    if memory > _MOST_PARAMETERS:
-        yield (
-            ("network.core", "env.num_envs"),
-            f"network.core: {memory:.2g} numbers of memory for {envs:,} envs, more than any machine has: lower its "
-            "sizes",
-        )
-    if cfg.replay is not None:
-        yield from _replay_size_faults(cfg)
-    elif (updates := batch_plan(cfg).updates or 0) > _MOST_UPDATES:
-        times = f" x {drawn:,} rollouts" * (drawn > 1)
-        yield (
-            ("algo.num_epochs", "algo.num_minibatches", "algo.circular_buffer_iterations_per_batch"),
-            f"algo.num_epochs: {counted(epochs, 'epoch', ',')} x {counted(minibatches, 'minibatch', ',')}{times} = "
-            f"{updates:,} gradient steps per iteration, expected at most {_MOST_UPDATES:,}: lower one of them",
-        )
-
-
-def _replay_size_faults(cfg: Any) -> Iterator[Fault]:
-    replay, rows = cfg.replay, counted_columns(cfg) * rollout_length(cfg)
-    if (updates := replay.updates_per_step * rows) > _MOST_UPDATES:
-        yield (
-            ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
-            f"replay.updates_per_step {replay.updates_per_step:g} x {rows:,} rows per iteration = {updates:g} updates, "
-            f"expected at most {_MOST_UPDATES:,}: lower it, or replay.train_every",
-        )
-    steps = replay.n_step[1] if isinstance(replay.n_step, tuple) else replay.n_step
-    each = max(steps, sequence_length(cfg) + replay.burn_in if cfg.network.recurrent else 1) * (replay.frame_stack or 1)
-    if (read := replay.batch_size * each) > INT32:
-        yield (
-            ("replay.batch_size", "replay.n_step", "replay.burn_in", "network.max_seq_len", "replay.frame_stack"),
-            f"replay.batch_size {replay.batch_size:,} x {each:,} rows each = {read:,} rows of a gradient step, "
-            f"expected at most {INT32:,}: lower it",
-        )
+def _memory_faults(cfg: Any) -> Iterator[Fault]:
+    """Yields the parts of a run that need more memory than any machine has, by a lower bound from the config alone."""
+    core, replay, envs = cfg.network.core, cfg.replay, columns(cfg)
+    carry = getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
+    needed: dict[tuple[str, ...], float] = {
+        ("network.hidden", "network.head_hidden", "network.core"): 16 * num_parameters(cfg),
+        ("network.core", "env.num_envs"): 4 * envs * carry,
+        ("rollout.length", "env.num_envs", "algo.circular_buffer_num_batches"): (
+            _ROW_BYTES * envs * rollout_length(cfg) * passes(cfg.algo).circular_buffer_num_batches
+        ),
+    }
+    if cfg.env.remote_worker_envs:
+        needed["env.num_envs", "env.remote_worker_envs"] = _PROCESS_BYTES * cfg.env.num_envs
+    if replay is not None:
+        steps = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
+        steps = max(steps, sequence_length(cfg) + replay.burn_in if cfg.network.recurrent else 1)
+        needed["replay.batch_size", "replay.n_step", "network.max_seq_len"] = _ROW_BYTES * replay.batch_size * steps
+    for keys, size in needed.items():
+        if size > _MOST_BYTES:
+            others = " or ".join(keys[1:])
+            yield keys, f"{keys[0]}: needs {size / 2**40:,.1f} TiB of memory or more: lower it, or {others}"
 
 
 def _network_faults(cfg: Any) -> Iterator[Fault]:

@@ -432,8 +432,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         last_row = session.reporter.row or {}
     try:
         run_directory.plot(session, directory)
-    except OSError as e:  # the run itself is whole
-        print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
+    except (OSError, InputError) as e:  # the run itself is whole
+        print(f"learning_curve.png was not drawn: {getattr(e, 'strerror', None) or e}", file=sys.stderr)
     by_callback = reason is not None and reason == session.ended
     over = not interrupted and not paused and not by_callback
     without_update = reporter.without_update(last_row, cfg) if over else ""

@@ -12,6 +12,7 @@ from jrl.errors import InputError
 from jrl.export.directory import check_free
 from jrl.fields.paths import resolve
 from jrl.host import command
+from jrl.host.installed import require
 
 FORMATS = ("npz", "stablehlo", "onnx")
 
@@ -50,6 +51,8 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
     check_free(out)
     if args.format == "onnx":
         check_onnx()
+    if args.format == "stablehlo":
+        require("flatbuffers", "export", "--format stablehlo")
     from jrl.export import formats, source
 
     policy = source.load(Path(args.checkpoint), best=args.best, policy_id=args.policy)

@@ -1,7 +1,10 @@
-"""Versions of installed packages."""
+"""Installed packages: their versions, and the error about one that is missing."""
 
 import functools
 import importlib.metadata
+import importlib.util
+
+from jrl.errors import InputError
 
 
 @functools.cache
@@ -11,3 +14,17 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def require(package: str, extra: str, user: str) -> None:
+    """Checks that an optional package is installed.
+
+    Args:
+      package: name of its top-level module.
+      extra: extra of jrl that installs it.
+      user: key, option or command that needs it.
+    Raises:
+      InputError: the package is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"{user}: {package} is not installed: pip install 'jrl[{extra}]'")

@@ -18,7 +18,7 @@ import numpy as np
 from jrl.errors import shown
 from jrl.fields.paths import written
 from jrl.host import room
-from jrl.host.installed import version
+from jrl.host.installed import require, version
 from jrl.metrics.loggers import read_rows
 
 PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnasium", "orbax-checkpoint")
@@ -259,11 +259,11 @@ def plot_groups(
       x, y: what the axes are.
       thresholds: title -> value of y that is a dashed line.
     """
-    from matplotlib.ticker import EngFormatter
-
     columns = min(len(panels), 3)
     lines = math.ceil(len(panels) / columns)
     figure = figure_of((max(7.0, 4.5 * columns), 4.5 if lines == 1 else 3.4 * lines))
+    from matplotlib.ticker import EngFormatter
+
     colors = {label: f"C{i}" for i, label in enumerate(dict.fromkeys(name for own in panels.values() for name in own))}
     for number, (title, groups) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
@@ -302,7 +302,8 @@ def _meanings(thresholds: Mapping[str, float]) -> list[Any]:
 
 
 def figure_of(size: tuple[float, float]):
-    """Makes a figure of that width and height, in inches."""
+    """Makes a figure of that width and height, in inches. Raises InputError: matplotlib is not installed."""
+    require("matplotlib", "plot", "drawing")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -313,9 +314,9 @@ def figure_of(size: tuple[float, float]):
 
 
 def _axes(x: str, y: str, title: str):
+    figure = figure_of((7, 4.5))
     from matplotlib.ticker import EngFormatter
 
-    figure = figure_of((7, 4.5))
     axes = figure.add_subplot()
     axes.set(xlabel=_LABELS.get(x, x), ylabel=_LABELS.get(y, y), title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M

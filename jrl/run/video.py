@@ -16,6 +16,7 @@ import numpy as np
 
 from jrl.errors import InputError
 from jrl.fields import paths
+from jrl.host.installed import require
 
 if TYPE_CHECKING:
     from jrl.run.watched import Watched
@@ -38,6 +39,7 @@ def check_file(out: Path, key: str) -> None:
         raise InputError(f"{key} {out}: expected a name that ends in .mp4 or .gif")
     if out.suffix == ".mp4":
         check_encoder(f"{key} {out}", "choose a name that ends in .gif")
+    require("PIL", "video", f"{key} {out}")
 
 
 def check_fps(fps: float, key: str) -> None:
@@ -57,7 +59,7 @@ def check_encoder(key: str, otherwise: str) -> None:
     except Exception as e:  # not installed, or without a program for this platform
         reason = str(e).strip().splitlines()[:1]
         raise InputError(
-            f"{key}: there is no encoder for mp4 ({''.join(reason)}): pip install imageio-ffmpeg, or {otherwise}"
+            f"{key}: there is no encoder for mp4 ({''.join(reason)}): pip install 'jrl[video]', or {otherwise}"
         ) from e
 
 

@@ -9,6 +9,7 @@ from jrl.data.commands import paths
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve, written
 from jrl.host import command
+from jrl.host.installed import require
 
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
@@ -64,6 +65,7 @@ def _files(args: argparse.Namespace) -> dict[str, Any]:
 
 def _draw(store: "EpisodeStore", png: Path) -> None:
     """Writes histograms of returns and lengths. Raises InputError: the file cannot be written."""
+    require("matplotlib", "plot", "--out")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")

@@ -8,6 +8,7 @@ from jrl.envs.make import (
     BACKENDS,
     IN_JAX,
     ROLES,
+    AgentOptions,
     backends_of,
     check,
     ids,
@@ -18,13 +19,14 @@ from jrl.envs.make import (
     section,
     seed_range,
 )
-from jrl.envs.wrappers import action_transform, reward_transform
+from jrl.envs.scaling import action_transform, reward_transform
 from jrl.fields.env import EnvConfig
 
 __all__ = [
     "BACKENDS",
     "IN_JAX",
     "ROLES",
+    "AgentOptions",
     "EnvConfig",
     "OnFailure",
     "Place",

@@ -5,8 +5,9 @@ import difflib
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,17 +22,20 @@ from jrl.envs import (
     multi_toys,
     nested,
     parametric,
+    scaling,
     several,
     spread,
     step_faults,
     suites,
+    team,
     toys,
+    views,
 )
 from jrl.envs import context as contexts
 from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, is_in_jax
 from jrl.envs.jax_env import Definition, build, time_limit
 from jrl.envs.multi_agent import MultiDefinition
-from jrl.envs.wrappers import wrap
+from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
 from jrl.fields.bounds import Backend, renamed
 from jrl.fields.env import EnvConfig
@@ -370,6 +374,61 @@ def is_atari(id: str) -> bool:
     return id in envpool_env.ids() and envpool_env.family(id).startswith("envpool.atari")
 
 
+class AgentOptions(NamedTuple):
+    """Options of environments with several agents, which become the Transforms of `options`."""
+
+    observation_fn: str | None = None  # see `views.observation_fn`
+    agent_id: bool = False  # see `views.agent_ids`
+    group: Mapping[str, Sequence[str]] | None = None  # see `team.teams`
+    game_numbers: bool = False  # see `views.game_numbers`
+    # (number of agents) -> (columns that keep their rewards, columns of a block), see `views.rewards_of`
+    rewards_of: Callable[[int], tuple[np.ndarray, int]] | None = None
+
+
+NO_OPTIONS = AgentOptions()
+
+
+def options(
+    cfg: EnvConfig,
+    *,
+    use_prev_action: bool = False,
+    use_prev_reward: bool = False,
+    agents: AgentOptions = NO_OPTIONS,
+) -> list[Option]:
+    """Returns the options of environments in the order in which they are applied, from the environments to the policy.
+
+    1. actions are scaled and clipped, which history must not see: a previous action is the policy's
+    2. the meaning of ends
+    3. history, of each agent's own observations
+    4. `observation_fn`, which may remove any leaf, history among them
+    5. `agent_id`, which a user's function does not see
+    6. teams, of all that their members observe
+    7. numbers of games, which only the policy mapping reads
+    8. rewards that do not count
+    """
+    found: list[Option] = [
+        partial(scaling.actions, normalize=cfg.normalize_actions, clip=cfg.clip_actions),
+        partial(limits.ends, no_done_at_end=cfg.no_done_at_end),
+        partial(
+            history.remember,
+            frame_stack=cfg.frame_stack,
+            prev_action=use_prev_action,
+            prev_reward=use_prev_reward,
+        ),
+    ]
+    if agents.observation_fn is not None:
+        found.append(partial(views.observation_fn, path=agents.observation_fn))
+    if agents.agent_id:
+        found.append(views.agent_ids)
+    if agents.group is not None:
+        found.append(partial(team.teams, groups=agents.group))
+    if agents.game_numbers:
+        found.append(views.game_numbers)
+    if (rewards_of := agents.rewards_of) is not None:
+        found.append(lambda spec: views.rewards_of(spec, *rewards_of(len(spec.agents))))
+    return found
+
+
 def make(
     env: EnvConfig | str,
     *,
@@ -380,6 +439,7 @@ def make(
     use_prev_action: bool = False,
     use_prev_reward: bool = False,
     state: bool = False,
+    agents: AgentOptions = NO_OPTIONS,
     **settings: Any,
 ) -> JaxEnv | Env | AsyncEnv:
     """Makes B environments under one contract (see `jrl.types.StepResult`).
@@ -396,8 +456,9 @@ def make(
       seed: with `place`, of which environments these are. Environments written in JAX take their randomness from
         the keys that they are given instead.
       host: an EnvPool environment is stepped from Python rather than inside a program.
-      use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
+      use_prev_action, use_prev_reward: observations have the previous action or reward; see `jrl.envs.history`.
       state: of several agents, all see the view of everything, too; see `jrl.envs.multi_agent.build`.
+      agents: further options of several agents.
       settings: other keys of the section, such as num_envs=16, backend="gymnasium", options={"start": 2}; they
         stand over those of `env`.
     Returns:
@@ -418,15 +479,8 @@ def make(
     try:
         for one in by_kind(made.spec):
             _check_sizes(cfg.id, one)
-        made = wrap(
-            made,
-            normalize=cfg.normalize_actions,
-            clip=cfg.clip_actions,
-            no_done_at_end=cfg.no_done_at_end,
-        )
-        return history.remember(
-            made, frame_stack=cfg.frame_stack, prev_action=use_prev_action, prev_reward=use_prev_reward
-        )
+        asked = options(cfg, use_prev_action=use_prev_action, use_prev_reward=use_prev_reward, agents=agents)
+        return transformed(made, *asked)
     except InputError:
         made.close()
         raise

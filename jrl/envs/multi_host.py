@@ -15,12 +15,12 @@ import numpy as np
 
 from jrl.envs import several
 from jrl.envs import spec as spaces
-from jrl.envs.behind import index
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
 from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.precision import Precision
 from jrl.envs.step_faults import of_making, own
+from jrl.envs.transform import index
 from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jrl.envs import wrappers
+from jrl.envs import scaling
 from jrl.errors import InputError
 from jrl.spaces import leaves, masks_actions, of_agents, of_leaves
 from jrl.types import Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
@@ -25,8 +25,8 @@ class Played:
     """
 
     def __init__(self, spec: EnvSpec, *, normalize: bool, clip: bool, no_done_at_end: bool | None):
-        """Makes them of the environment's own spaces; the other arguments as `wrappers.wrap`."""
-        action, self.to_env = wrappers.action_transform(spec.action, normalize=normalize, clip=clip)
+        """Makes them of the environment's own spaces; the other arguments as in `EnvConfig`."""
+        action, self.to_env = scaling.action_transform(spec.action, normalize=normalize, clip=clip)
         spec = spec._replace(no_done_at_end=no_done_at_end)
         self.spec = spec if self.to_env is None else spec._replace(action=action, env_action=spec.action)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrl import algos, callbacks, envs, registry
 from jrl.envs import played
@@ -34,7 +35,14 @@ def on_failure(cfg: RunConfig) -> OnFailure:
 
 
 def environment(
-    cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0, worker_index: int = 0
+    cfg: RunConfig,
+    *,
+    num_envs: int,
+    role: str = "train",
+    index: int = 0,
+    offset: int = 0,
+    worker_index: int = 0,
+    rewards_of: Callable[[int], tuple[np.ndarray, int]] | None = None,
 ) -> JaxEnv | Env | AsyncEnv:
     """Makes `num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
 
@@ -42,6 +50,7 @@ def environment(
       cfg: the run.
       num_envs: of this vector.
       role, index, offset, worker_index: see `envs.Place`; those of an evaluation wait for each other.
+      rewards_of: see `envs.AgentOptions`.
     Raises:
       InputError: the id is unknown, or the collector does not fit the backend.
     """
@@ -57,6 +66,7 @@ def environment(
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
         state=multi_agent.shows_state(cfg),
+        agents=build_policies.agent_options(cfg)._replace(rewards_of=rewards_of),
     )
     if cfg.rollout.collector == "program" and not isinstance(env, JaxEnv):
         env.close()
@@ -65,7 +75,7 @@ def environment(
         )
     if cfg.rollout.collector == "host" and isinstance(env, JaxEnv):
         raise InputError(f"rollout.collector host: {cfg.env.id} is written in JAX: use auto, or another env.backend")
-    return build_policies.viewed(env, cfg)
+    return env
 
 
 def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:

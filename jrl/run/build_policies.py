@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jrl import algos, envs, spaces
-from jrl.envs import grouped, played, team, views
+from jrl.envs import played, team, views
 from jrl.errors import InputError
 from jrl.rollout import complete, unroll
 from jrl.run import by_episode, checkpoint, learner, self_play, several
@@ -46,7 +46,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
         multi_agent.check_group(cfg, spec.agents, _kinds(spec))
         if multi_agent.is_one_team(group, spec.agents):
             return cfg  # whose agents are one: who learns need not know of them
-        spec = grouped.spec_of(spec, group)
+        spec = team.grouped(spec, groups=group).spec
     return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
 
@@ -132,19 +132,14 @@ def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
         )
 
 
-def viewed(env: Any, cfg: RunConfig) -> Any:
-    """Returns the environments as the agents of a run see them."""
+def agent_options(cfg: RunConfig) -> envs.AgentOptions:
+    """Returns the options of environments with several agents."""
     given = cfg.multi_agent
     if given is None:
-        return env
-    if given.observation_fn is not None:
-        env = views.with_function(env, given.observation_fn)
-    env = views.with_agent_ids(env) if given.agent_id else env
-    if given.group is not None:
-        if multi_agent.is_one_team(given.group, env.spec.agents):
-            return team.team(env, agents=next(iter(given.group.values())))
-        env = grouped.grouped(env, given.group)
-    return views.with_game_numbers(env) if episode_settings.per_episode(cfg) else env
+        return envs.AgentOptions()
+    return envs.AgentOptions(
+        given.observation_fn, given.agent_id, given.group, game_numbers=episode_settings.per_episode(cfg)
+    )
 
 
 def are_several(cfg: RunConfig) -> bool:

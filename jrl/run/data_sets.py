@@ -15,8 +15,8 @@ from jrl.data import EpisodeStore, findings, jumps
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
 from jrl.envs.history import History, history
+from jrl.envs.scaling import action_transform
 from jrl.envs.spec import NARROW
-from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks

@@ -10,7 +10,7 @@ from env_helpers import Stepper, make, random_actions, run
 
 from jrl import envs
 from jrl.envs import toys
-from jrl.envs.wrappers import action_transform, reward_transform
+from jrl.envs.scaling import action_transform, reward_transform
 from jrl.types import Box, Discrete, MultiDiscrete
 
 inf = math.inf

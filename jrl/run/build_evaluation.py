@@ -116,9 +116,10 @@ def _player(
 
 def environments(cfg: RunConfig, num_envs: int, *, index: int = 0, offset: int = 0) -> Any:
     """Makes environments of an evaluation; of self-play, of which rewards are the learner's alone."""
-    own = None if cfg.multi_agent is None else cfg.multi_agent.self_play
-    of_learner = lambda agents: (in_program.seats(agents, own.pool)[0][0], agents**2 * own.pool)
-    rewards_of = None if own is None else of_learner
+    rewards_of = None
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        pool = cfg.multi_agent.self_play.pool
+        rewards_of = lambda agents: (in_program.seats(agents, pool)[0][0], agents**2 * pool)
     return build.environment(cfg, num_envs=num_envs, role="eval", index=index, offset=offset, rewards_of=rewards_of)
 
 

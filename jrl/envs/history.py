@@ -140,7 +140,7 @@ def _of_kinds(spec: EnvSpec, **asked: Any) -> History:
         return [one.empty(n * size // sum(sizes), xp) for one, size in zip(each, sizes, strict=True)]
 
     def see(memory: PyTree, obs: PyTree, action: PyTree, reward: Array, fresh: Array) -> tuple[PyTree, PyTree]:
-        of_all = (spaces.of_kinds(spec.kinds, x) for x in (reward, fresh))
+        of_all = (spaces.rows_by_kind(spec, x) for x in (reward, fresh))
         rows = zip(each, memory, obs, action, *of_all, strict=True)
         after = [one.see(*own) for one, *own in rows]
         return [held for held, _ in after], tuple(seen for _, seen in after)

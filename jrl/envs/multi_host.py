@@ -187,13 +187,7 @@ class AsyncMultiHostEnv(NotWaiting, MultiHostEnv):
 def games(
     cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None
 ) -> MultiHostEnv | AsyncMultiHostEnv:
-    """Makes the environments of a section, in place of Gymnasium's; arguments as of `MultiHostEnv`.
-
-    Raises:
-      InputError: as `MultiHostEnv`, and a setting that does not go with several agents.
-    """
-    if errors := list(several.refused(cfg)):
-        raise InputError(*errors)
+    """Makes the environments of a section, in place of Gymnasium's; arguments and errors as of `MultiHostEnv`."""
     for name in several.OPTIONS:
         context.pop(name, None)
     made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv

@@ -263,7 +263,7 @@ class _Unit(NamedTuple):
 
 def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
     """Returns the agents of the view. Raises InputError: a team whose actions cannot be put together."""
-    kinds = spec.kinds or (tuple(range(len(spec.agents))),)
+    kinds = spaces.numbers_by_kind(spec)
     of_team = {agent: name for name, members in groups.items() for agent in members}
     members: dict[str, list[int]] = {}
     for i, agent in enumerate(spec.agents):
@@ -281,16 +281,15 @@ def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
 
 def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
     """Makes the function from (xp, actions of the view) to those of the environment's agents, whose spec is `spec`."""
-    kinds = shown.kinds or (tuple(range(len(units))),)
+    kinds = spaces.numbers_by_kind(shown)
     place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
     by_kind = spaces.by_kind(spec)
 
     def of_members(action: PyTree, i: int) -> PyTree:
         """Returns the actions [G, n, *] of the members of unit i."""
         unit, (k, j) = units[i], place[i]
-        mine = jax.tree.map(
-            lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], action[k] if shown.kinds else action
-        )
+        of_kind = spaces.parts_by_kind(shown, action)[k]
+        mine = jax.tree.map(lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], of_kind)
         if not unit.is_team:
             return jax.tree.map(lambda x: x[:, None], mine)
         return mine.reshape(-1, len(unit.members), *element(by_kind[unit.kind].action).shape)
@@ -302,7 +301,7 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
             order = np.argsort(np.concatenate([units[i].seats for i in own]))
             join = lambda *x, order=order: xp.concatenate(x, 1)[:, order].reshape(-1, *x[0].shape[2:])
             found.append(jax.tree.map(join, *(of_members(action, i) for i in own)))
-        return tuple(found) if spec.kinds else found[0]
+        return spaces.from_parts(spec, found)
 
     return to_columns
 
@@ -320,7 +319,7 @@ class _View:
     """Observations of the units, and the joining of their members' steps."""
 
     def __init__(self, spec: EnvSpec, units: Sequence[_Unit], shown: EnvSpec):
-        self._spec, self._units, self._kinds = spec, units, shown.kinds
+        self._spec, self._units, self._shown = spec, units, shown
         self._views = [
             joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units
         ]
@@ -359,17 +358,16 @@ class _View:
     def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
         """Returns the observations of the view's agents, made of the environment's."""
         each: list[PyTree] = [None] * len(self._units)
-        for k, of_kind in enumerate(obs if self._spec.kinds else (obs,)):
+        of_kinds = zip(spaces.numbers_by_kind(self._spec), spaces.parts_by_kind(self._spec, obs), strict=True)
+        for k, (numbers, of_kind) in enumerate(of_kinds):
             for i, unit in enumerate(self._units):
                 if unit.kind != k:
                     continue
-                size = len(self._spec.kinds[k]) if self._spec.kinds else len(self._spec.agents)
-                mine = jax.tree.map(partial(_of_seats, size=size, seats=np.array(unit.seats)), of_kind)
+                mine = jax.tree.map(partial(_of_seats, size=len(numbers), seats=np.array(unit.seats)), of_kind)
                 each[i] = self._views[i](xp, mine, absent[i], present[i]) if unit.is_team else mine
         join = lambda *x: xp.stack(x, 1).reshape(-1, *x[0].shape[1:])
-        kinds = self._kinds or (tuple(range(len(each))),)
-        found = tuple(jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds)
-        return found if self._kinds else found[0]
+        kinds = spaces.numbers_by_kind(self._shown)
+        return spaces.from_parts(self._shown, [jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds])
 
 
 def _of_seats(x: Array, size: int, seats: np.ndarray) -> Array:

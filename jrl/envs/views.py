@@ -25,7 +25,7 @@ def agent_ids(spec: EnvSpec) -> Transform:
     Raises:
       InputError: observations have such a leaf already.
     """
-    numbers = spaces.of_kinds(spec.kinds, np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games))
+    numbers = spaces.rows_by_kind(spec, np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games))
     own = [one.observation for one in spaces.by_kind(spec)]
     if any(isinstance(part, Dict) and AGENT_ID in dict(part.items) for part in own):
         raise InputError(f"multi_agent.agent_id: observations have a leaf {AGENT_ID} already: leave it out")
@@ -44,7 +44,8 @@ def agent_ids(spec: EnvSpec) -> Transform:
         return {**(obs if isinstance(own[k], Dict) else {"obs": obs}), AGENT_ID: xp.asarray(own_numbers)}
 
     def look(xp: Any, obs: PyTree) -> PyTree:
-        return tuple(with_ids(xp, k, x) for k, x in enumerate(obs)) if spec.kinds else with_ids(xp, 0, obs)
+        seen = spaces.parts_by_kind(spec, obs)
+        return spaces.from_parts(spec, [with_ids(xp, k, x) for k, x in enumerate(seen)])
 
     before = None if spec.env_observation is None else shown(spec.env_observation)
     return _looking(spec._replace(observation=shown(spec.observation), env_observation=before), look)
@@ -62,7 +63,7 @@ def observation_fn(spec: EnvSpec, *, path: str) -> Transform:
     """
     key = f"multi_agent.observation_fn {path}"
     fn, agents = registry.load(path, "multi_agent.observation_fn"), spec.agents
-    kinds = spec.kinds or (tuple(range(len(agents))),)
+    kinds = spaces.numbers_by_kind(spec)
     if not _takes_one(fn):
         raise InputError(
             f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "
@@ -93,17 +94,17 @@ def observation_fn(spec: EnvSpec, *, path: str) -> Transform:
     @jax.jit
     def in_jax(obs: PyTree) -> PyTree:
         each: dict[str, PyTree] = {}
-        for kind, seen in zip(kinds, obs if spec.kinds else (obs,), strict=True):
+        for kind, seen in zip(kinds, spaces.parts_by_kind(spec, obs), strict=True):
             size = len(kind)
             split = jax.tree.map(lambda x, n=size: x.reshape(-1, n, *x.shape[1:]), seen)
             each |= {agents[i]: jax.tree.map(lambda x, j=j: x[:, j], split) for j, i in enumerate(kind)}
         seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
-        return seen if spec.kinds else seen[0]
+        return spaces.from_parts(spec, seen)
 
     def look(xp: Any, obs: PyTree) -> PyTree:
         if xp is not np:
             return in_jax(obs)
-        size = sum(len(jax.tree.leaves(one)[0]) for one in (obs if spec.kinds else (obs,)))
+        size = sum(len(jax.tree.leaves(one)[0]) for one in spaces.parts_by_kind(spec, obs))
         games, given = spec.games, size // len(agents)
         if given == games:
             return jax.tree.map(np.asarray, in_jax(obs))

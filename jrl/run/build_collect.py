@@ -153,7 +153,7 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: 
     limit = whole_episodes(cfg, spec)
     if not limit:
         return source
-    agents = build_policies.agents_of(cfg, spec) if spec.agents else None
+    agents = build_policies.agents_if_any(cfg, spec)
     return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=agents)
 
 
@@ -224,7 +224,7 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
         ),
         "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
         **({"record": True} if build_policies.watches_games(cfg) else {}),
-        **({"count_agents": cfg.rollout.count_steps_by == "agent_steps"} if spec.agents else {}),
+        "count_agents": cfg.rollout.count_steps_by == "agent_steps",
     }
 
 

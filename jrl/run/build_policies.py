@@ -103,8 +103,10 @@ def _recorded(path: str) -> EnvSpec:
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
     """Describes the spaces of each kind of agents; {} where all are alike."""
-    of_kinds = spaces.by_kind(spec) if spec.kinds else ()
-    return {one.agents: f"observations {one.observation}, actions {one.action}" for one in of_kinds}
+    kinds = spaces.by_kind(spec)
+    if len(kinds) == 1:
+        return {}
+    return {one.agents: f"observations {one.observation}, actions {one.action}" for one in kinds}
 
 
 def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
@@ -121,6 +123,11 @@ def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
         )
     if cfg.multi_agent.self_play and (errors := list(seats.split_faults(cfg, len(spec.agents), learners))):
         raise InputError(*errors)
+
+
+def columns_of_games(cfg: RunConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Returns what callbacks need to tell the agents of a game apart, options of `GameReplay`; {} with one agent."""
+    return {"kinds": spec.kinds, "agents": spec.agents, "follows": followed(cfg, spec)} if spec.agents else {}
 
 
 def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
@@ -334,6 +341,11 @@ def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """Returns the environments as learners see them: without agents where `count_steps_by` counts agents' steps."""
     return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+
+
+def agents_if_any(cfg: RunConfig, spec: EnvSpec) -> complete.Agents | None:
+    """Returns what `agents_of` does; None of environments with one agent."""
+    return agents_of(cfg, spec) if spec.agents else None
 
 
 def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:

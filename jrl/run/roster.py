@@ -293,7 +293,7 @@ class Seats:
     def tell(self, callback_list: Any, recorder: Any) -> None:
         """Makes callbacks and recorder, each where there is one, name the policies of games as they are here."""
         if callback_list:
-            callback_list.several["named"] = self.name_of
+            callback_list.games["named"] = self.name_of
         if recorder:
             recorder.follow(self.recorded)
 

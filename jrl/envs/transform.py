@@ -60,6 +60,11 @@ def transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
     return chain
 
 
+def environment_action(chain: Sequence[Transform], action: PyTree) -> PyTree:
+    """Returns the environments' actions, numpy or jax, of those that the policy chose."""
+    return _act(np if isinstance(jax.tree.leaves(action)[0], np.ndarray) else jnp, chain, action)[0]
+
+
 def _act(xp: Any, chain: Sequence[Transform], action: PyTree) -> tuple[PyTree, list[PyTree]]:
     """Returns the environments' actions, and those that each Transform gets."""
     taken = []

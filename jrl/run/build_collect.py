@@ -54,9 +54,7 @@ def environment(
     Raises:
       InputError: the id is unknown, or the collector does not fit the backend.
     """
-    section = dataclasses.replace(cfg.env, num_envs=num_envs)
-    if role != "train":
-        section = dataclasses.replace(section, batch_size=None, batch_wait_ms=None)
+    section = dataclasses.replace(cfg.env, num_envs=num_envs) if role == "train" else cfg.env.waiting(num_envs)
     env = envs.make(
         section,
         seed=cfg.run.seed,
@@ -86,12 +84,7 @@ def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
     """
     if pools > 1:
         raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
-    return played.Played(
-        build_policies.spec_of_clients(cfg),
-        normalize=cfg.env.normalize_actions,
-        clip=cfg.env.clip_actions,
-        no_done_at_end=cfg.env.no_done_at_end,
-    )
+    return played.Played(build_policies.spec_of_clients(cfg), cfg.env)
 
 
 def check_environments(cfg: RunConfig, vectors: int) -> None:

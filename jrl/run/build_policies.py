@@ -38,8 +38,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
         return _resolved_of_clients(cfg)
     if cfg.multi_agent is None and not envs.is_multi_agent(cfg.env):
         return cfg
-    alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
-    env = envs.make(alone)
+    env = envs.make(cfg.env.waiting(1))
     env.close()
     spec, group = env.spec, cfg.multi_agent.group if cfg.multi_agent else None
     if spec.agents and group is not None:
@@ -81,14 +80,16 @@ def spec_of_clients(cfg: RunConfig) -> EnvSpec:
     if given.spaces is not None:
         found = _recorded(given.spaces)
     else:
-        env = envs.make(dataclasses.replace(cfg.env, num_envs=1, normalize_actions=False, clip_actions=False))
+        env = envs.make(cfg.env.waiting(1))
         env.close()
         found = env.spec
-    return found._replace(num_envs=cfg.env.num_envs * max(1, len(found.agents)))
+    seen, taken = found.env_observation or found.observation, found.env_action or found.action
+    num = cfg.env.num_envs * max(1, len(found.agents))
+    return found._replace(observation=seen, action=taken, num_envs=num, env_action=None, env_observation=None)
 
 
 def _recorded(path: str) -> EnvSpec:
-    """Returns the spaces of the environments that a run directory or checkpoint was trained in.
+    """Returns the spec of the environments that a run directory or checkpoint was trained in.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
@@ -97,8 +98,7 @@ def _recorded(path: str) -> EnvSpec:
         found = checkpoint.spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
     except InputError as e:
         raise InputError(f"external.spaces: {e}") from e
-    seen, taken = found.env_observation or found.observation, found.env_action or found.action
-    return EnvSpec(seen, taken, 1, agents=found.agents, kinds=found.kinds)
+    return found._replace(max_episode_steps=None)
 
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:

@@ -77,7 +77,7 @@ def rollout_length(cfg: Any) -> int:
 def in_step(cfg: Any) -> bool:
     """Returns whether each rollout has as many steps of every environment. Not so: whole episodes, environments that do
     not wait for each other, clients, and runners that come, go and fill in for each other."""
-    waits = cfg.env.batch_size is None and cfg.env.batch_wait_ms is None and cfg.external is None
+    waits = cfg.env.waits and cfg.external is None
     return waits and not cfg.env_runners.num and cfg.rollout.batch_mode == "truncate_episodes"
 
 

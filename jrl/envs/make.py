@@ -67,7 +67,7 @@ def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
 _RESTARTS = "env_runners.restart_failed_sub_environments"
 _MASKS = "environments in JAX have no infos (their observation may be a Dict with an action_mask)"
 # options that not all backends have: key, backends that have it, why others lack it
-_ONLY = (
+LIMITED = (
     ("env.batch_size", ("envpool",), "only EnvPool takes it"),
     ("env.remote_worker_envs", ("gymnasium",), "only Gymnasium's environments run in processes"),
     (_RESTARTS, ("gymnasium",), "only Gymnasium's environments are made anew"),
@@ -84,7 +84,7 @@ def _refused(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Iterator[st
         yield f"env.batch_size {cfg.batch_size}: a vector has {cfg.num_envs} environments only: use at most so many"
     elif backend == "envpool" and cfg.batch_size is not None and has_several:
         yield f"env.batch_size: {cfg.id} has several agents, and their games wait for each other: leave it out"
-    for key, backends, why in _ONLY:
+    for key, backends, why in LIMITED:
         if not given[key] or backend in backends:
             continue
         able = [name for name in backends if has(cfg.id, name)]

@@ -180,6 +180,31 @@ def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[A
     return tuple(take(kind).reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for kind in kinds)
 
 
+def rows_by_kind(spec: EnvSpec, x: Any, axis: int = 0) -> tuple[Any, ...]:
+    """Returns what each kind of agents has of an array with the columns of all agents; (x,) where all are alike."""
+    return of_kinds(spec.kinds, x, axis)
+
+
+def parts_by_kind(spec: EnvSpec, tree: PyTree) -> tuple[PyTree, ...]:
+    """Returns the observations, actions or spaces of each kind of agents; (tree,) where all are alike."""
+    return tuple(tree) if spec.kinds else (tree,)
+
+
+def from_parts(spec: EnvSpec, parts: Sequence[PyTree]) -> PyTree:
+    """Returns observations or actions as the environments have them, of those of each kind: undoes `parts_by_kind`."""
+    return tuple(parts) if spec.kinds else parts[0]
+
+
+def numbers_by_kind(spec: EnvSpec) -> tuple[tuple[int, ...], ...]:
+    """Returns the agents' numbers by kind; one kind where all are alike."""
+    return spec.kinds or (tuple(range(len(spec.agents))),)
+
+
+def kind_names(spec: EnvSpec) -> tuple[str, ...]:
+    """Names each kind of agents after its first agent; ("",) where all are alike."""
+    return tuple(spec.agents[kind[0]] for kind in spec.kinds) or ("",)
+
+
 def elements(space: Space, columns: int | tuple[int, ...]) -> PyTree:
     """Returns shapes and dtypes [columns, *] of so many elements of a space; of a Tuple by kind of so many of each."""
     if isinstance(columns, tuple):

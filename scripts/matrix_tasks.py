@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jrl import algos, data, registry
 from jrl.algos import dqn
+from jrl.envs import IN_JAX
 from jrl.envs.jax_env import Definition
-from jrl.envs.make import IN_JAX
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.multi_toys import several as copies
 from jrl.fields.data import Fixed, Replay, learns_from

@@ -1,5 +1,6 @@
 """Agents of different spaces in one environment: what they are as columns, and policies of a kind each."""
 
+import functools
 import json
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from jrl.envs import multi_agent as multi_agent_env
 from jrl.envs import team, views
 from jrl.envs.checker import check_env
 from jrl.envs.multi_agent import MultiDefinition
+from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.rollout import unroll
@@ -164,7 +166,7 @@ def nearer(obs):
 
 def test_views_are_of_each_kind():
     env = envs.make(ID, num_envs=2, options={"noise": 0.0})
-    seen = views.with_agent_ids(views.with_function(env, f"{__name__}:nearer"))
+    seen = transformed(env, functools.partial(views.observation_fn, path=f"{__name__}:nearer"), views.agent_ids)
     assert [sorted(dict(part.items)) for part in seen.spec.observation.items] == [["agent_id", "obs"]] * 2
     _, (hunters, prey) = jax.jit(seen.reset)(jax.random.key(0))
     np.testing.assert_array_equal(hunters["agent_id"], [0, 2, 0, 2])
@@ -180,7 +182,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match="actions"):
             env.step(state, wrong, jax.random.key(1))
     with pytest.raises(InputError, match=r"multi_agent.group: .*those of hunter_0 and prey_0 differ"):
-        team.team(env)
+        team.team(env.spec)
     with pytest.raises(
         InputError, match=r"MultiDefinition.action: .*each of hunter_0, prey_0, hunter_1, got those of a"
     ):

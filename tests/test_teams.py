@@ -1,5 +1,6 @@
 """Runs of several teams in one game: who follows which policy, what each learns, what is told of them."""
 
+import functools
 import json
 from typing import Any, cast
 
@@ -12,8 +13,9 @@ from agent_runs import whole_and_resumed, without
 import jrl
 from jrl import envs, evaluate, train
 from jrl.envs import multi_toys
-from jrl.envs.grouped import grouped
 from jrl.envs.multi_agent import MultiDefinition
+from jrl.envs.team import grouped
+from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.replay import ring
@@ -136,7 +138,8 @@ def test_the_first_action_of_a_late_agent_is_learned(tmp_path, capsys, algo):
 def test_what_replay_gives_is_the_plain_record_of_the_members():
     """LateArrivals-v0, random joint actions: each transition of a team is that of a loop over its members' own rows."""
     made = envs.make("LateArrivals-v0", num_envs=3)
-    env = grouped(made, {"comers": ["late", "guest"], "stayers": ["steady", "waiting"]})
+    groups = {"comers": ["late", "guest"], "stayers": ["steady", "waiting"]}
+    env = transformed(made, functools.partial(grouped, groups=groups))
     width, steps, size = len(env.spec.agents), 40, 2
     act = lambda actor, obs, carry, key, explore: ActOut(
         jax.random.randint(key, (env.spec.num_envs, size), 0, 3), carry, {}

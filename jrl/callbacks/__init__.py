@@ -233,7 +233,7 @@ class CallbackList:
         from jrl.metrics.custom import CustomMetrics
 
         self.callbacks, self.keep_record = callbacks, False  # whether who learns asks for what is recorded, too
-        self.several: dict[str, Any] = {}  # of several agents: what their `GameReplay` is told of them
+        self.games: dict[str, Any] = {}  # options of `GameReplay` of the agents; {} with one agent
         self.ended: str | None = None  # why a callback wants the run to end; None: it goes on
         self.by_turns = False  # agents play by turns of their own, so that each has episodes apart from its game
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
@@ -402,9 +402,9 @@ class CallbackList:
         finished = lambda e: self._metrics[evaluation].add_episode(e.custom_metrics, e.hist_data)
         created, start, step, end = map(one, EPISODE_MOMENTS)
         moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
-        place = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation, **self.several}
+        place = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation, **self.games}
         of_several = AgentReplay if self.by_turns and not evaluation else GameReplay
-        return (of_several if self.several else Replay)(moments, self._ids[evaluation], num_envs, **place)
+        return (of_several if self.games else Replay)(moments, self._ids[evaluation], num_envs, **place)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None

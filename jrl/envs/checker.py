@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jrl import registry
+from jrl.envs.backends import resolve
 from jrl.envs.check_values import (
     Findings,
     Watch,
@@ -26,7 +27,7 @@ from jrl.envs.check_values import (
 )
 from jrl.envs.context import OnFailure
 from jrl.envs.jax_env import Definition
-from jrl.envs.make import make, resolve
+from jrl.envs.make import make
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
 from jrl.host import room

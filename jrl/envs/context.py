@@ -16,6 +16,8 @@ from jrl.envs.step_faults import FIRST_STEPS
 CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # of a first parameter that takes an EnvContext
 DEFINITIONS = ("Definition", "MultiDefinition")  # of environments written in JAX, of one agent and of several
 _KEPT_AS = "_jrl_context"  # attribute of an environment
+ROLES = ("train", "eval", "data")
+_BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,21 @@ class Place:
     offset: int = 0  # environments of the same seed, role and index that other vectors have before this one
     worker_index: int = 0  # 0 in the process that learns, from 1 on in env runners
     num_workers: int = 0  # env runners in all
+
+
+def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
+    """Returns the first seed of a vector; one of up to 65,536 environments shares none with another role or index.
+
+    EnvPool's environment i of seed s is environment 0 of seed s + i: with seed + 1, an evaluation would replay the
+    training environments. Indices that differ by a multiple of 8,192 share. All seeds fit int32.
+
+    Raises:
+      ValueError: unknown role.
+    """
+    if role not in ROLES:
+        raise ValueError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
+    block = (seed * 2_654_435_761 + index) % _BLOCKS  # an odd factor: seeds that are close do not meet at close indices
+    return (ROLES.index(role) * _BLOCKS + block) << 16
 
 
 @dataclasses.dataclass(frozen=True)

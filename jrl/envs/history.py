@@ -11,19 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from jrl import spaces
-from jrl.envs.behind import View, part, put, through
-from jrl.envs.spec import on_host
+from jrl.envs.transform import State, Transform
 from jrl.types import (
     Array,
     Box,
     Dict,
     EnvSpec,
     InputError,
-    JaxEnv,
-    Key,
     PyTree,
     Space,
     StepResult,
@@ -37,7 +33,7 @@ class History(NamedTuple):
     """Memory of n environments, and how it enters their observations; for numpy and jax arrays alike."""
 
     spec: EnvSpec  # what the policy sees
-    empty: Callable[[int], PyTree]  # n -> memory [n, ...] numpy, of environments that begin an episode
+    empty: Callable[..., PyTree]  # (n, xp=numpy) -> memory [n, ...] of environments that begin an episode
     # (memory, obs [n, *], the action before it [n, *], its reward [n], whether an episode begins [n] bool)
     # -> (memory, obs [n, *] of `spec`); action and reward do not count where one begins
     see: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
@@ -84,8 +80,8 @@ def history(
             )
     is_dict = isinstance(space, Dict)
 
-    def empty(n: int) -> PyTree:
-        return [np.zeros((n, *stack.space.shape), stack.space.dtype) for stack in stacks if stack is not None]
+    def empty(n: int, xp: Any = np) -> PyTree:
+        return [xp.zeros((n, *stack.space.shape), stack.space.dtype) for stack in stacks if stack is not None]
 
     def see(memory: PyTree, obs: PyTree, action: PyTree, reward: Array, fresh: Array) -> tuple[PyTree, PyTree]:
         xp: Any = np if isinstance(reward, np.ndarray) else jnp
@@ -108,16 +104,43 @@ def history(
     return History(spec._replace(observation=space, env_observation=spec.observation), empty, see)
 
 
+def remember(
+    spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
+) -> Transform | None:
+    """Option `env.frame_stack`, `network.use_prev_action` and `network.use_prev_reward`; arguments as of `history`.
+
+    The previous action is the one that this option gets: the policy's, unless an option after this one changes actions.
+    """
+    found = history(spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
+    if found is None:
+        return None
+
+    def init(xp: Any) -> State:
+        return {"memory": found.empty(spec.num_envs, xp), "ended": xp.ones(spec.num_envs, bool)}
+
+    def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
+        begins = state["ended"]
+        if result.several is not None:  # an agent's first observation is on the last row on which it is absent
+            begins = begins | result.several.absent
+        if result.failed is not None:
+            begins = begins | result.failed
+        memory, obs = found.see(state["memory"], result.obs, action, result.reward, begins)
+        state = {**state, "memory": memory, "ended": result.terminated | result.truncated}
+        return state, result._replace(obs=obs)
+
+    return Transform(found.spec, observe=observe, init=init)
+
+
 def _of_kinds(spec: EnvSpec, **asked: Any) -> History:
     """Returns the histories of agents of different kinds, side by side."""
     each = [found for one in spaces.by_kind(spec) if (found := history(one, **asked)) is not None]
     sizes = [len(kind) for kind in spec.kinds]
 
-    def empty(n: int) -> PyTree:
-        return [one.empty(n * size // sum(sizes)) for one, size in zip(each, sizes, strict=True)]
+    def empty(n: int, xp: Any = np) -> PyTree:
+        return [one.empty(n * size // sum(sizes), xp) for one, size in zip(each, sizes, strict=True)]
 
     def see(memory: PyTree, obs: PyTree, action: PyTree, reward: Array, fresh: Array) -> tuple[PyTree, PyTree]:
-        of_all = (spaces.of_kinds(spec.kinds, x) for x in (reward, fresh))
+        of_all = (spaces.rows_by_kind(spec, x) for x in (reward, fresh))
         rows = zip(each, memory, obs, action, *of_all, strict=True)
         after = [one.see(*own) for one, *own in rows]
         return [held for held, _ in after], tuple(seen for _, seen in after)
@@ -186,103 +209,3 @@ def _replaced(space: Space, new: Any) -> Space:
 def _along(fresh: Array, x: Array) -> Array:
     """Returns `fresh` [B] as [B, 1, ...], for elements [B, *]."""
     return fresh.reshape(fresh.shape + (1,) * (x.ndim - 1))
-
-
-# ---------------------------------------------------------------- environments
-
-
-def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False) -> Any:
-    """Returns `env`, a JaxEnv, Env or AsyncEnv, with history in its observations; `env` itself where all is off.
-
-    Arguments and errors as of `history`. Nothing should stand around it that changes actions: the previous one is the
-    one that `step` or `send` got.
-    """
-    found = history(env.spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
-    if found is None:
-        return env
-    if isinstance(env, JaxEnv):
-        return _in_jax(env, found)
-    return through(env, _Remembering(env.spec, found))
-
-
-def _no_action(spec: EnvSpec) -> PyTree:
-    """Returns the zeros that stand for the action before the first."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spaces.elements(spec.action, spaces.columns(spec)))
-
-
-def _fresh(ended: Array, result: StepResult) -> Array:
-    """Returns [B] bool: rows whose observation is the first of an episode. Of several agents, all rows on which one is
-    absent: an agent's first observation is on the last of them.
-    """
-    if result.several is not None:
-        ended = ended | result.several.absent
-    return ended if result.failed is None else ended | result.failed
-
-
-@struct.dataclass
-class HistoryState:
-    """State of B environments with history."""
-
-    env: PyTree  # of the environments
-    memory: PyTree  # of `History`, [B, ...]
-    ended: Array  # [B] bool, after the latest step: the next row begins an episode
-
-
-def _in_jax(env: JaxEnv, found: History) -> JaxEnv:
-    num_envs = env.spec.num_envs
-
-    def reset(key: Key) -> tuple[HistoryState, PyTree]:
-        state, obs = env.reset(key)
-        nothing = jax.tree.map(jnp.asarray, (found.empty(num_envs), _no_action(env.spec)))
-        memory, obs = found.see(nothing[0], obs, nothing[1], jnp.zeros(num_envs), jnp.ones(num_envs, bool))
-        # copies: the caller donates state and observation, which must not share a buffer
-        return HistoryState(state, memory, jnp.zeros(num_envs, bool)), jax.tree.map(jnp.copy, obs)
-
-    def step(state: HistoryState, action: PyTree, key: Key) -> tuple[HistoryState, StepResult]:
-        inner, result = env.step(state.env, action, key)
-        fresh = _fresh(state.ended, result)
-        memory, obs = found.see(state.memory, result.obs, action, result.reward, fresh)
-        return HistoryState(inner, memory, result.terminated | result.truncated), result._replace(obs=obs)
-
-    draw = env.draw
-    wrapped = env._replace(spec=found.spec, reset=reset, step=step)
-    if draw is not None:
-        wrapped = wrapped._replace(draw=lambda state, number: draw(state.env, number))
-    if env.set_task is None or env.get_task is None:
-        return wrapped
-    set_task, get_task = env.set_task, env.get_task
-    return wrapped._replace(
-        set_task=lambda state, task: state.replace(env=set_task(state.env, task)),
-        get_task=lambda state: get_task(state.env),
-    )
-
-
-class _Remembering(View):
-    """Environments with history."""
-
-    def __init__(self, before: EnvSpec, found: History):
-        super().__init__(found.spec)
-        self._see, self._games = found.see, before.games
-        self._memory, self._ended = found.empty(before.num_envs), np.ones(before.num_envs, bool)
-        self._sent = _no_action(before)
-
-    def begin(self) -> None:
-        self._ended[:] = True  # what comes next is the first of an episode
-
-    def first(self, obs: PyTree) -> PyTree:
-        zeros = np.zeros(self.spec.num_envs, np.float32)
-        self._memory, obs = self._see(self._memory, obs, self._sent, zeros, self._ended)
-        self._ended = np.zeros_like(self._ended)
-        return obs
-
-    def taken(self, action: PyTree, rows: Array | None) -> PyTree:
-        action = on_host(action)
-        self._sent = put(self._sent, rows, action, self._games)
-        return action
-
-    def told(self, result: StepResult, rows: Array | None) -> StepResult:
-        memory, action, ended = part((self._memory, self._sent, self._ended), rows, self._games)
-        memory, obs = self._see(memory, result.obs, action, result.reward, _fresh(ended, result))
-        self._memory = put(self._memory, rows, memory, self._games)
-        self._ended = put(self._ended, rows, result.terminated | result.truncated, self._games)
-        return result._replace(obs=obs)

@@ -19,7 +19,7 @@ from flax import struct
 from jrl.envs.jax_env import select, time_limit
 from jrl.envs.multi_agent import add_state, with_state
 from jrl.envs.spec import check_action, with_mask
-from jrl.spaces import ACTION_MASK, columns, kinds, map_leaves, of_agents
+from jrl.spaces import ACTION_MASK, columns, from_parts, kinds, map_leaves, of_agents, parts_by_kind
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 PREFIX = "jaxmarl:"
@@ -145,14 +145,14 @@ class _Games:
                 allowed = self._stacked(jax.vmap(self.env.get_avail_actions)(inner), kind.numbers) != 0
                 seen = {**(seen if isinstance(kind.observation, Dict) else {"obs": seen}), ACTION_MASK: allowed}
             parts.append(seen if view is None else add_state(kind.seen, seen, view))
-        return tuple(parts) if self.spec.kinds else parts[0]
+        return from_parts(self.spec, parts)
 
     def _by_agent(self, action: PyTree) -> dict[str, PyTree]:
         """Returns each agent's actions [games, *], by name."""
         num_envs = self.spec.games
         by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
         given: dict[str, PyTree] = {}
-        for kind, part in zip(self.kinds, by_game if self.spec.kinds else (by_game,), strict=True):
+        for kind, part in zip(self.kinds, parts_by_kind(self.spec, by_game), strict=True):
             for j, i in enumerate(kind.numbers):
                 given[self.spec.agents[i]] = jax.tree.map(lambda x, j=j: x[:, j], part)
         return given

@@ -30,11 +30,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from jrl.types import Array, JaxEnv, Key, PyTree, StepResult
+from jrl.envs.transform import Transform, around
+from jrl.types import Array, EnvSpec, JaxEnv, Key, PyTree, StepResult
 
-_PAUSED, _FRESH = -1, -2  # SoftState.steps of an environment whose next row is the one after an end
+_PAUSED, _FRESH = -1, -2  # steps of an environment whose next row is the one after an end
+
+
+def ends(spec: EnvSpec, *, no_done_at_end: bool | None) -> Transform | None:
+    """Option `env.no_done_at_end`. Steps keep the environment's own ends: `flags` makes the learner's of them."""
+    return None if no_done_at_end is None else Transform(spec._replace(no_done_at_end=no_done_at_end))
 
 
 def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
@@ -53,46 +58,34 @@ def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, 
 # ---------------------------------------------------------------- in a program
 
 
-@struct.dataclass
-class SoftState:
-    """State of B environments that go on at the horizon."""
-
-    env: PyTree  # of the environments, [B, ...]
-    obs: PyTree  # [B, *], the latest: shown once more after the horizon
-    steps: Array  # [B] i32, since the episode began; below 0 after an end: -1 at the horizon, -2 at a true one
-
-
 def soften(env: JaxEnv, horizon: int) -> JaxEnv:
-    """Returns `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on."""
+    """Returns `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on.
+
+    The state has beside that of `env` the latest `obs` [B, *], which is shown once more after the horizon, and `steps`
+    [B] i32 since the episode began: -1 after the horizon, -2 after a true end.
+    """
     limit = env.spec.max_episode_steps
     spec = env.spec._replace(max_episode_steps=horizon if limit is None else min(horizon, limit))
 
-    def reset(key: Key) -> tuple[SoftState, PyTree]:
-        state, obs = env.reset(key)
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        inner, obs = env.reset(key)
         # copies: the caller donates state and observation, which must not share a buffer
-        return SoftState(state, jax.tree.map(jnp.copy, obs), jnp.zeros((spec.num_envs,), jnp.int32)), obs
+        return {"env": inner, "obs": jax.tree.map(jnp.copy, obs), "steps": jnp.zeros((spec.num_envs,), jnp.int32)}, obs
 
-    def step(state: SoftState, action: Array, key: Key) -> tuple[SoftState, StepResult]:
-        paused = state.steps == _PAUSED
-        moved, result = env.step(state.env, action, key)
+    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
+        paused = state["steps"] == _PAUSED
+        moved, result = env.step(state["env"], action, key)
         held = lambda old, new: jnp.where(jnp.expand_dims(paused, tuple(range(1, new.ndim))), old, new)
-        inner, obs = jax.tree.map(held, (state.env, state.obs), (moved, result.obs))
+        inner, obs = jax.tree.map(held, (state["env"], state["obs"]), (moved, result.obs))
         terminated, truncated = result.terminated & ~paused, result.truncated & ~paused
-        steps = jnp.where(state.steps < 0, 0, state.steps + 1)
+        steps = jnp.where(state["steps"] < 0, 0, state["steps"] + 1)
         ended = terminated | truncated
         there = (steps >= horizon) & ~ended
         steps = jnp.where(there, _PAUSED, jnp.where(ended, _FRESH, steps))
         reward = jnp.where(paused, 0.0, result.reward)
-        return SoftState(inner, obs, steps), StepResult(obs, reward, terminated, truncated | there)
+        return {"env": inner, "obs": obs, "steps": steps}, StepResult(obs, reward, terminated, truncated | there)
 
-    found = env._replace(spec=spec, reset=reset, step=step)
-    if env.set_task is None or env.get_task is None:
-        return found
-    set_task, get_task = env.set_task, env.get_task
-    return found._replace(
-        set_task=lambda state, task: state.replace(env=set_task(state.env, task)),
-        get_task=lambda state: get_task(state.env),
-    )
+    return around(env, spec, reset, step)
 
 
 # ---------------------------------------------------------------- from the host

@@ -15,12 +15,12 @@ import numpy as np
 
 from jrl.envs import several
 from jrl.envs import spec as spaces
-from jrl.envs.behind import index
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
 from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.precision import Precision
 from jrl.envs.step_faults import of_making, own
+from jrl.envs.transform import index
 from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns
@@ -187,13 +187,7 @@ class AsyncMultiHostEnv(NotWaiting, MultiHostEnv):
 def games(
     cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None
 ) -> MultiHostEnv | AsyncMultiHostEnv:
-    """Makes the environments of a section, in place of Gymnasium's; arguments as of `MultiHostEnv`.
-
-    Raises:
-      InputError: as `MultiHostEnv`, and a setting that does not go with several agents.
-    """
-    if errors := list(several.refused(cfg)):
-        raise InputError(*errors)
+    """Makes the environments of a section, in place of Gymnasium's; arguments and errors as of `MultiHostEnv`."""
     for name in several.OPTIONS:
         context.pop(name, None)
     made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv

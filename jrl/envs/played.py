@@ -1,5 +1,6 @@
 """Environments that clients play: known by their spaces alone, which a config or an environment gives."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -7,8 +8,10 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jrl.envs import wrappers
+from jrl.envs.make import options
+from jrl.envs.transform import environment_action, transforms
 from jrl.errors import InputError
+from jrl.fields.env import EnvConfig
 from jrl.spaces import leaves, masks_actions, of_agents, of_leaves
 from jrl.types import Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
@@ -24,11 +27,11 @@ class Played:
       to_env: from the policy's actions [N, *] to the environment's; None where they are the same.
     """
 
-    def __init__(self, spec: EnvSpec, *, normalize: bool, clip: bool, no_done_at_end: bool | None):
-        """Makes them of the environment's own spaces; the other arguments as `wrappers.wrap`."""
-        action, self.to_env = wrappers.action_transform(spec.action, normalize=normalize, clip=clip)
-        spec = spec._replace(no_done_at_end=no_done_at_end)
-        self.spec = spec if self.to_env is None else spec._replace(action=action, env_action=spec.action)
+    def __init__(self, spec: EnvSpec, env: EnvConfig):
+        """Makes them of the environment's own spaces, with the options of a section."""
+        chain = transforms(spec, *options(env))
+        self.spec = chain[-1].spec if chain else spec
+        self.to_env = None if self.spec.env_action is None else functools.partial(environment_action, chain)
 
     def reset(self) -> NoReturn:
         raise TypeError("clients play these environments: nobody here resets them")

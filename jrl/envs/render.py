@@ -20,10 +20,11 @@ import numpy as np
 
 from jrl import spaces
 from jrl.envs import pictures
-from jrl.envs.context import Place
+from jrl.envs.backends import backends_of, resolve
+from jrl.envs.context import Place, seed_range
 from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
-from jrl.envs.make import backends_of, check, resolve, section, seed_range
+from jrl.envs.make import check, section
 from jrl.envs.make import make as make_env
 from jrl.fields.bounds import short
 from jrl.fields.env import EnvConfig
@@ -406,7 +407,7 @@ class Games(_Stepped):
     def _seen(self, own: list[tuple[Callable[[PyTree], np.ndarray] | None, int]], number: int) -> np.ndarray:
         """Draws the observations of the agents of a game that see images, side by side."""
         found = []
-        for (draw, count), obs in zip(own, self._obs if self.spec.kinds else (self._obs,), strict=True):
+        for (draw, count), obs in zip(own, spaces.parts_by_kind(self.spec, self._obs), strict=True):
             if draw is not None:
                 own_rows = jax.tree.map(lambda x, n=count: np.asarray(x)[number * n : (number + 1) * n], obs)
                 found += [draw(jax.tree.map(lambda x, j=j: x[j], own_rows)) for j in range(count)]

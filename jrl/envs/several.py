@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jrl import registry
@@ -87,7 +87,7 @@ def _returned(found: Callable[..., Any]) -> str | None:
     return str(result)
 
 
-# ---------------------------------------------------------------- options, and what is refused
+# ---------------------------------------------------------------- options
 
 
 def own_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -111,14 +111,6 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     except InputError as e:
         errors += e.errors
     return errors
-
-
-def refused(cfg: EnvConfig) -> Iterator[str]:
-    """Yields the settings that do not go with several agents, each with its mend."""
-    if cfg.batch_size is not None:
-        yield "env.batch_size: only EnvPool takes it: env.batch_wait_ms acts on whichever games are ready"
-    if cfg.soft_horizon:
-        yield f"env.soft_horizon: {cfg.id} has several agents, and a game ends for all of them: leave it out"
 
 
 # ---------------------------------------------------------------- making

@@ -1,43 +1,61 @@
-"""A team: all agents of an environment as one, with all their observations, actions and the sum of their rewards.
+"""Option `multi_agent.group`: agents of an environment that act as one, a team.
 
-A joint policy (VDN, QMIX, PPO over the agents' choices at once) learns from it like from any other environment.
+One team of all agents makes an environment with a single agent, which any algorithm can learn from: a joint policy
+(VDN, QMIX, PPO over the agents' choices at once) reads all observations, chooses all actions and earns all rewards.
+
+Other teams are agents beside those in no team. A team's name stands in the place of the first of its members. It
+observes, does and earns what it would as the only one. It is there while any of its members is, and so has rows, ends
+and masks of its own like any agent (`jrl.types.Several`): on rows on which none of them acted it is absent, and it ends
+when the last of those who are there does, with a time limit if that cut one of them off. A member that ends before ends
+nothing, one that comes later joins in, and a team with a returned member begins another episode.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jrl import spaces
 from jrl.envs import spec as env_spaces
-from jrl.envs.behind import View, through
-from jrl.envs.multi_agent import acting_next
+from jrl.envs.transform import State, Transform
 from jrl.spaces import ACTION_MASK, AGENTS, PRESENT, STATE
 from jrl.types import (
     Array,
     Box,
     Dict,
     Discrete,
-    Env,
     EnvSpec,
     InputError,
-    JaxEnv,
-    Key,
     MultiBinary,
     MultiDiscrete,
     PyTree,
     Several,
     Space,
     StepResult,
+    Tuple,
     element,
 )
 
+Groups = Mapping[str, Sequence[str]]  # team -> the names of its members
 
-def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv | Env:
-    """Makes of an environment with several agents one with a single agent, their team.
 
-    Its B are the games. An observation is a dict:
+def teams(spec: EnvSpec, *, groups: Groups) -> Transform:
+    """Makes teams of agents: with one team of all agents as `team`, else as `grouped`."""
+    members = list(groups.values())
+    if len(members) == 1 and sorted(members[0]) == sorted(spec.agents):
+        return team(spec, agents=tuple(members[0]))
+    return grouped(spec, groups=groups)
+
+
+# ---------------------------------------------------------------- one team of all agents
+
+
+def team(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
+    """Makes of environments with several agents environments with a single agent, their team.
+
+    The B of the team are the games. An observation is a dict:
 
         agents       the agents' observations, each array [A, *]; their choices one after the other (`spaces.stacked`)
         state        the leaf `state` of their observations, which all of them share, once; only where they have one
@@ -52,94 +70,33 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     The observation of an absent agent is left as it is; a mask of its that allows nothing allows everything.
 
     Args:
-      env: with `spec.agents`, all of one observation and action space.
-      agents: names of those in the team; None: all. The order on the axis A is the environment's.
-    Returns:
-      An environment of the same kind, without `spec.agents`.
+      spec: with `agents`, all of one observation and action space.
+      agents: names of those in the team; None: all.
     Raises:
       InputError: `agents` are not all that there are, or have different spaces, actions that cannot be put together, or
-        an environment that does not have several agents, or whose columns do not step together.
+        an environment that does not have several agents.
     """
-    _check(env, agents)
-    spec, view = joint_spec(env.spec), joint_view(env.spec.observation, len(env.spec.agents))
+    _check(spec, agents)
+    joint, view = joint_spec(spec), joint_view(spec.observation, len(spec.agents))
+    shape = element(spec.action).shape
 
-    def first(xp: Any, obs: PyTree, there: Array | None) -> PyTree:
-        everybody = xp.ones((env.spec.games, len(env.spec.agents)), bool)
-        return view(xp, obs, everybody, everybody if there is None else there.reshape(everybody.shape))
+    def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
+        return state, _joined(xp, spec, view, result)
 
-    return shown(
-        env,
-        Joint(
-            spec,
-            to_columns=lambda xp, action: action.reshape(-1, *element(env.spec.action).shape),
-            first=first,
-            joined=lambda xp, result: _joined(xp, env.spec, view, result),
-        ),
-    )
+    return Transform(joint, act=lambda xp, action: action.reshape(-1, *shape), observe=observe)
 
 
-class Joint(NamedTuple):
-    """Functions that join the agents of an environment to a team. `xp` is numpy or jax.numpy."""
-
-    spec: EnvSpec  # of what they become
-    to_columns: Callable[[Any, PyTree], PyTree]  # (xp, actions in that spec) -> the columns' actions
-    # (xp, the columns' observations after a reset, agents that act next, [B] bool, or None: all) -> those in that spec
-    first: Callable[[Any, PyTree, Array | None], PyTree]
-    joined: Callable[[Any, StepResult], StepResult]  # (xp, a step of the columns) -> that in that spec
-
-
-def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
-    """Returns `env` with its agents joined."""
-    spec, sizes = joint.spec, spaces.columns(joint.spec)
-    if not isinstance(env, JaxEnv):
-        return through(env, _Joint(joint, env))
-
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
-        return state, joint.first(jnp, obs, acting_next(state))
-
-    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
-        env_spaces.check_action(spec.action, sizes, action)
-        state, result = env.step(state, joint.to_columns(jnp, action), key)
-        return state, joint.joined(jnp, result)
-
-    return env._replace(spec=spec, reset=reset, step=step)
-
-
-class _Joint(View):
-    """Environments with their agents joined."""
-
-    def __init__(self, joint: Joint, env: Any):
-        super().__init__(joint.spec)
-        self._joint, self._env = joint, env
-
-    def first(self, obs: PyTree) -> PyTree:
-        return self._joint.first(np, obs, getattr(self._env, "there", None))
-
-    def taken(self, action: PyTree, rows: Array | None) -> PyTree:
-        action, games = env_spaces.on_host(action), self.spec.games if rows is None else len(rows)
-        env_spaces.check_action(self.spec.action, spaces.columns(self.spec, games), action)
-        return self._joint.to_columns(np, action)
-
-    def told(self, result: StepResult, rows: Array | None) -> StepResult:
-        return self._joint.joined(np, result)
-
-
-# ---------------------------------------------------------------- spaces
-
-
-def check_agents(env: Any) -> None:
-    """Raises InputError where `env` does not have several agents."""
-    if not env.spec.agents:
+def _check_agents(spec: EnvSpec) -> None:
+    if not spec.agents:
         raise InputError(
             "multi_agent.group: expected an environment with several agents, got one with a single one: leave it out"
         )
 
 
-def _check(env: Any, agents: tuple[str, ...] | None) -> None:
-    """Raises InputError where `env` cannot be made a team of."""
-    spec, key = env.spec, "multi_agent.group"
-    check_agents(env)
+def _check(spec: EnvSpec, agents: tuple[str, ...] | None) -> None:
+    """Raises InputError where a team cannot be made."""
+    key = "multi_agent.group"
+    _check_agents(spec)
     if agents is not None and sorted(agents) != sorted(spec.agents):
         raise InputError(
             f"{key}: expected one team of all agents, {', '.join(spec.agents)}, got {', '.join(agents) or 'none'}: "
@@ -202,9 +159,6 @@ def _actions(space: Space, count: int) -> Space:
     return env_spaces.box(low.shape, low, high, space.dtype)
 
 
-# ---------------------------------------------------------------- elements
-
-
 def joint_view(space: Space, count: int) -> Callable[..., PyTree]:
     """Makes the function from what the agents of teams see to what their teams do.
 
@@ -260,4 +214,176 @@ def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepRes
     return StepResult(view(xp, result.obs, gone, present), reward, over & ~truncated, truncated, failed)
 
 
-__all__ = ["Joint", "check_agents", "joint_spec", "joint_view", "observation", "shown", "team"]
+# ---------------------------------------------------------------- teams beside other agents
+
+
+def grouped(spec: EnvSpec, *, groups: Groups) -> Transform:
+    """Makes teams of some agents, beside those in no team.
+
+    Args:
+      spec: of several agents.
+      groups: as `settings.multi_agent.check_group` wants them: members are of one kind, and in one team.
+    Returns:
+      A Transform whose spec has the teams and the agents in none. Teams of other sizes or spaces are of other kinds
+      (`EnvSpec.kinds`). One team of all agents is an agent with a name; `team` gives it none.
+    Raises:
+      InputError: agents that cannot be put together.
+    """
+    _check_agents(spec)
+    units = _units(spec, groups)
+    each = [unit.spec for unit in units]
+    kinds = spaces.kinds([one._replace(agents=()) for one in each])
+    of_kinds = [each[kind[0]] for kind in kinds or [(0,)]]
+    whole = lambda parts: Tuple(tuple(parts)) if kinds else parts[0]
+    transformed = any(one.env_action is not None for one in of_kinds)
+    shown = spec._replace(
+        observation=whole([one.observation for one in of_kinds]),
+        action=whole([one.action for one in of_kinds]),
+        num_envs=spec.games * len(units),
+        env_action=whole([one.env_action or one.action for one in of_kinds]) if transformed else None,
+        env_observation=None,
+        agents=tuple(unit.name for unit in units),
+        kinds=kinds,
+    )
+    view = _View(spec, units, shown)
+    observe = lambda xp, state, action, result: (state, view.joined(xp, result))
+    return Transform(shown, act=_to_columns(spec, shown, units), observe=observe)
+
+
+class _Unit(NamedTuple):
+    """An agent of the view: n agents of the environment that act as one, or one of them alone."""
+
+    name: str
+    members: tuple[int, ...]  # among the environment's agents
+    kind: int  # theirs
+    seats: tuple[int, ...]  # among the agents of that kind
+    spec: EnvSpec  # of G environments with this agent alone
+    is_team: bool
+
+
+def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
+    """Returns the agents of the view. Raises InputError: a team whose actions cannot be put together."""
+    kinds = spaces.numbers_by_kind(spec)
+    of_team = {agent: name for name, members in groups.items() for agent in members}
+    members: dict[str, list[int]] = {}
+    for i, agent in enumerate(spec.agents):
+        members.setdefault(of_team.get(agent, agent), []).append(i)
+
+    def unit(name: str, numbers: list[int]) -> _Unit:
+        k = next(k for k, kind in enumerate(kinds) if numbers[0] in kind)
+        seats, is_team = tuple(kinds[k].index(i) for i in numbers), spec.agents[numbers[0]] in of_team
+        own = spaces.by_kind(spec)[k]._replace(num_envs=spec.games * len(numbers), agents=(name,) * len(numbers))
+        own = joint_spec(own) if is_team else own
+        return _Unit(name, tuple(numbers), k, seats, own._replace(agents=(name,), env_observation=None), is_team)
+
+    return tuple(unit(name, numbers) for name, numbers in members.items())
+
+
+def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
+    """Makes the function from (xp, actions of the view) to those of the environment's agents, whose spec is `spec`."""
+    kinds = spaces.numbers_by_kind(shown)
+    place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
+    by_kind = spaces.by_kind(spec)
+
+    def of_members(action: PyTree, i: int) -> PyTree:
+        """Returns the actions [G, n, *] of the members of unit i."""
+        unit, (k, j) = units[i], place[i]
+        of_kind = spaces.parts_by_kind(shown, action)[k]
+        mine = jax.tree.map(lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], of_kind)
+        if not unit.is_team:
+            return jax.tree.map(lambda x: x[:, None], mine)
+        return mine.reshape(-1, len(unit.members), *element(by_kind[unit.kind].action).shape)
+
+    def to_columns(xp: Any, action: PyTree) -> PyTree:
+        found = []
+        for k in range(len(by_kind)):
+            own = [i for i, unit in enumerate(units) if unit.kind == k]
+            order = np.argsort(np.concatenate([units[i].seats for i in own]))
+            join = lambda *x, order=order: xp.concatenate(x, 1)[:, order].reshape(-1, *x[0].shape[2:])
+            found.append(jax.tree.map(join, *(of_members(action, i) for i in own)))
+        return spaces.from_parts(spec, found)
+
+    return to_columns
+
+
+class _Rows(NamedTuple):
+    """One step of a unit's members, [G, n] bool each, of numpy or jax."""
+
+    absent: Any
+    terminated: Any
+    truncated: Any
+    there: Any  # who act on the next step
+
+
+class _View:
+    """Observations of the units, and the joining of their members' steps."""
+
+    def __init__(self, spec: EnvSpec, units: Sequence[_Unit], shown: EnvSpec):
+        self._spec, self._units, self._shown = spec, units, shown
+        self._views = [
+            joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units
+        ]
+
+    def joined(self, xp: Any, result: StepResult) -> StepResult:
+        """Returns a step of the view's agents, made of one of the environment's."""
+        told = result.several
+        assert told is not None
+        there = told.there
+        if there is None:
+            begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
+            stays = ~(told.absent | result.terminated | result.truncated)
+            there = (begun | self._by_game(stays)).reshape(-1)
+        each = zip(*map(self._by_unit, (told.absent, result.terminated, result.truncated, there)), strict=True)
+        rows = [_Rows(*columns) for columns in each]
+        terminated, truncated, absent, present = zip(*map(_standing, self._units, rows), strict=True)
+        obs = self._seen(xp, result.obs, absent, present)
+        together = lambda parts: xp.stack(parts, -1).reshape(-1)
+        any_of = lambda x: together([part.any(-1) for part in self._by_unit(x)])
+        return StepResult(
+            obs,
+            together([part.sum(-1) for part in self._by_unit(result.reward)]),
+            together(terminated),
+            together(truncated),
+            None if result.failed is None else any_of(result.failed),
+            Several(together([one.absent.all(-1) for one in rows]), told.over, any_of(there)),
+        )
+
+    def _by_game(self, x: Array) -> Array:
+        return x.reshape(-1, len(self._spec.agents))
+
+    def _by_unit(self, x: Array) -> list[Array]:
+        """Returns the members' part [G, n] of x [G * A], for each unit."""
+        return [self._by_game(x)[:, np.array(unit.members)] for unit in self._units]
+
+    def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
+        """Returns the observations of the view's agents, made of the environment's."""
+        each: list[PyTree] = [None] * len(self._units)
+        of_kinds = zip(spaces.numbers_by_kind(self._spec), spaces.parts_by_kind(self._spec, obs), strict=True)
+        for k, (numbers, of_kind) in enumerate(of_kinds):
+            for i, unit in enumerate(self._units):
+                if unit.kind != k:
+                    continue
+                mine = jax.tree.map(partial(_of_seats, size=len(numbers), seats=np.array(unit.seats)), of_kind)
+                each[i] = self._views[i](xp, mine, absent[i], present[i]) if unit.is_team else mine
+        join = lambda *x: xp.stack(x, 1).reshape(-1, *x[0].shape[1:])
+        kinds = spaces.numbers_by_kind(self._shown)
+        return spaces.from_parts(self._shown, [jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds])
+
+
+def _of_seats(x: Array, size: int, seats: np.ndarray) -> Array:
+    """Returns the rows [G * n, *] of x [G * size, *] that belong to n seats of each game."""
+    return x.reshape(-1, size, *x.shape[1:])[:, seats].reshape(-1, *x.shape[1:])
+
+
+def _standing(unit: _Unit, rows: _Rows) -> tuple[Array, Array, Array, Array]:
+    """Returns (terminated [G], truncated [G], members that have left, members that are present [G, n]) after a step.
+
+    Those whom a time limit cuts off as the team ends are there in the observation from which is bootstrapped.
+    """
+    ended = rows.terminated | rows.truncated
+    if not unit.is_team:
+        return rows.terminated[:, 0], rows.truncated[:, 0], rows.absent | ended, rows.there
+    ends = ended.any(-1) & ~rows.there.any(-1)
+    cut = rows.truncated & ends[:, None]
+    truncated = cut.any(-1)
+    return ends & ~truncated, truncated, rows.absent | (ended & ~cut), rows.there | cut

@@ -16,7 +16,7 @@ from jrl.errors import EnvironmentFailed, InputError
 from jrl.host.room import check_observations
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
-_RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)
+_RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `context.seed_range`)
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Views of agents: with their numbers, with what a user's function shows, with the rewards of some alone."""
+"""Options of environments with several agents: what agents observe, and whose rewards count."""
 
 import inspect
 from collections.abc import Callable
@@ -9,39 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import registry, spaces
-from jrl.envs.behind import View, part, put, through
+from jrl.envs.transform import State, Transform, part
 from jrl.errors import InputError
-from jrl.types import (
-    Array,
-    Box,
-    Dict,
-    Discrete,
-    Env,
-    EnvSpec,
-    JaxEnv,
-    Key,
-    PyTree,
-    Space,
-    StepResult,
-    Tuple,
-    element,
-)
+from jrl.types import Box, Dict, Discrete, EnvSpec, PyTree, Space, StepResult, Tuple, element
 
 AGENT_ID = "agent_id"  # leaf of an observation
 OBS, GAME = "obs", "game"  # leaves of an observation that tells which game of its environment this is
-Look = Callable[[PyTree], PyTree]  # observations [B, *] -> what is seen, [B, *]
 
 
-def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
-    """Shows each agent its number among the A of its environment, as the leaf `agent_id`.
+def agent_ids(spec: EnvSpec) -> Transform:
+    """Option `multi_agent.agent_id`: each agent observes its number among the A of its environment, a leaf `agent_id`.
 
     A policy that several agents share can tell them apart by it. A plain observation becomes Dict{obs, agent_id}.
 
     Raises:
       InputError: observations have such a leaf already.
     """
-    spec = env.spec
-    numbers = spaces.of_kinds(spec.kinds, np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games))
+    numbers = spaces.rows_by_kind(spec, np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games))
     own = [one.observation for one in spaces.by_kind(spec)]
     if any(isinstance(part, Dict) and AGENT_ID in dict(part.items) for part in own):
         raise InputError(f"multi_agent.agent_id: observations have a leaf {AGENT_ID} already: leave it out")
@@ -55,32 +39,31 @@ def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
         items = space.items if isinstance(space, Dict) else (("obs", space),)
         return Dict((*items, (AGENT_ID, Discrete(len(spec.agents)))))
 
-    def with_ids(k: int, obs: PyTree) -> PyTree:
-        first = jax.tree.leaves(obs)[0]
-        own_numbers = numbers[k][: len(first)]  # fewer games have the first of them
-        of_agents = own_numbers if isinstance(first, np.ndarray) else jnp.asarray(own_numbers)
-        return {**(obs if isinstance(own[k], Dict) else {"obs": obs}), AGENT_ID: of_agents}
+    def with_ids(xp: Any, k: int, obs: PyTree) -> PyTree:
+        own_numbers = numbers[k][: len(jax.tree.leaves(obs)[0])]  # fewer games have the first of them
+        return {**(obs if isinstance(own[k], Dict) else {"obs": obs}), AGENT_ID: xp.asarray(own_numbers)}
 
-    def look(obs: PyTree) -> PyTree:
-        return tuple(with_ids(k, x) for k, x in enumerate(obs)) if spec.kinds else with_ids(0, obs)
+    def look(xp: Any, obs: PyTree) -> PyTree:
+        seen = spaces.parts_by_kind(spec, obs)
+        return spaces.from_parts(spec, [with_ids(xp, k, x) for k, x in enumerate(seen)])
 
     before = None if spec.env_observation is None else shown(spec.env_observation)
-    return _seen(env, spec._replace(observation=shown(spec.observation), env_observation=before), look)
+    return _looking(spec._replace(observation=shown(spec.observation), env_observation=before), look)
 
 
-def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
-    """Shows each agent what a user's function makes of all their observations (RLlib's `observation_fn`).
+def observation_fn(spec: EnvSpec, *, path: str) -> Transform:
+    """Option `multi_agent.observation_fn`: each agent observes what a user's function makes of all observations.
 
     Args:
-      env: of several agents.
+      spec: of several agents.
       path: of a pure function `fn(obs)`, traced by jax: from one environment's observations, a dict by agent, to a dict
         by agent of what each sees, all of a kind in one structure. A leaf `action_mask` stays what it is.
     Raises:
       InputError: it cannot be loaded or traced, or gives something else.
     """
     key = f"multi_agent.observation_fn {path}"
-    fn, agents = registry.load(path, "multi_agent.observation_fn"), env.spec.agents
-    kinds = env.spec.kinds or (tuple(range(len(agents))),)
+    fn, agents = registry.load(path, "multi_agent.observation_fn"), spec.agents
+    kinds = spaces.numbers_by_kind(spec)
     if not _takes_one(fn):
         raise InputError(
             f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "
@@ -96,7 +79,7 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         stacked = lambda *x: jnp.stack([jnp.asarray(one) for one in x])
         return tuple(jax.tree.map(stacked, *(found[agents[i]] for i in kind)) for kind in kinds)
 
-    own = spaces.by_kind(env.spec)
+    own = spaces.by_kind(spec)
     kind_of = {i: k for k, kind in enumerate(kinds) for i in kind}
     try:
         shown = jax.eval_shape(of_one, {agent: element(own[kind_of[i]].observation) for i, agent in enumerate(agents)})
@@ -104,123 +87,73 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         raise
     except Exception as e:  # the user's function, and all that jax says of one that cannot be traced
         told = str(e).splitlines()[0] if str(e) else ""
-        raise InputError(f"{key}: it cannot be traced for observations {env.spec.observation}: {told}") from e
+        raise InputError(f"{key}: it cannot be traced for observations {spec.observation}: {told}") from e
     without = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
     found = tuple(_space_of(without(tree), one.observation) for tree, one in zip(shown, own, strict=True))
 
     @jax.jit
-    def look(obs: PyTree) -> PyTree:
+    def in_jax(obs: PyTree) -> PyTree:
         each: dict[str, PyTree] = {}
-        for kind, seen in zip(kinds, obs if env.spec.kinds else (obs,), strict=True):
+        for kind, seen in zip(kinds, spaces.parts_by_kind(spec, obs), strict=True):
             size = len(kind)
             split = jax.tree.map(lambda x, n=size: x.reshape(-1, n, *x.shape[1:]), seen)
             each |= {agents[i]: jax.tree.map(lambda x, j=j: x[:, j], split) for j, i in enumerate(kind)}
         seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
-        return seen if env.spec.kinds else seen[0]
+        return spaces.from_parts(spec, seen)
 
-    def from_host(obs: PyTree) -> PyTree:
-        """As `look`, of fewer games, too, by the same compiled program."""
-        size = sum(len(jax.tree.leaves(one)[0]) for one in (obs if env.spec.kinds else (obs,)))
-        games, given = env.spec.games, size // len(agents)
+    def look(xp: Any, obs: PyTree) -> PyTree:
+        if xp is not np:
+            return in_jax(obs)
+        size = sum(len(jax.tree.leaves(one)[0]) for one in spaces.parts_by_kind(spec, obs))
+        games, given = spec.games, size // len(agents)
         if given == games:
-            return jax.tree.map(np.asarray, look(obs))
-        numbers = np.minimum(np.arange(games), given - 1)  # the last of them stands for those that are missing
-        seen = look(part(obs, numbers, given))
+            return jax.tree.map(np.asarray, in_jax(obs))
+        # fewer games, by the same compiled program: the last of them stands for those that are missing
+        numbers = np.minimum(np.arange(games), given - 1)
+        seen = in_jax(part(obs, numbers, given))
         return part(jax.tree.map(np.asarray, seen), np.arange(given), games)
 
-    space = Tuple(found) if env.spec.kinds else found[0]
-    return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)
+    space = Tuple(found) if spec.kinds else found[0]
+    return _looking(spec._replace(observation=space), look)
 
 
-def with_rewards_of(env: Any, columns: np.ndarray, block: int) -> Any:
-    """Sets the rewards of all but some agents to 0, so that the return of a game, which is a sum, is theirs.
+def game_numbers(spec: EnvSpec) -> Transform:
+    """Option of a policy mapping that changes between games: observations become Dict{obs, game: [] i32}.
+
+    Games count from 0, those of each environment for themselves. The mapping is called once per game with this number.
+    """
+    number = Box((), "int32", 0, np.iinfo(np.int32).max)
+
+    def init(xp: Any) -> State:
+        return {"game": xp.zeros(spec.games, "int32"), "over": xp.zeros(spec.games, bool)}
+
+    def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
+        begins = state["over"]  # this step resets them
+        if result.failed is not None:  # a game that broke goes on with another
+            begins = begins | result.failed.reshape(len(begins), -1).any(-1)
+        game = state["game"] + begins
+        assert result.several is not None
+        obs = {OBS: result.obs, GAME: xp.repeat(game, len(spec.agents))}
+        return {**state, "game": game, "over": result.several.over}, result._replace(obs=obs)
+
+    seen = spec._replace(observation=Dict(((OBS, spec.observation), (GAME, number))))
+    return Transform(seen, observe=observe, init=init)
+
+
+def rewards_of(spec: EnvSpec, columns: np.ndarray, block: int) -> Transform:
+    """Option of an evaluation of self-play: rewards of all but some agents are 0, so that a game's return is theirs.
 
     Args:
-      env: a JaxEnv or Env of several agents.
+      spec: of several agents.
       columns: those that keep their rewards, of the first `block`; the others follow in the same pattern.
       block: columns after which the pattern repeats.
     """
-    kept = np.tile(np.isin(np.arange(block), columns), env.spec.num_envs // block).astype(np.float32)
-    if not isinstance(env, JaxEnv):
-        return through(env, _Earning(env.spec, kept))
+    kept = np.tile(np.isin(np.arange(block), columns), spec.num_envs // block).astype(np.float32)
 
-    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
-        state, result = env.step(state, action, key)
-        return state, result._replace(reward=result.reward * kept)
+    def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
+        return state, result._replace(reward=result.reward * state["kept"])
 
-    return env._replace(step=step)
-
-
-class _Earning(View):
-    """Environments with the rewards of some agents alone."""
-
-    def __init__(self, spec: EnvSpec, kept: np.ndarray):
-        super().__init__(spec)
-        self._kept = kept
-
-    def told(self, result: StepResult, rows: Array | None) -> StepResult:
-        return result._replace(reward=result.reward * part(self._kept, rows, self.spec.games))
-
-
-def with_game_numbers(env: JaxEnv | Env) -> JaxEnv | Env:
-    """Adds the number of the game to observations: Dict{obs: what they were, game: [] i32}.
-
-    Games count from 0, those of each environment for themselves; who is asked for each game who acts goes by it.
-    """
-    spec = env.spec
-    number = Box((), "int32", 0, np.iinfo(np.int32).max)
-    shown = spec._replace(observation=Dict(((OBS, spec.observation), (GAME, number))))
-    if not isinstance(env, JaxEnv):
-        return through(env, _Numbered(shown))
-    by_column = lambda game: jnp.repeat(game, len(spec.agents))
-
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
-        game, over = jnp.zeros(spec.games, jnp.int32), jnp.zeros(spec.games, bool)
-        return (state, game, over), {OBS: obs, GAME: jnp.copy(by_column(game))}  # donated beside the state
-
-    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
-        inner, game, over = state
-        inner, result = env.step(inner, action, key)
-        game = game + over  # a game that was over is reset by this step
-        assert result.several is not None
-        obs = {OBS: result.obs, GAME: by_column(game)}
-        return (inner, game, result.several.over), result._replace(obs=obs)
-
-    if env.set_task is None or env.get_task is None:
-        return env._replace(spec=shown, reset=reset, step=step)
-    inner_set, inner_get = env.set_task, env.get_task
-    set_task = lambda state, task: (inner_set(state[0], task), *state[1:])
-    return env._replace(
-        spec=shown, reset=reset, step=step, set_task=set_task, get_task=lambda state: inner_get(state[0])
-    )
-
-
-class _Numbered(View):
-    """Environments whose observations have the number of the game."""
-
-    def __init__(self, spec: EnvSpec):
-        super().__init__(spec)
-        self._game = np.zeros(spec.games, np.int32)
-        self._over = np.zeros(spec.games, bool)
-
-    def begin(self) -> None:
-        self._game, self._over = np.zeros_like(self._game), np.zeros_like(self._over)
-
-    def first(self, obs: PyTree) -> PyTree:
-        return self._with_number(obs, self._game)
-
-    def told(self, result: StepResult, rows: Array | None) -> StepResult:
-        game, began = part((self._game, self._over), rows, self.spec.games)
-        if result.failed is not None:  # a game that broke goes on with another
-            began = began | result.failed.reshape(len(began), -1).any(-1)
-        assert result.several is not None
-        self._game = put(self._game, rows, game + began, self.spec.games)
-        self._over = put(self._over, rows, np.array(result.several.over), self.spec.games)
-        return result._replace(obs=self._with_number(result.obs, game + began))
-
-    def _with_number(self, obs: PyTree, game: np.ndarray) -> PyTree:
-        return {OBS: obs, GAME: np.repeat(game, len(self.spec.agents))}
+    return Transform(spec, observe=observe, init=lambda xp: {"kept": xp.asarray(kept)})
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool:
@@ -245,33 +178,6 @@ def _space_of(tree: PyTree, before: Space) -> Space:
     return Box(tuple(tree.shape), str(np.dtype(tree.dtype)))
 
 
-def _seen(env: JaxEnv | Env, spec: EnvSpec, look: Look) -> JaxEnv | Env:
-    if not isinstance(env, JaxEnv):
-        return through(env, _Looking(spec, look))
-
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
-        return state, look(obs)
-
-    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
-        state, result = env.step(state, action, key)
-        return state, result._replace(obs=look(result.obs))
-
-    return env._replace(spec=spec, reset=reset, step=step)
-
-
-class _Looking(View):
-    """Environments whose agents see what a function makes of their observations."""
-
-    def __init__(self, spec: EnvSpec, look: Look):
-        super().__init__(spec)
-        self._look = look
-
-    def first(self, obs: PyTree) -> PyTree:
-        return self._look(obs)
-
-    def told(self, result: StepResult, rows: Array | None) -> StepResult:
-        return result._replace(obs=self._look(result.obs))
-
-
-__all__ = ["AGENT_ID", "GAME", "OBS", "with_agent_ids", "with_function", "with_game_numbers", "with_rewards_of"]
+def _looking(spec: EnvSpec, look: Callable[[Any, PyTree], PyTree]) -> Transform:
+    """Makes the Transform of a function (xp, observations) -> observations in `spec`."""
+    return Transform(spec, observe=lambda xp, state, action, result: (state, result._replace(obs=look(xp, result.obs))))

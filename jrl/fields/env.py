@@ -39,6 +39,15 @@ class EnvConfig:
     # true: none is, the learner always bootstraps
     no_done_at_end: bool | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Returns whether all environments wait for each other, unless a pool of EnvPool has only `batch_size`."""
+        return self.batch_size is None and self.batch_wait_ms is None
+
+    def waiting(self, num_envs: int) -> "EnvConfig":
+        """Returns the section for so many environments, which wait for each other."""
+        return dataclasses.replace(self, num_envs=num_envs, batch_size=None, batch_wait_ms=None)
+
     def faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yields settings that do not go together in any environment: the keys that were read, and the message."""
         if isinstance(self.clip_rewards, tuple) and not self.clip_rewards[0] < self.clip_rewards[1]:

@@ -183,9 +183,7 @@ def _learning(
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
         build_policies.check_episodes(cfg, spec, told=callback_list.needs_episodes)
-        follows = build_policies.followed(cfg, spec)
-        several_agents = {"kinds": spec.kinds, "agents": spec.agents, "follows": follows}
-        callback_list.several = several_agents if spec.agents else {}
+        callback_list.games = build_policies.columns_of_games(cfg, spec)
         callback_list.by_turns = cfg.external is not None
         callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)

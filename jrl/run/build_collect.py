@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrl import algos, callbacks, envs, registry
 from jrl.envs import played
@@ -34,7 +35,14 @@ def on_failure(cfg: RunConfig) -> OnFailure:
 
 
 def environment(
-    cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0, worker_index: int = 0
+    cfg: RunConfig,
+    *,
+    num_envs: int,
+    role: str = "train",
+    index: int = 0,
+    offset: int = 0,
+    worker_index: int = 0,
+    rewards_of: Callable[[int], tuple[np.ndarray, int]] | None = None,
 ) -> JaxEnv | Env | AsyncEnv:
     """Makes `num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
 
@@ -42,12 +50,11 @@ def environment(
       cfg: the run.
       num_envs: of this vector.
       role, index, offset, worker_index: see `envs.Place`; those of an evaluation wait for each other.
+      rewards_of: see `envs.AgentOptions`.
     Raises:
       InputError: the id is unknown, or the collector does not fit the backend.
     """
-    section = dataclasses.replace(cfg.env, num_envs=num_envs)
-    if role != "train":
-        section = dataclasses.replace(section, batch_size=None, batch_wait_ms=None)
+    section = dataclasses.replace(cfg.env, num_envs=num_envs) if role == "train" else cfg.env.waiting(num_envs)
     env = envs.make(
         section,
         seed=cfg.run.seed,
@@ -57,6 +64,7 @@ def environment(
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
         state=multi_agent.shows_state(cfg),
+        agents=build_policies.agent_options(cfg)._replace(rewards_of=rewards_of),
     )
     if cfg.rollout.collector == "program" and not isinstance(env, JaxEnv):
         env.close()
@@ -65,7 +73,7 @@ def environment(
         )
     if cfg.rollout.collector == "host" and isinstance(env, JaxEnv):
         raise InputError(f"rollout.collector host: {cfg.env.id} is written in JAX: use auto, or another env.backend")
-    return build_policies.viewed(env, cfg)
+    return env
 
 
 def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
@@ -76,12 +84,7 @@ def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
     """
     if pools > 1:
         raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
-    return played.Played(
-        build_policies.spec_of_clients(cfg),
-        normalize=cfg.env.normalize_actions,
-        clip=cfg.env.clip_actions,
-        no_done_at_end=cfg.env.no_done_at_end,
-    )
+    return played.Played(build_policies.spec_of_clients(cfg), cfg.env)
 
 
 def check_environments(cfg: RunConfig, vectors: int) -> None:
@@ -143,7 +146,7 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: 
     limit = whole_episodes(cfg, spec)
     if not limit:
         return source
-    agents = build_policies.agents_of(cfg, spec) if spec.agents else None
+    agents = build_policies.agents_if_any(cfg, spec)
     return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=agents)
 
 
@@ -214,7 +217,7 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
         ),
         "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
         **({"record": True} if build_policies.watches_games(cfg) else {}),
-        **({"count_agents": cfg.rollout.count_steps_by == "agent_steps"} if spec.agents else {}),
+        "count_agents": cfg.rollout.count_steps_by == "agent_steps",
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from jrl import registry, spaces
-from jrl.envs import views
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player
@@ -117,11 +116,11 @@ def _player(
 
 def environments(cfg: RunConfig, num_envs: int, *, index: int = 0, offset: int = 0) -> Any:
     """Makes environments of an evaluation; of self-play, of which rewards are the learner's alone."""
-    env = build.environment(cfg, num_envs=num_envs, role="eval", index=index, offset=offset)
-    if cfg.multi_agent is None or cfg.multi_agent.self_play is None:
-        return env
-    agents, pool = len(env.spec.agents), cfg.multi_agent.self_play.pool
-    return views.with_rewards_of(env, in_program.seats(agents, pool)[0][0], agents**2 * pool)
+    rewards_of = None
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        pool = cfg.multi_agent.self_play.pool
+        rewards_of = lambda agents: (in_program.seats(agents, pool)[0][0], agents**2 * pool)
+    return build.environment(cfg, num_envs=num_envs, role="eval", index=index, offset=offset, rewards_of=rewards_of)
 
 
 def check_spaces(found: EnvSpec, trained: EnvSpec) -> None:

@@ -242,7 +242,7 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
             f"replay.frame_stack {size}: at a soft horizon stacks go on across the end of an episode, and could not be "
             "put together again: use 1, or leave env.soft_horizon out"
         )
-    if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
+    if not cfg.env.waits:
         raise InputError(
             f"replay.frame_stack {size}: environments that do not wait for each other leave rows empty, and frames are "
             "missing there: use 1, or leave env.batch_size and env.batch_wait_ms out"

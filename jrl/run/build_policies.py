@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jrl import algos, envs, spaces
-from jrl.envs import grouped, played, team, views
+from jrl.envs import played, team, views
 from jrl.errors import InputError
 from jrl.rollout import complete, unroll
 from jrl.run import by_episode, checkpoint, learner, self_play, several
@@ -38,15 +38,14 @@ def resolved(cfg: RunConfig) -> RunConfig:
         return _resolved_of_clients(cfg)
     if cfg.multi_agent is None and not envs.is_multi_agent(cfg.env):
         return cfg
-    alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
-    env = envs.make(alone)
+    env = envs.make(cfg.env.waiting(1))
     env.close()
     spec, group = env.spec, cfg.multi_agent.group if cfg.multi_agent else None
     if spec.agents and group is not None:
         multi_agent.check_group(cfg, spec.agents, _kinds(spec))
         if multi_agent.is_one_team(group, spec.agents):
             return cfg  # whose agents are one: who learns need not know of them
-        spec = grouped.spec_of(spec, group)
+        spec = team.grouped(spec, groups=group).spec
     return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
 
@@ -81,14 +80,16 @@ def spec_of_clients(cfg: RunConfig) -> EnvSpec:
     if given.spaces is not None:
         found = _recorded(given.spaces)
     else:
-        env = envs.make(dataclasses.replace(cfg.env, num_envs=1, normalize_actions=False, clip_actions=False))
+        env = envs.make(cfg.env.waiting(1))
         env.close()
         found = env.spec
-    return found._replace(num_envs=cfg.env.num_envs * max(1, len(found.agents)))
+    seen, taken = found.env_observation or found.observation, found.env_action or found.action
+    num = cfg.env.num_envs * max(1, len(found.agents))
+    return found._replace(observation=seen, action=taken, num_envs=num, env_action=None, env_observation=None)
 
 
 def _recorded(path: str) -> EnvSpec:
-    """Returns the spaces of the environments that a run directory or checkpoint was trained in.
+    """Returns the spec of the environments that a run directory or checkpoint was trained in.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
@@ -97,14 +98,15 @@ def _recorded(path: str) -> EnvSpec:
         found = checkpoint.spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
     except InputError as e:
         raise InputError(f"external.spaces: {e}") from e
-    seen, taken = found.env_observation or found.observation, found.env_action or found.action
-    return EnvSpec(seen, taken, 1, agents=found.agents, kinds=found.kinds)
+    return found._replace(max_episode_steps=None)
 
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
     """Describes the spaces of each kind of agents; {} where all are alike."""
-    of_kinds = spaces.by_kind(spec) if spec.kinds else ()
-    return {one.agents: f"observations {one.observation}, actions {one.action}" for one in of_kinds}
+    kinds = spaces.by_kind(spec)
+    if len(kinds) == 1:
+        return {}
+    return {one.agents: f"observations {one.observation}, actions {one.action}" for one in kinds}
 
 
 def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
@@ -123,6 +125,11 @@ def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
         raise InputError(*errors)
 
 
+def columns_of_games(cfg: RunConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Returns what callbacks need to tell the agents of a game apart, options of `GameReplay`; {} with one agent."""
+    return {"kinds": spec.kinds, "agents": spec.agents, "follows": followed(cfg, spec)} if spec.agents else {}
+
+
 def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
     """Raises InputError where callbacks ask for episodes, and games cannot be shown to them."""
     if told and spec.agents and cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes":
@@ -132,19 +139,14 @@ def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
         )
 
 
-def viewed(env: Any, cfg: RunConfig) -> Any:
-    """Returns the environments as the agents of a run see them."""
+def agent_options(cfg: RunConfig) -> envs.AgentOptions:
+    """Returns the options of environments with several agents."""
     given = cfg.multi_agent
     if given is None:
-        return env
-    if given.observation_fn is not None:
-        env = views.with_function(env, given.observation_fn)
-    env = views.with_agent_ids(env) if given.agent_id else env
-    if given.group is not None:
-        if multi_agent.is_one_team(given.group, env.spec.agents):
-            return team.team(env, agents=next(iter(given.group.values())))
-        env = grouped.grouped(env, given.group)
-    return views.with_game_numbers(env) if episode_settings.per_episode(cfg) else env
+        return envs.AgentOptions()
+    return envs.AgentOptions(
+        given.observation_fn, given.agent_id, given.group, game_numbers=episode_settings.per_episode(cfg)
+    )
 
 
 def are_several(cfg: RunConfig) -> bool:
@@ -339,6 +341,11 @@ def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """Returns the environments as learners see them: without agents where `count_steps_by` counts agents' steps."""
     return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+
+
+def agents_if_any(cfg: RunConfig, spec: EnvSpec) -> complete.Agents | None:
+    """Returns what `agents_of` does; None of environments with one agent."""
+    return agents_of(cfg, spec) if spec.agents else None
 
 
 def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:

@@ -14,14 +14,14 @@ from jrl import data, registry, spaces
 from jrl.data import EpisodeStore, findings, jumps
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
-from jrl.envs.history import History, history
+from jrl.envs.history import history
+from jrl.envs.scaling import action_transform
 from jrl.envs.spec import NARROW
-from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
-from jrl.settings import datasets
+from jrl.settings import datasets, plan
 from jrl.settings.config import RunConfig
 from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
 
@@ -143,7 +143,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
         )
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
-    told = _tells_of_the_past(cfg) and not _same_shapes(store.observation, spec.observation)
+    told = bool(plan.history(cfg)) and not _same_shapes(store.observation, spec.observation)
     own = spec.env_observation if told and spec.env_observation is not None else spec.observation
     obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
@@ -205,19 +205,9 @@ def _same_shapes(a: Space, b: Space) -> bool:
     return shapes(a) == shapes(b)
 
 
-def _tells_of_the_past(cfg: RunConfig) -> bool:
-    """Returns whether observations have parts that the run makes of earlier steps."""
-    return cfg.env.frame_stack > 1 or cfg.network.use_prev_action or cfg.network.use_prev_reward
-
-
-def _history(cfg: RunConfig, spec: EnvSpec) -> History | None:
-    past = {"prev_action": cfg.network.use_prev_action, "prev_reward": cfg.network.use_prev_reward}
-    return history(spec, frame_stack=cfg.env.frame_stack, **past)
-
-
 def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """Returns a policy's view of data without environments, with history where the run asks for it."""
-    found = _history(cfg, spec)
+    found = history(spec, **plan.history(cfg))
     return spec if found is None else found.spec
 
 
@@ -229,7 +219,7 @@ def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree,
       store: whose rewards are those of the environment.
       obs, action: [R, *], of the spec.
     """
-    found = _history(cfg, spec)
+    found = history(spec, **plan.history(cfg))
     assert found is not None
     at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
     out = jax.tree.map(lambda x: np.zeros((store.num_rows, *x.shape), x.dtype), element(found.spec.observation))

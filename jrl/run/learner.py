@@ -170,8 +170,8 @@ def checked(
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
         nothing = []
         seen = rollout.obs if observed is None else observed(rollout.obs)
-        seen = seen if spec.kinds else (seen,)
-        for kind, obs, rows in zip(kinds, seen, spaces.of_kinds(spec.kinds, rollout.mask, 1), strict=True):
+        parts, masks = spaces.parts_by_kind(spec, seen), spaces.rows_by_kind(spec, rollout.mask, 1)
+        for kind, obs, rows in zip(kinds, parts, masks, strict=True):
             mask = spaces.split_mask(kind.observation, obs)[1]
             if mask is not None:
                 nothing.append(rows & ~spaces.any_allowed(kind.action, mask))

@@ -97,7 +97,7 @@ def play(
         while left > 0:
             number += 1
             rollout, _ = source.next(given, jax.random.fold_in(key, number))
-            rollout, done = _first(jax.device_get(dataclasses.replace(rollout, carry=())), left, len(env.spec.agents))
+            rollout, done = _first(jax.device_get(dataclasses.replace(rollout, carry=())), left, env.spec.games)
             columns(rollout)
             left -= done
     finally:
@@ -106,9 +106,9 @@ def play(
     return env.spec
 
 
-def _first(rollout: Rollout, steps: int, agents: int) -> tuple[Rollout, int]:
+def _first(rollout: Rollout, steps: int, games: int) -> tuple[Rollout, int]:
     """Returns a rollout's first rows, in numpy, with so many environment steps, or all; and how many they have."""
-    taken = rollout.mask.reshape(*rollout.mask.shape[:1], -1, max(1, agents)).any(-1).sum(-1)
+    taken = rollout.mask.reshape(len(rollout.mask), games, -1).any(-1).sum(-1)
     rows = int(np.searchsorted(np.cumsum(taken), steps)) + 1
     if rows >= len(taken):
         return rollout, int(taken.sum())
@@ -151,14 +151,14 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
     Raises:
       InputError: `epsilon` with several policies, or agents of several kinds.
     """
-    draw = functools.partial(_uniform, spec)
+    draw, alike = functools.partial(_uniform, spec), len(spaces.by_kind(spec)) == 1
     if player.algo is None:
-        if spec.kinds:
+        if not alike:
             raise InputError("random actions: agents of different spaces cannot be played with them")
         return (lambda given, obs, carry, key, explore=True: ActOut(*_with_extras(*draw(obs, key), carry))), True
     algo, epsilon = player.algo, acts.epsilon
     is_one = not recorder.who(player.cfg, spec) or not _apart(player.cfg, spec)
-    if epsilon and (spec.kinds or not is_one):
+    if epsilon and not (alike and is_one):
         raise InputError("--epsilon: the run has several policies: leave it out")
     draws = _has_distribution(player, spec) if acts.explore is None else acts.explore
     of_policy = _log_prob_of(player, spec, explore=draws, mixed=epsilon > 0) if is_one else None
@@ -211,7 +211,7 @@ def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
 def _outputs(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
     """Returns the shapes of the outputs of one policy's networks; {} of several."""
     assert player.algo is not None
-    if player.algo.outputs is None or (spec.agents and _apart(player.cfg, spec)):
+    if player.algo.outputs is None or _apart(player.cfg, spec):
         return {}
     return jax.eval_shape(player.algo.outputs, player.state, spaces.elements(spec.observation, 1))
 

@@ -16,7 +16,7 @@ from jrl.errors import InputError
 from jrl.host import elsewhere
 from jrl.rollout.unroll import reset_where
 from jrl.run import build, build_policies, checkpoint, resume
-from jrl.settings import config, multi_agent
+from jrl.settings import config, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
@@ -201,14 +201,12 @@ class Inputs:
     def __init__(self, spec: EnvSpec, cfg: RunConfig, observation: Space | None = None):
         self.observation = observation or spec.observation
         self._own = own = spec._replace(observation=self.observation)
-        asked = {PREV_ACTION: cfg.network.use_prev_action, PREV_REWARD: cfg.network.use_prev_reward}
         self.history, self.added = None, dict[str, Space]()
         if observation is not None:
-            frames = cfg.env.frame_stack
-            of_past = {"prev_action": asked[PREV_ACTION], "prev_reward": asked[PREV_REWARD]}
-            self.history = history(own, frame_stack=frames, **of_past)
+            asked = plan.history(cfg)
+            self.history = history(own, **asked)
             items = {PREV_ACTION: spec.action, PREV_REWARD: Box((), "float32")}
-            self.added = {name: space for name, space in items.items() if asked[name]}
+            self.added = {name: space for name, space in items.items() if asked.get(name)}
         self.remembers = PREV_ACTION in self.added
         # what a transform makes of the observation may depend on all of it
         unread = cfg.network.value_inputs if cfg.network.transform is None else ()

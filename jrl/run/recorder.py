@@ -32,9 +32,9 @@ _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkp
 
 def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
     """Returns the agents of a run's rollouts; None with one agent."""
-    if not spec.agents:
+    if (agents := build_policies.agents_if_any(cfg, spec)) is None:
         return None
-    agents, names = build_policies.agents_of(cfg, spec), list(multi_agent.followers(cfg))
+    names = list(multi_agent.followers(cfg))
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         names = [name if name == cfg.multi_agent.self_play.policy else OPPONENTS for name in names]
     return Who(spec.agents, tuple(names[i] for i in agents.policies), agents)
@@ -42,7 +42,7 @@ def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
 
 def directories(root: Path, spec: EnvSpec) -> list[Path]:
     """Returns the directories of the data sets: each kind of agents has one, named after the first of them."""
-    return [root / one.agents[0] for one in spaces.by_kind(spec)] if spec.kinds else [root]
+    return [root / name for name in spaces.kind_names(spec)]
 
 
 def writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:

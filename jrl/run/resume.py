@@ -165,7 +165,7 @@ def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
         if isinstance(like, Columns):
             return found.get("columns", found)
         anew = "columns" not in found
-        return {**_fields(wanted), "columns": found} if anew else regrouped.source(found, groups)
+        return {**_fields(wanted), "columns": found} if anew else _named_games(regrouped.source(found, groups))
 
     found = checkpoint.read(saved, "source", like, renew)
     if anew:
@@ -173,6 +173,16 @@ def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
     else:
         dealt = _regroup_source(found, like)
     return checkpoint.fitting(saved, "source", dealt, like)
+
+
+def _named_games(found: Any) -> Any:
+    """Names the numbers of games in a source, which earlier versions saved as a tuple (environments, game, over)."""
+    inner = found.get("env_state") if isinstance(found, dict) else None
+    if not isinstance(inner, list | tuple) or len(inner) != 3:
+        return found
+    env, game, over = inner
+    env = env if isinstance(env, dict) and {"env", "ended"} <= set(env) else {"env": env}
+    return {**found, "env_state": {**env, "game": game, "over": over}}
 
 
 def _fields(source: PyTree) -> dict[str, PyTree]:

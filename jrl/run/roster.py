@@ -293,7 +293,7 @@ class Seats:
     def tell(self, callback_list: Any) -> None:
         """Makes callbacks name the policies of games as they are here."""
         if callback_list:
-            callback_list.several["named"] = self.name_of
+            callback_list.games["named"] = self.name_of
 
     # ------------------------------------------------------------ result rows
 

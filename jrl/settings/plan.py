@@ -44,6 +44,16 @@ def passes(config: Any) -> Passes:
     return Passes(**{name: getattr(config, name) for name in Passes._fields if hasattr(config, name)})
 
 
+def history(cfg: Any) -> dict[str, Any]:
+    """Returns what observations hold of earlier steps, as arguments of `jrl.envs.history.history`; {} for nothing."""
+    found = {
+        "frame_stack": cfg.env.frame_stack,
+        "prev_action": cfg.network.use_prev_action,
+        "prev_reward": cfg.network.use_prev_reward,
+    }
+    return found if found["frame_stack"] > 1 or found["prev_action"] or found["prev_reward"] else {}
+
+
 def columns(cfg: Any) -> int:
     """Returns the number of environments, of several agents times the agents: the second axis of a rollout."""
     several = cfg.multi_agent
@@ -67,7 +77,7 @@ def rollout_length(cfg: Any) -> int:
 def in_step(cfg: Any) -> bool:
     """Returns whether each rollout has as many steps of every environment. Not so: whole episodes, environments that do
     not wait for each other, clients, and runners that come, go and fill in for each other."""
-    waits = cfg.env.batch_size is None and cfg.env.batch_wait_ms is None and cfg.external is None
+    waits = cfg.env.waits and cfg.external is None
     return waits and not cfg.env_runners.num and cfg.rollout.batch_mode == "truncate_episodes"
 
 

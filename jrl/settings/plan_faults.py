@@ -178,8 +178,7 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
             ("devices.actors", "env_runners.num"),
             "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0",
         )
-    ready = cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None
-    if cfg.checkpoint.exact and (runners.num or ready):
+    if cfg.checkpoint.exact and (runners.num or not cfg.env.waits):
         keys = ("checkpoint.exact", "env_runners.num", "env.batch_size", "env.batch_wait_ms")
         who = "env_runners" if runners.num else "environments that do not wait for each other"
         yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
@@ -257,7 +256,7 @@ def missing_metric(key: str, name: str, rows: Sequence[str]) -> str:
 def _episode_faults(cfg: Any) -> Iterator[Fault]:
     env, rollout = cfg.env, cfg.rollout
     yield from env.faults()
-    if rollout.batch_mode == "complete_episodes" and (env.batch_size is not None or env.batch_wait_ms is not None):
+    if rollout.batch_mode == "complete_episodes" and not env.waits:
         yield (
             ("rollout.batch_mode", "env.batch_size", "env.batch_wait_ms"),
             "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: "

@@ -14,6 +14,7 @@ from fakes import assert_same, perturbed
 from jrl.algos import ppo, teams, vdn
 from jrl.algos.exploration import EpsilonGreedy, Random
 from jrl.envs.team import observation, team
+from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
@@ -260,7 +261,7 @@ def greedy_return(algo, env, state):
 def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     """Under uniform exploration the best sum for the second game is [[-1.5, 2.5], [2.5, 6.5]], whose greatest value is
     below the 7 of the first; a monotone mixer represents [[0, 1], [1, 8]]. By least squares, so that it is exact."""
-    env = team(games.two_step(16))
+    env = transformed(games.two_step(16), team)
     cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
     algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
     state, found = by_replay(algo, env, iterations=150, batch_size=32)(jax.random.key(0))
@@ -276,7 +277,7 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
 @pytest.mark.parametrize("core", [pytest.param("gru"), pytest.param(None, marks=pytest.mark.slow)])
 def test_each_agent_remembers(core):
     """A coin is shown at the first step and asked for at the second: 2 with memory; without, both guess: 1."""
-    env = team(games.two_step(16, memory=True))
+    env = transformed(games.two_step(16, memory=True), team)
     cfg = vdn.Config(exploration=EpsilonGreedy(epsilon=0.3), lr=3e-3, target_update_every=50, mixer="qmix")
     network = NetworkConfig(hidden=(16,), **({"core": hyper.Gru(size=8), "max_seq_len": 6} if core else {}))
     algo = vdn.make(cfg, env.spec, network)
@@ -287,7 +288,7 @@ def test_each_agent_remembers(core):
 @pytest.mark.slow
 def test_ppo_learns_for_a_team():
     """PPO over the joint action of the two-step game: no code of its own; 7 or more."""
-    env = team(games.two_step(16))
+    env = transformed(games.two_step(16), team)
     algo = ppo.make(ppo.Config(lr=3e-3, num_minibatches=2), env.spec, SMALL)
     run = by_rollouts(algo, env, iterations=100, length=48)
     for seed in range(3):

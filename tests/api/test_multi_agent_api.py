@@ -206,7 +206,7 @@ def test_an_observation_fn_of_rllibs_is_told_how_ours_is():
 
     env = envs.make(ENV, num_envs=1)
     with pytest.raises(InputError, match=r"expected a pure function of one argument.*got one of agent_obs, worker"):
-        views.with_function(env, f"{__name__}:rllibs")
+        views.observation_fn(env.spec, path=f"{__name__}:rllibs")
 
 
 # ---------------------------------------------------------------- a run

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from jrl import data, registry, spaces
 from jrl.data import findings
-from jrl.envs.wrappers import action_transform
+from jrl.envs.scaling import action_transform
 from jrl.errors import InputError
 from jrl.replay import ring
 from jrl.run import build_collect, build_data, data_sets

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jrl import spaces
-from jrl.envs import grouped, team, views
+from jrl.envs import team, views
 from jrl.envs.context import OnFailure
 from jrl.envs.history import remember
 from jrl.envs.make import make
+from jrl.envs.transform import transformed
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.types import ActOut, Box
@@ -37,11 +38,11 @@ def only_time(obs):
 
 VIEWS = {
     "history": partial(remember, prev_action=True, prev_reward=True),
-    "ids": views.with_agent_ids,
-    "function": lambda env: views.with_function(env, f"{__name__}:only_time"),
-    "numbers": views.with_game_numbers,
+    "ids": views.agent_ids,
+    "function": partial(views.observation_fn, path=f"{__name__}:only_time"),
+    "numbers": views.game_numbers,
     "team": team.team,
-    "groups": lambda env: grouped.grouped(env, {"first": ["w_0", "w_2"]}),
+    "groups": partial(team.grouped, groups={"first": ["w_0", "w_2"]}),
 }
 
 
@@ -143,7 +144,7 @@ def test_rows_of_each_game_are_those_that_it_has_where_all_wait(case):
 
 def through_all(env, shown):
     for name in shown:
-        env = VIEWS[name](env)
+        env = transformed(env, VIEWS[name])
     return env
 
 

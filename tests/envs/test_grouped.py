@@ -1,6 +1,7 @@
 """Several teams in one game, against the record of their members."""
 
 import itertools
+from functools import partial
 
 import games
 import jax
@@ -11,11 +12,16 @@ from env_helpers import Stepper
 from test_agent_kinds import pursuit  # a game of two hunters and one prey
 
 from jrl.envs import multi_agent
-from jrl.envs.grouped import grouped, spec_of
 from jrl.envs.make import make
+from jrl.envs.team import grouped as option
 from jrl.envs.team import team
+from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+
+
+def grouped(env, groups):
+    return transformed(env, partial(option, groups=groups))
 
 
 def flags(rows, name):
@@ -144,7 +150,7 @@ def test_agents_of_different_kinds_are_teams_of_their_own():
 
 def test_one_team_of_all_earns_what_it_does_without_a_name():
     """All agents in one group, and as `team` has them: the same rows, but for the name and whose rows begin a game."""
-    plain, named = team(games.two_step(3)), grouped(games.two_step(3), {"all": ("first", "second")})
+    plain, named = transformed(games.two_step(3), team), grouped(games.two_step(3), {"all": ("first", "second")})
     assert named.spec._replace(agents=()) == plain.spec
     a, b = Stepper(plain, 0), Stepper(named, 0)
     jax.tree.map(np.testing.assert_array_equal, a.reset(), b.reset())
@@ -158,11 +164,11 @@ def test_one_team_of_all_earns_what_it_does_without_a_name():
 def test_spaces_that_the_policy_does_not_act_in_are_put_together_too():
     wide = Box((1,), low=-2.0, high=2.0)
     spec = EnvSpec(Box((3,)), Box((1,), low=-1.0, high=1.0), 3, env_action=wide, agents=("a", "b", "c"))
-    found = spec_of(spec, {"t": ["c", "a"]})
+    found = option(spec, groups={"t": ["c", "a"]}).spec
     assert found.agents == ("t", "b") and found.num_envs == 2
     assert found.env_action == Tuple((Box((2,), low=-2.0, high=2.0), wide))
     with pytest.raises(InputError, match=r"multi_agent\.group: expected agents with Discrete.*leave it out"):
-        spec_of(spec._replace(action=Dict((("x", wide),)), env_action=None), {"t": ["a"]})
+        option(spec._replace(action=Dict((("x", wide),)), env_action=None), groups={"t": ["a"]})
 
 
 def test_a_team_goes_on_on_the_host_where_one_comes_as_the_other_leaves():

@@ -1,5 +1,7 @@
 """Frames, previous actions and rewards in observations: counters worked out by hand, and a plain loop over any rows."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,10 @@ from env_helpers import KINDS, Stepper, random_actions
 from test_limits import counter  # its two environments end after 5 and 2 steps, show and pay the steps so far
 
 from jrl import envs, spaces
-from jrl.envs.history import history, remember
+from jrl.envs.history import history
+from jrl.envs.history import remember as option
 from jrl.envs.jax_env import build
+from jrl.envs.transform import transformed
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, MultiDiscrete, StepResult, Tuple, element
 
 RESTART = envs.OnFailure(restart=True)
@@ -58,6 +62,10 @@ def make(kind):
         return build(counter(), 2)
     ready = {"remote_worker_envs": True, "batch_wait_ms": 0.0} if kind == "ready_workers" else {}
     return envs.make("counter_env:Counter", num_envs=2, **ready)
+
+
+def remember(env, **how):
+    return transformed(env, partial(option, **how))
 
 
 ALL = {"frame_stack": 3, "prev_action": True, "prev_reward": True}

@@ -1,5 +1,7 @@
 """Pictures of environments written in JAX: what is where."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from jrl import envs
 from jrl.envs import pictures
 from jrl.envs.history import remember
+from jrl.envs.transform import transformed
 
 RED, BLUE, WHITE = pictures.color(0), pictures.color(1), (255, 255, 255)
 
@@ -78,7 +81,7 @@ def test_five_stand_in_two_rows():
 
 def test_environments_that_remember_are_drawn_as_they_are():
     env = envs.make("TicTacToe-v0", num_envs=2)
-    around = remember(env, prev_action=True)
+    around = transformed(env, functools.partial(remember, prev_action=True))
     state, _ = around.reset(jax.random.key(0))
     state, _ = around.step(state, jnp.array([4, 9, 0, 9]), jax.random.key(1))
     assert at(around.draw(state, 0), 0.5, 0.5) == RED and at(around.draw(state, 1), 1 / 6, 1 / 6) == RED

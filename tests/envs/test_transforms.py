@@ -10,10 +10,50 @@ from env_helpers import Stepper, make, random_actions, run
 
 from jrl import envs
 from jrl.envs import toys
-from jrl.envs.wrappers import action_transform, reward_transform
+from jrl.envs.scaling import action_transform, reward_transform
+from jrl.envs.transform import Transform, transformed
 from jrl.types import Box, Discrete, MultiDiscrete
 
 inf = math.inf
+
+# ---------------------------------------------------------------- one option in every shell
+
+
+def counted(spec):
+    """An option with a state: rewards become the steps since the reset, actions are mirrored."""
+
+    def observe(xp, state, action, result):
+        steps = xp.where(state["ended"], 0, state["steps"] + 1)
+        state = {**state, "steps": steps, "ended": result.terminated | result.truncated}
+        return state, result._replace(reward=steps.astype("float32") + 100 * action.astype("float32"))
+
+    init = lambda xp: {"steps": xp.zeros(spec.num_envs, "int32"), "ended": xp.ones(spec.num_envs, bool)}
+    return Transform(spec, act=lambda xp, action: 1 - action, observe=observe, init=init)
+
+
+@pytest.mark.parametrize("kind", ["jax", "program", "host", "gymnasium", "ready_host", "ready_workers"])
+def test_an_option_is_written_once_for_all_environments(kind):
+    """The environment gets the mirrored actions; the state follows the ends, and a reset of all begins it anew."""
+    actions = random_actions(Discrete(2), 80, 4)
+    expected = run("CartPole-v1", kind, 1 - actions).done
+    stepper = Stepper(transformed(make("CartPole-v1", kind), counted, lambda spec: None))
+    for again in (False, True) if kind != "program" else (False,):  # a pool in a program is reset once
+        stepper.reset()
+        ended, steps = np.zeros(4, bool), np.zeros(4, int)
+        for t, action in enumerate(actions):
+            result = stepper.step(action)
+            steps = np.where(ended, 0, steps + 1)
+            np.testing.assert_array_equal(result.reward, steps + 100 * action)
+            ended = result.terminated | result.truncated
+            assert again or (ended == expected[t]).all()
+    stepper.env.close()
+    assert expected.any()
+
+
+def test_without_options_the_environment_stays_as_it_is():
+    env = make("CartPole-v1", "jax")
+    assert transformed(env, lambda spec: None) is env
+
 
 # ---------------------------------------------------------------- actions
 

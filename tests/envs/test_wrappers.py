@@ -1,12 +1,15 @@
 """What stands between policy and environment, for actions of several parts; rewards clipped, scaled and the user's."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jrl.envs.jax_env import Definition, build
-from jrl.envs.wrappers import action_transform, reward_transform, wrap
+from jrl.envs.scaling import action_transform, actions, reward_transform
+from jrl.envs.transform import transformed
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, StepResult, Tuple
 
 FORCE = Box((1,), "float32", 0.0, 10.0)
@@ -56,12 +59,12 @@ class Host:
 
 def test_trees_reach_the_environment():
     inner = Host()
-    env = wrap(inner, normalize=True, clip=True, no_done_at_end=None)
+    env = transformed(inner, partial(actions, normalize=True, clip=True))
     env.step(jax.tree.map(jnp.asarray, POLICYS))
     check(inner.taken)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(inner.taken))
     assert env.spec.env_action == ACTION and env.taken is inner.taken
-    graph = wrap(build(recorded(), 2), normalize=True, clip=True, no_done_at_end=None)
+    graph = transformed(build(recorded(), 2), partial(actions, normalize=True, clip=True))
     state, _ = graph.reset(jax.random.key(0))
     _, result = jax.jit(graph.step)(state, POLICYS, jax.random.key(1))
     np.testing.assert_allclose(result.obs, [[1, 0, -1, 2], [2, 7.5, -4, 2]])

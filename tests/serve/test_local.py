@@ -40,7 +40,7 @@ class Acting:
     def __init__(self, name, observation, action, **sections):
         cfg = serving.settings(name, external={"observation": observation, "action": action}, **sections)
         spec = played.spec(observation, action, 2)
-        env = Played(spec, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions, no_done_at_end=None)
+        env = Played(spec, cfg.env)
         self.algo, self.spec, self.env = build.algorithm(cfg, env.spec), env.spec, env
         self.local = Local(
             name, self.algo.choice, self.algo.carry(1), env.spec, env.to_env, explore=True,

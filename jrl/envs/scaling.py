@@ -1,4 +1,4 @@
-"""Transforms between policy and environment: the action's range, the reward and the ends that the learner sees."""
+"""Ranges of actions, and the rewards that the learner gets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,23 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs import spec as spaces
-from jrl.envs.behind import View, through
-from jrl.spaces import columns
-from jrl.types import (
-    Array,
-    AsyncEnv,
-    Box,
-    Dict,
-    Env,
-    EnvSpec,
-    InputError,
-    JaxEnv,
-    Key,
-    PyTree,
-    Space,
-    StepResult,
-    Tuple,
-)
+from jrl.envs.transform import Transform
+from jrl.types import Array, Box, Dict, EnvSpec, InputError, PyTree, Space, Tuple
+
+
+def actions(spec: EnvSpec, *, normalize: bool, clip: bool) -> Transform | None:
+    """Option `env.normalize_actions` and `env.clip_actions`; arguments as `action_transform`."""
+    space, fn = action_transform(spec.action, normalize=normalize, clip=clip)
+    if fn is None:
+        return None
+    return Transform(spec._replace(action=space, env_action=spec.action), act=lambda xp, action: fn(action))
 
 
 def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
@@ -123,44 +116,3 @@ def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
     return fn
 
-
-def wrap(
-    env: JaxEnv | Env | AsyncEnv, *, normalize: bool, clip: bool, no_done_at_end: bool | None
-) -> JaxEnv | Env | AsyncEnv:
-    """Returns `env` behind `action_transform`, whose spec says what its ends mean to the learner.
-
-    Results of steps keep the environment's own ends, which data sets and callbacks report; `unroll.finish` makes those
-    of the learner. `env` itself where nothing changes.
-    """
-    space, fn = action_transform(env.spec.action, normalize=normalize, clip=clip)
-    if fn is None and no_done_at_end is None:
-        return env
-    spec = env.spec if fn is None else env.spec._replace(action=space, env_action=env.spec.action)
-    spec = spec._replace(no_done_at_end=no_done_at_end)
-    if isinstance(env, JaxEnv):
-        return _in_jax(env, spec, fn)
-    return through(env, _Transformed(spec, fn))
-
-
-_Action = Callable[[PyTree], PyTree] | None
-
-
-def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action) -> JaxEnv:
-    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
-        spaces.check_action(spec.action, columns(spec), action)  # before the transform, which would broadcast it
-        return env.step(state, action if fn is None else fn(action), key)
-
-    return env._replace(spec=spec, step=step)
-
-
-class _Transformed(View):
-    """Environments whose actions are others for the learner, or whose spec says more."""
-
-    def __init__(self, spec: EnvSpec, fn: _Action):
-        super().__init__(spec)
-        self._fn = fn
-
-    def taken(self, action: PyTree, rows: Array | None) -> PyTree:
-        action, games = spaces.on_host(action), self.spec.games if rows is None else len(rows)
-        spaces.check_action(self.spec.action, columns(self.spec, games), action)  # the transform would broadcast it
-        return action if self._fn is None else self._fn(action)

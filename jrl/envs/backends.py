@@ -1,0 +1,84 @@
+"""Backends, which step environments, and the ids that each has."""
+
+import difflib
+
+from jrl import registry
+from jrl.envs import jax_ids, several, suites
+from jrl.envs.context import is_in_jax
+from jrl.errors import InputError
+from jrl.fields.bounds import Backend, renamed
+
+BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
+
+def ids(backend: str) -> tuple[str, ...]:
+    """Returns the ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
+    if backend == "jax":
+        return tuple(jax_ids.IN_JAX)
+    if backend == "envpool":
+        from jrl.envs import envpool_env
+
+        return envpool_env.ids()
+    from jrl.envs import gym_env
+
+    return gym_env.ids()
+
+
+def backends_of(id: str) -> tuple[str, ...]:
+    """Returns the backends that have `id`, in the order in which `auto` asks them; empty for an unknown id."""
+    return tuple(backend for backend in BACKENDS if has(id, backend))
+
+
+def has(id: str, backend: str) -> bool:
+    """Returns whether a backend has an id."""
+    if registry.registered(id) is None:
+        if ":" not in id:
+            return id in ids(backend)
+        if id.startswith(suites.PREFIXES):
+            return backend == "jax"
+        if id.startswith(several.PREFIX):
+            return backend == "gymnasium"
+    # the user's own: a class, a function, or a name that only looks like one, whose fault the backend tells
+    if backend == "envpool":
+        return False
+    from jrl.envs import gym_env
+
+    try:
+        found = gym_env.load_class(id)
+    except InputError:
+        found = None
+    in_jax = is_in_jax(found)
+    return in_jax is not False if backend == "jax" else not in_jax
+
+
+def resolve(id: str, backend: str = "auto") -> str:
+    """Returns the backend that steps `id`: under `auto` the first of EnvPool, gymnasium and jax that has it.
+
+    Raises:
+      InputError: unknown id or backend, or that backend lacks the id.
+    """
+    backend = renamed(backend, Backend)
+    if not id:
+        raise InputError("env.id is missing: name an environment, e.g. --set env.id=CartPole-v1")
+    if backend not in ("auto", *BACKENDS):
+        raise InputError(f"env.backend: expected one of auto, {', '.join(BACKENDS)}, got {backend!r}")
+    for candidate in BACKENDS if backend == "auto" else (backend,):
+        if has(id, candidate):
+            return candidate
+    others = backends_of(id)
+    if others:
+        raise InputError(f"env.id {id}: the {backend} backend does not have it: use env.backend {' or '.join(others)}")
+    known = [*registry.everything(), *(name for b in BACKENDS for name in ids(b))]
+    near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
+    mend = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
+    raise InputError(f"env.id {id}: no backend has it: {mend}")
+
+
+def is_atari(id: str) -> bool:
+    """Returns whether `id` is an Atari game: EnvPool's `Pong-v5`, ale-py's `ALE/Pong-v5`, `PongNoFrameskip-v4`."""
+    if id.startswith("ALE/") or "NoFrameskip-v" in id:
+        return True
+    if not id.endswith("-v5") or "/" in id or ":" in id:  # without importing EnvPool
+        return False
+    from jrl.envs import envpool_env
+
+    return id in envpool_env.ids() and envpool_env.family(id).startswith("envpool.atari")

@@ -1,0 +1,157 @@
+"""Environments written in JAX by their ids: jrl's own, those of suites, and the user's."""
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jrl import registry
+from jrl.envs import (
+    board_games,
+    classic,
+    jaxmarl_env,
+    limits,
+    multi_agent,
+    multi_toys,
+    nested,
+    parametric,
+    spread,
+    step_faults,
+    suites,
+    toys,
+)
+from jrl.envs import context as contexts
+from jrl.envs.jax_env import Definition, build, time_limit
+from jrl.envs.multi_agent import MultiDefinition
+from jrl.errors import InputError
+from jrl.fields.env import EnvConfig
+from jrl.spaces import columns, elements
+from jrl.types import JaxEnv
+
+IN_JAX: dict[str, Callable[..., Definition | MultiDefinition]] = {
+    "CartPole-v1": classic.cartpole,
+    "Pendulum-v1": classic.pendulum,
+    "MountainCar-v0": classic.mountain_car,
+    "MountainCarContinuous-v0": classic.mountain_car_continuous,
+    "Acrobot-v1": classic.acrobot,
+    "Catch-v0": toys.catch,
+    "StatelessCartPole-v1": toys.stateless_cartpole,
+    "RepeatAfterMe-v0": toys.repeat_after_me,
+    "Corridor-v0": toys.corridor,
+    "ParametricCartPole-v0": parametric.parametric_cartpole,
+    "Nested-v0": nested.nested,
+    "MultiAgentCartPole-v1": multi_toys.multi_agent_cartpole,
+    "MultiAgentPendulum-v1": multi_toys.multi_agent_pendulum,
+    "TwoStepGame-v0": multi_toys.two_step_game,
+    "RockPaperScissors-v0": multi_toys.rock_paper_scissors,
+    "SwitchRiddle-v0": multi_toys.switch_riddle,
+    "LateArrivals-v0": multi_toys.late_arrivals,
+    "SimpleSpread-v0": spread.simple_spread,
+    "TicTacToe-v0": board_games.tic_tac_toe,
+    "ConnectFour-v0": board_games.connect_four,
+}
+
+
+def check(cfg: EnvConfig) -> list[str]:
+    """Returns faults of the id, without making an environment. Raises InputError as `definition`."""
+    if is_suites(cfg.id):
+        return suites.check(cfg.id)
+    definition(cfg.id, cfg.options)
+    return []
+
+
+def has_several(cfg: EnvConfig) -> bool:
+    """Returns whether the environments have several agents. Raises InputError as `definition`."""
+    if is_suites(cfg.id):
+        return cfg.id.startswith(jaxmarl_env.PREFIX)
+    return isinstance(definition(cfg.id, cfg.options), MultiDefinition)
+
+
+def is_suites(id: str) -> bool:
+    """Returns whether an id is one of gymnax, brax or JaxMARL."""
+    return id.startswith(suites.PREFIXES) and registry.registered(id) is None
+
+
+def definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
+    """Returns the definition of an id that is of no suite.
+
+    Raises:
+      InputError: an option that it does not take, or a function of the user's that gives no definition.
+    """
+    options = dict(options)
+    found: Any = registry.registered(id) or IN_JAX.get(id)
+    if found is None:
+        from jrl.envs import gym_env
+
+        found = gym_env.load_class(id)
+    if not isinstance(found, Definition | MultiDefinition) and (
+        errors := contexts.option_errors(id, found, options, ("max_episode_steps",))
+    ):
+        raise InputError(*errors)
+    limit = options.pop("max_episode_steps", None)
+    try:
+        made = found if isinstance(found, Definition | MultiDefinition) else found(**options)
+    except InputError:
+        raise  # it says what to mend
+    except BaseException as e:
+        if not step_faults.own(e):
+            raise
+        raise InputError(f"env.id {id}: it cannot be made with options {options}: {step_faults.line(e)}") from e
+    if not isinstance(made, Definition | MultiDefinition):
+        raise InputError(
+            f"env.id {id}: the jax backend takes a function that returns a jrl.envs.jax_env.Definition or a "
+            "jrl.envs.multi_agent.MultiDefinition, and this one "
+            f"returns a {type(made).__name__}: use env.backend gymnasium if that is an environment"
+        )
+    return made if limit is None else made._replace(max_episode_steps=time_limit(limit))
+
+
+def make(cfg: EnvConfig, *, state: bool) -> JaxEnv:
+    """Makes the environments, with their time limits; `state` as of `multi_agent.build`. Raises InputError."""
+    def made(**limit: int) -> JaxEnv:
+        given = {**cfg.options, **limit}
+        if is_suites(cfg.id):
+            return suites.make(cfg.id, cfg.num_envs, given, state=state)
+        found = definition(cfg.id, given)
+        if isinstance(found, MultiDefinition):
+            return multi_agent.build(found, cfg.num_envs, state=state)
+        return build(found, cfg.num_envs)
+
+    env = made()
+    if registry.registered(cfg.id) is not None or (cfg.id not in IN_JAX and not is_suites(cfg.id)):
+        _trace(cfg.id, env)
+    if cfg.horizon is None:
+        return env
+    if cfg.soft_horizon:
+        return limits.soften(env, cfg.horizon)
+    own = env.spec.max_episode_steps
+    return env if own is not None and own <= cfg.horizon else made(max_episode_steps=cfg.horizon)
+
+
+def _trace(id: str, env: JaxEnv) -> None:
+    """Traces a reset and a step of the user's functions, without computing anything.
+
+    Raises:
+      InputError: they raise, with the user's line first, or return other arrays than the definition says.
+    """
+    what = "reset"
+    try:
+        key = jax.eval_shape(jax.random.key, 0)
+        state, _ = jax.eval_shape(env.reset, key)
+        what = "step"
+        _, result = jax.eval_shape(env.step, state, elements(env.spec.action, columns(env.spec)), key)
+    except InputError as e:
+        raise InputError(*(f"env.id {id}: {text}" for text in e.errors)) from e
+    except BaseException as e:
+        if not step_faults.own(e):
+            raise
+        mend = "jax traces it with arrays of all environments: fix that line, and try it with python -m jrl.check_env"
+        found = InputError(f"{step_faults.line(e)}{step_faults.stack(e)}\nenv.id {id}: its {what} fails: {mend}")
+        found.details = "".join(traceback.format_exception(e))
+        raise found from e
+    if result.reward.shape != (env.spec.num_envs,):
+        raise InputError(
+            f"env.id {id}: expected rewards of shape {(env.spec.num_envs,)}, got {result.reward.shape}: return one "
+            "number for each environment"
+        )

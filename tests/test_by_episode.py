@@ -1,6 +1,5 @@
 """Policies of which it may change from game to game who follows which, and that are added and removed."""
 
-import contextlib
 import dataclasses
 import json
 from typing import ClassVar
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import monitoring
 
 import jrl
 from jrl import api, evaluate, registry
@@ -18,7 +16,7 @@ from jrl.callbacks import Callbacks
 from jrl.envs.views import GAME, OBS
 from jrl.errors import InputError
 from jrl.rollout.unroll import RECORD
-from jrl.run import by_episode, parallel
+from jrl.run import by_episode, parallel, resume
 from jrl.run.program import own_replay
 from jrl.settings import by_episode as by_settings
 from jrl.settings import config, multi_agent
@@ -70,8 +68,8 @@ def trained(algo, count=1):
 
 @pytest.fixture(scope="module")
 def algo():
-    """A run with two free places, in which `other` does not learn; each test leaves it with `main` and `other`."""
-    with built(multi_agent={"capacity": 4, "policies_to_train": ["main"]}) as found:
+    """A run in which `other` does not learn; each test leaves it with `main` and `other`."""
+    with built(multi_agent={"policies_to_train": ["main"]}) as found:
         yield found
 
 
@@ -88,7 +86,7 @@ def rows_of(session):
 
 def names_of(session, rollout):
     """The policy that each row is of."""
-    return np.vectorize(session.seats.name_of, otypes=[object])(np.asarray(rollout.extras[PLACE]))
+    return np.array(multi_agent.numbered(session.config), object)[np.asarray(rollout.extras[PLACE])]
 
 
 def copied(tree):
@@ -131,7 +129,7 @@ def test_a_policy_learns_from_its_own_rows_alone_and_others_stay_bit_for_bit(alg
         changed = dataclasses.replace(rollout, reward=rollout.reward + noise * (found == "other"))
         state, *_ = session.run.program.learn(copied(session.state), changed, 0, 99)
         kept = session.run.program.keep(state).learner
-        outcomes.append(jax.device_get(kept["place-1"]))
+        outcomes.append(jax.device_get(kept["main"]))
     equal(*outcomes)
 
 
@@ -141,83 +139,77 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     rollout, found = jax.device_get(rollout), names_of(session, rollout)
     record = rollout.extras[RECORD]
     ended = rollout.terminated & rollout.mask
-    sizes, numbers = by_episode.Sizes(8, GAMES, 2, 4), session.state.learner[ROSTER].numbers
-    roster = dataclasses.replace(by_episode.begun(sizes, [True] * 4), numbers=numbers)
-    seen = jax.device_get(jax.jit(lambda *x: by_episode.watched(*x, sizes))(roster, rollout))
+    sizes = by_episode.Sizes(8, GAMES, 2, 2)
+    seen = jax.device_get(jax.jit(lambda *x: by_episode.watched(*x, sizes))(by_episode.empty(sizes), rollout))
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
-    assert np.isnan(seen.recent.window_return[2:]).all()
     assert (np.asarray(seen.latest) == rollout.extras[by_episode.COUNT].max(0)[::2]).all()
 
 
 # ---------------------------------------------------------------- policies come and go
 
 
-@contextlib.contextmanager
-def compilations():
-    """The programs that were compiled meanwhile."""
-    found: list[str] = []
-    note = lambda event, seconds, **more: found.append(event) if "backend_compile" in event else None
-    monitoring.register_event_duration_secs_listener(note)
-    try:
-        yield found
-    finally:
-        monitoring.unregister_event_duration_listener(note)
-
-
-def test_policies_are_added_and_removed_with_nothing_compiled(algo):
+def test_policies_are_added_and_removed_and_the_others_go_on(algo):
+    session = algo.session
     trained(algo, 2)
+    steps, iteration = session.counted(), session.iteration
     given, others = algo.get_policy("main").get_state(), algo.get_policy("other").get_state()
-    train = {"policies_to_train": ["main", "third"]}
-    with compilations() as found:
-        algo.session.add_policy("third", mapping="by-lot", train=["main", "third"])
-        algo.session.add_policy("copy", state=given, train=lambda name: name in ("main", "third"))
-        for _ in range(2):
-            algo.session.reporter.add(algo.session.advance())
-        jax.block_until_ready(algo.session.state)
-        algo.session.remove_policy("copy", train=["main", "third"])
-        algo.session.add_policy("copy", state=given, mapping="by-lot")
-        assert found == []
-    equal(algo.get_policy("copy").get_state(), given)  # taken as it was, and not learned from
-    equal(algo.get_policy("other").get_state(), others)
+    returns = np.asarray(session.state.learner[ROSTER].recent.window_return)
+    session.add_policy("third", mapping="by-lot", train=["main", "third"])
+    session.add_policy("copy", state=given)
+    assert (session.counted(), session.iteration) == (steps, iteration)
+    np.testing.assert_array_equal(session.state.learner[ROSTER].recent.window_return[:2], returns)
     assert list(algo.policy_map) == ["main", "other", "third", "copy"]
-    _, wanted, rows = rows_of(algo.session)
-    assert (wanted == rows).all() and {*rows.ravel()} == {"main", "other", "third"}
+    equal(algo.get_policy("copy").get_state(), given)
+    equal((algo.get_policy("main").get_state(), algo.get_policy("other").get_state()), (given, others))
     row = trained(algo, 2)
-    assert np.isfinite(row["policy/third/loss/policy"]) and "policy/copy/loss/policy" not in row
-    with pytest.raises(InputError, match=r"all 4 places are taken \(main, other, third, copy\): remove"):
-        algo.add_policy("fifth")
+    _, wanted, rows = rows_of(session)
+    assert (wanted == rows).all() and {*rows.ravel()} == {"main", "other", "third"}
+    assert row["env_steps"] > steps and np.isfinite(row["policy/third/loss/policy"])
+    assert "policy/copy/loss/policy" not in row
+    equal((algo.get_policy("copy").get_state(), algo.get_policy("other").get_state()), (given, others))
+    third = algo.get_policy("third").get_state()
     algo.remove_policy("copy")
-    fresh = algo.add_policy("fresh", **train)
-    assert any(not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (fresh.get_state(), given)), strict=True))
-    for name in ("fresh", "third"):
-        algo.remove_policy(name, policy_mapping_fn="by-turns", policies_to_train=["main"])
-    assert algo.session.policies == ("main", "other")
+    equal(algo.get_policy("third").get_state(), third)
+    algo.remove_policy("third", policy_mapping_fn="by-turns", policies_to_train=["main"])
+    assert session.policies == ("main", "other")
+    with pytest.raises(InputError, match=r"expected one of several policies, main, other, got 'third'"):
+        algo.remove_policy("third")
 
 
-def test_the_last_takes_the_place_of_one_that_goes_and_games_under_way_teach_nobody(algo):
-    algo.add_policy("third", policy_mapping_fn=by_lot, policies_to_train=["third"])
-    trained(algo, 2)
-    third, other = (algo.get_policy(name).get_state() for name in ("third", "other"))
-    returns = np.asarray(algo.session.state.learner[ROSTER].recent.window_return)[2]
-    algo.remove_policy("main", policy_mapping_fn=lambda agent, episode: "third" if agent == "left" else "other")
-    assert algo.session.policies == ("third", "other")
-    equal((algo.get_policy("third").get_state(), algo.get_policy("other").get_state()), (third, other))
-    recent = algo.session.state.learner[ROSTER].recent.window_return
-    np.testing.assert_array_equal(recent[0], returns)
-    assert np.isnan(recent[2]).all()
-    rollout, _ = algo.session.by_hand.sample()
-    found, number = names_of(algo.session, rollout), np.asarray(rollout.extras[by_episode.COUNT])
-    under_way = number == number[0]
-    assert (found[~under_way] == np.broadcast_to(["third", "other"] * GAMES, found.shape)[~under_way]).all()
-    gone = np.asarray(rollout.extras[PLACE])[under_way & (found == "main")]
-    assert gone.size and not np.isin(gone, algo.session.state.learner[ROSTER].numbers).any()  # nobody learns from it
-    with pytest.raises(InputError, match=r"expected one of third, other, got 'main'"):
-        algo.remove_policy("main")
-    algo.add_policy("main", policy_mapping_fn="by-turns", policies_to_train=["main"])
-    algo.remove_policy("third")
-    assert algo.session.policies == ("main", "other")
+def test_replays_go_on_by_policy():
+    """Of policies in one program that are three afterwards, and of a policy with a network of its own."""
+    dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
+
+    def replays(session):
+        kept = jax.device_get(session.run.program.keep(session.state))
+        return resume._replays_by_policy(kept.replay, session.config, session.run.groups, session.run.learners)
+
+    with built(**dqn, rollout={"length": 4}, devices={"fake": 2}) as algo:
+        trained(algo, 4)
+        before = replays(algo.session)
+        wide = {"network": {"hidden": [4]}}
+        algo.session.add_policy("third", own=wide, mapping=third_and_main)  # `other` has no agent for now
+        found = replays(algo.session)
+        equal({name: found[name] for name in before}, before)
+        row = trained(algo, 4)
+        assert np.isfinite(row["policy/third/loss/value"]) and len(algo.session.run.groups) == 2
+    with built(multi_agent={"mapping": "by_agent", "policies": {"left": {}, "right": {}}}) as algo:
+        trained(algo, 1)
+        left = algo.get_policy("left").get_state()
+        with pytest.raises(InputError, match="no agent follows left"):
+            algo.add_policy("third", policy_mapping_fn={"left": "third", "right": "right"})
+        algo.add_policy("third", policy_mapping_fn=lambda agent: "third" if agent == "left" else agent)
+        equal(algo.get_policy("left").get_state(), left)
+        assert np.isfinite(trained(algo, 1)["policy/third/loss/policy"])
+        algo.remove_policy("left")
+        assert algo.session.games is None and algo.session.policies == ("right", "third")
+        assert np.isfinite(trained(algo, 1)["policy/third/loss/policy"])
+
+
+def third_and_main(agent):
+    return "third" if agent == "left" else "main"
 
 
 def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, capsys):
@@ -245,15 +237,16 @@ def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, cap
         jrl.load(at, policy="forth")
 
 
+def quick_and_still(agent):
+    return "quick" if agent == "left" else "still"
+
+
 def test_a_policy_that_is_added_may_have_numbers_of_its_own(algo, tmp_path):
     trained(algo, 1)
     given = algo.get_policy("main").get_state()
-    both, train = {"left": "quick", "right": "still"}, ["quick", "still"]
-    with compilations() as found:
-        algo.session.add_policy("still", state=given, own={"algo": {"lr": 0.0}})
-        algo.session.add_policy("quick", state=given, own={"algo": {"lr": 0.01}}, mapping=both, train=train)
-        algo.session.reporter.add(algo.session.advance())
-        assert found == []
+    both, train = quick_and_still, ["quick", "still"]
+    algo.session.add_policy("still", state=given, own={"algo": {"lr": 0.0}})
+    algo.session.add_policy("quick", state=given, own={"algo": {"lr": 0.01}}, mapping=both, train=train)
     rows = [trained(algo, 2)]
     saved = algo.save(tmp_path / "saved")
     for name in train:
@@ -273,10 +266,10 @@ def test_a_policy_that_is_added_may_have_numbers_of_its_own(algo, tmp_path):
 
 
 def test_what_fails_changes_nothing(algo):
-    before = jax.device_get(algo.session.state.learner[ROSTER])
+    before = algo.session.state
 
     def nobody(agent, episode):
-        return "main" if episode.id_ < 40 else "nobody"
+        return "main" if episode.id_ % 2 else "nobody"
 
     for name, more in {
         "third": {"policy_mapping_fn": nobody},
@@ -286,13 +279,12 @@ def test_what_fails_changes_nothing(algo):
     }.items():
         with pytest.raises(InputError, match=r"nobody|expected a name"):
             algo.add_policy(name, **more)
-    for own, told in (({"num_epochs": 3}, "may differ from main in numbers of its algo alone"), ({"lrr": 1.0}, "lrr")):
-        with pytest.raises(InputError, match=told):
-            algo.add_policy("third", config=own)
+    with pytest.raises(InputError, match="lrr"):
+        algo.add_policy("third", config={"lrr": 1.0})
     with pytest.raises(InputError, match=r"expected one of the policies main, got 'other' for (left|right)"):
         algo.remove_policy("other")
     assert algo.session.policies == ("main", "other")
-    equal(before, jax.device_get(algo.session.state.learner[ROSTER]))
+    assert algo.session.state is before
     assert np.isfinite(trained(algo)["policy/main/loss/policy"])
 
 
@@ -353,13 +345,13 @@ class Watches(Callbacks):
 
 
 def test_callbacks_are_told_who_follows_whom_in_each_game():
-    with built(multi_agent={"capacity": 3}, custom={"callbacks": [registry.reference(Watches)]}) as algo:
+    with built(custom={"callbacks": [registry.reference(Watches)]}) as algo:
         trained(algo, 2)
         for game in range(GAMES):
             mine = [players for env, players, _ in Watches.games if env == game]
             assert len(mine) > 3 and mine[:4] == 2 * [("main", "other"), ("other", "main")]
         assert all(shape == {(3,)} for *_, shape in Watches.games)
-        algo.add_policy("third", policy_mapping_fn={"left": "third", "right": "main"})
+        algo.add_policy("third", policy_mapping_fn=third_and_main)
         count = len(Watches.games)
         trained(algo, 2)
         assert Watches.made == ["main", "other", "third"]
@@ -415,10 +407,9 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
     ("sections", "told"),
     [
         ({"multi_agent": {"policies": {}}}, "policies must be known by name: list them"),
-        ({"multi_agent": {"capacity": 1}}, "capacity 1: there are 2 policies already"),
         ({"multi_agent": {"mapping": "by-nothing"}}, "expected shared, by_agent, a table or package.module:name"),
-        ({"multi_agent": {"mapping": None, "policies": {}, "group": {"all": ["left", "right"]}, "capacity": 2}},
-         "one team of all agents has one policy"),
+        ({"multi_agent": {"mapping": None, "policies": {}, "group": {"all": ["left", "right"]},
+                          "policies_to_train": ["all"]}}, "one team of all agents has one policy"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_starts(sections, told):
@@ -426,8 +417,10 @@ def test_what_cannot_be_is_said_before_anything_starts(sections, told):
         built(**sections)
 
 
-def test_who_cannot_get_policies_says_so():
-    with built(multi_agent={"mapping": "by_agent", "policies": {"left": {}, "right": {}}}) as algo:
-        with pytest.raises(InputError, match=r"set multi_agent\.capacity"):
-            algo.add_policy("third")
-        assert algo.session.seats is None  # a mapping that never changes costs nothing
+def test_a_run_of_one_agent_gets_no_policies():
+    alone = {"env": {"id": "CartPole-v1", "num_envs": GAMES}, "algo": SMALL["algo"], "rollout": SMALL["rollout"]}
+    with (
+        api.AlgorithmConfig.from_dict({**alone, "run": SMALL["run"]}).build() as algo,
+        pytest.raises(InputError, match="add_policy: expected a run with several agents"),
+    ):
+        algo.add_policy("third")

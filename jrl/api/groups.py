@@ -81,7 +81,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "policies": "multi_agent.policies",
         "policy_mapping_fn": "multi_agent.mapping",
         "policies_to_train": "multi_agent.policies_to_train",
-        "capacity": "multi_agent.capacity",
         "observation_fn": "multi_agent.observation_fn",
         "agents": "multi_agent.agents",
         "group": "multi_agent.group",

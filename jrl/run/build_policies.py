@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import algos, envs, spaces
+from jrl import envs, spaces
 from jrl.envs import played, team, views
 from jrl.errors import InputError
 from jrl.rollout import complete, unroll
@@ -16,7 +16,7 @@ from jrl.run import by_episode, checkpoint, learner, self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings import by_episode as episode_settings
-from jrl.settings import config, datasets, external, multi_agent, plan
+from jrl.settings import datasets, external, multi_agent, plan
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Dict, EnvSpec, Rollout
@@ -188,52 +188,12 @@ def sizes(cfg: RunConfig) -> by_episode.Sizes:
     rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
     waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
     ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
-    return by_episode.Sizes(ahead, cfg.env.num_envs, len(cfg.multi_agent.agents), multi_agent.capacity(cfg))
+    return by_episode.Sizes(ahead, cfg.env.num_envs, len(cfg.multi_agent.agents), len(multi_agent.numbered(cfg)))
 
 
 def trained(cfg: RunConfig) -> list[bool]:
-    """Returns which places of a run learn."""
-    learns = {place for name, place in multi_agent.places(cfg).items() if multi_agent.is_trained(cfg, name)}
-    return [place in learns for place in episode_settings.places(multi_agent.capacity(cfg))]
-
-
-def _of_places(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, RunConfig, EnvSpec]]:
-    """Returns the policies whose agents may change from game to game; free places are of the first group."""
-    keys = iter(episode_settings.places(multi_agent.capacity(cfg)))
-    made: list[tuple[Group, RunConfig, EnvSpec]] = []
-    free = multi_agent.capacity(cfg) - len(multi_agent.followers(cfg))
-    for names in multi_agent.alike(cfg):
-        own, of_one = of_policy(cfg, spec, names[0])
-        group = tuple(next(keys) for _ in range(len(names) + (0 if made else free)))
-        agents = np.tile(np.arange(len(spec.agents)), (len(group), 1))
-        made.append((_group_of_places(Group(group, agents, make(own, of_one)), own, of_one, make), own, of_one))
-    held = floats(cfg, [group for group, *_ in made])
-    with_own = lambda group: group._replace(floats=dict(enumerate(held.get(group.label, ()))))
-    return [(with_own(group), own, of_one) for group, own, of_one in made]
-
-
-def _group_of_places(group: Group, own: RunConfig, of_one: EnvSpec, make: MakeAlgo) -> Group:
-    """Returns a group of places, whose policies may have floats of their own, all of which are traced."""
-    if not group.stacked or algos.is_own(config.algo_name(own)):
-        return group
-    return group._replace(of_floats=lambda values: group._replace(algo=make(with_floats(own, values), of_one)))
-
-
-def floats(cfg: RunConfig, made: Sequence[Group]) -> dict[str, tuple[np.ndarray, ...]]:
-    """Returns the floats of the algorithms in the places of each such group, [P] f32 each; those of the first where it
-    is free.
-
-    Args:
-      cfg: the run, where it may change from game to game who follows which policy.
-      made: its groups.
-    """
-    found: dict[str, tuple[np.ndarray, ...]] = {}
-    for group, names in zip(made, multi_agent.alike(cfg), strict=True):
-        if group.of_floats is not None:
-            held = [*names, *[names[0]] * (len(group.names) - len(names))]
-            each = [jax.tree.leaves(multi_agent.policy_config(cfg, name).algo) for name in held]
-            found[group.label] = tuple(np.asarray(values, np.float32) for values in zip(*each, strict=True))
-    return found
+    """Returns which policies learn, by number, where the policy of an agent may change from game to game."""
+    return [multi_agent.is_trained(cfg, name) for name in multi_agent.numbered(cfg)]
 
 
 def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
@@ -257,8 +217,13 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
         seated = self_play.groups(cfg.multi_agent.self_play.policy, places, make(own, of_one), len(spec.agents))
         return [(group, own, of_one) for group in seated]
     if episode_settings.per_episode(cfg):
-        return _of_places(cfg, spec, make)
+        return [_group(seen(cfg, spec), members, make) for members in _alike_by_game(cfg, spec)]
     return [_group(spec, members, make) for members in _alike(cfg, spec)]
+
+def _alike_by_game(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
+    """Returns the policies of each group, each of which any agent may follow."""
+    members = lambda name: (spec.agents, multi_agent.policy_config(cfg, name))
+    return [{name: members(name) for name in names} for names in multi_agent.alike(cfg)]
 
 
 def _alike(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
@@ -314,7 +279,7 @@ def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.acting(found)
     if episode_settings.per_episode(cfg):
-        return by_episode.acting(found, sizes(cfg), trained(cfg))
+        return by_episode.acting(found, sizes(cfg))
     return several.acting(found, len(spec.agents))
 
 

@@ -1,18 +1,16 @@
-"""Several policies of which it may change from game to game who follows which.
+"""Policies whose agents can change from game to game.
 
-Every agent's column is every policy's: all act in all columns, of which each takes the action of the policy that its
-agent follows in this game, and each policy learns from the rows that are its own, the others being masked. Who follows
-which is a table of games to come, which the host fills (`jrl.run.roster`): an array, so that policies are added and
-removed without compiling anything.
+All policies act for all agents, and each agent takes the action of the policy that it follows in this game. Each
+policy learns from its own rows; the other rows are masked. A table of games to come says which policy an agent
+follows. The host fills the table (`jrl.run.roster`).
 
-An agent looks it up when its game begins, and remembers it. Policies have numbers that are never given twice, and the
-rollout says of each row whose it is and of which game: so it does not matter who collects, how late a rollout comes,
-and what has become of table and policies meanwhile.
+An agent reads the table when its game begins, and keeps the policy until the game ends. Each row of a rollout has the
+numbers of its policy and of its game, so that a late rollout still finds its policy.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +42,6 @@ from jrl.types import (
     Rollout,
 )
 
-NOBODY = -1  # in the place of one that there is: of a policy that was removed while a game was under way
-FREE = -2  # in the place of the number of a policy
 NUMBER = "number"  # leaf of the memory: the number of the column in the run, [B] i32
 COUNT = "game"  # the number of the game, in the extras and the memory, where it is below 0 until the game begins
 _IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of who does not learn, else NaN
@@ -54,60 +50,49 @@ _IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of wh
 class Sizes(NamedTuple):
     """The shape of a table."""
 
-    ahead: int  # M, games of each environment that are told at a time
+    ahead: int  # M, games of each environment that are known at a time
     games: int  # G, environments of the run
     agents: int  # A, of each
-    policies: int  # C, places
+    policies: int  # P
 
 
 @struct.dataclass
 class Roster:
-    """Roster of who follows which policy, the same on all devices; beside the policies in a run's State.
+    """The policy of each agent in games to come, the same on all devices; beside the policies in a run's State.
 
-    Game i of environment g is row i % M of the table; one that the table is not of, as in a long evaluation or of an
-    env runner in the place of another, is played as the game that has its row.
+    Game i of environment g is row i % M of the table. Games outside the table reuse a row of it (modulo), as in a long
+    evaluation or of an env runner that replaces another.
     """
 
     table: Any  # [M, G, A] i32, numbers of policies
-    asked: Any  # [G] i32, games that were asked for: the table has the latest M of them
+    asked: Any  # [G] i32, games that the mapping was asked for: the table has the latest M of them
     latest: Any  # [G] i32, the game that was acted in
-    numbers: Any  # [C] i32, of the policy in each place; FREE
-    given: Any  # [] i32, numbers that were given so far
-    trained: Any  # [C] bool, which learn
-    floats: Any  # group -> ([P] f32, ...), those of the algorithms in its places
-    recent: episodes.Columns  # [C, ...], of the agents' episodes that followed each
+    recent: episodes.Columns  # [P, ...], latest episodes of the agents that followed each policy
 
 
-def begun(sizes: Sizes, trained: Sequence[bool], groups: Sequence[Group] = ()) -> Roster:
+def empty(sizes: Sizes) -> Roster:
     """Returns a roster whose table is yet to be filled."""
-    floats = {group.label: group.floats for group in groups if group.of_floats is not None}
-    recent = jax.vmap(lambda _: episodes.init(1))(jnp.arange(sizes.policies))
     return Roster(
-        table=jnp.full((sizes.ahead, sizes.games, sizes.agents), NOBODY, jnp.int32),
+        table=jnp.zeros((sizes.ahead, sizes.games, sizes.agents), jnp.int32),
         asked=jnp.zeros(sizes.games, jnp.int32),
         latest=jnp.zeros(sizes.games, jnp.int32),
-        numbers=jnp.arange(sizes.policies, dtype=jnp.int32),
-        given=jnp.int32(sizes.policies),
-        trained=jnp.asarray(trained, bool),
-        floats={name: tuple(map(jnp.asarray, own.values())) for name, own in floats.items()},
-        recent=recent,
+        recent=jax.vmap(lambda _: episodes.init(1))(jnp.arange(sizes.policies)),
     )
 
 
-def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Algo:
-    """Makes an Algo that acts with all policies; its State is a dict by place that has the roster, too.
+def acting(groups: Sequence[Group], sizes: Sizes) -> Algo:
+    """Makes an Algo that acts with all policies; its State is a dict by policy, with the roster beside them.
 
-    It acts on observations with the number of the game (`views.with_game_numbers`), and its memory has each column's
-    number in the run, and the policy and the game that it began with. Extras are dicts by group, beside these two.
+    Its observations have the number of the game (`views.with_game_numbers`). Its memory has the number of each column
+    in the run, and the policy and game that the column began with. Extras are dicts by group, beside these two.
     """
     inner = several.acting(groups, sizes.agents)
 
     def init(key: Key) -> dict[str, PyTree]:
-        return {**inner.init(key), ROSTER: begun(sizes, trained, groups)}
+        return {**inner.init(key), ROSTER: empty(sizes)}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        own = several.acting(_now(groups, state[ROSTER].floats), sizes.agents)
-        return {**own.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
+        return {**inner.actor(_policies(state)), ROSTER: _table(state[ROSTER])}
 
     def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
         numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
@@ -119,14 +104,14 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
         actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
     ) -> ActOut:
         own = _follows(actor[ROSTER], obs[GAME], carry, sizes)
-        place, start, action = _place_of(own[PLACE], actor[ROSTER].numbers), 0, None
+        policy, start, action = own[PLACE], 0, None
         memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
         extras: dict[str, PyTree] = {**own}
-        for i, group in enumerate(_now(groups, actor[ROSTER].floats)):
+        for i, group in enumerate(groups):
             memory = carry[group.label]
             pick = lambda one, memory=memory: lambda actor, key: one.algo.act(actor, obs[OBS], memory, key, explore)
             out = group.mapped(pick)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
-            mine, start = place - start, start + len(group.names)
+            mine, start = policy - start, start + len(group.names)
             picked = _picked(out, mine) if group.stacked else out
             action = picked.action if action is None else _where(mine >= 0, picked.action, action)
             memories[group.label], extras[group.label] = picked.carry, picked.extras
@@ -150,45 +135,45 @@ def learning(
 ) -> Learner:
     """Makes a Learner of which each policy that learns does so from the rows on which it was followed.
 
-    Without replay one after the other, so that those that do not learn, and places that are free, cost nothing. Metrics
-    are `policy/PLACE/...`, `return` among them, the mean over the latest episodes of the agents that followed it.
+    Without replay the policies learn one after the other, so that policies that do not learn cost nothing. Metrics are
+    `policy/NAME/...`, among them `return`, the mean over the latest episodes of the agents that followed the policy.
 
     Args:
+      groups, sizes: of the policies and of their table.
+      trained: whether each policy learns, in the order of the groups.
       axis_name: of the mapped axis over devices.
     """
     inner = several.learning(groups, sizes.agents)
 
     def init(key: Key) -> dict[str, PyTree]:
-        return {**inner.init(key), ROSTER: begun(sizes, trained, groups)}
+        return {**inner.init(key), ROSTER: empty(sizes)}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        own = several.learning(_now(groups, state[ROSTER].floats), sizes.agents)
-        return {**own.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
+        return {**inner.actor(_policies(state)), ROSTER: _table(state[ROSTER])}
 
     def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
-        roster, who = state[ROSTER], rollout.extras[PLACE]
+        follows = rollout.extras[PLACE]
         state, replay, metrics, start = dict(state), dict(replay), dict[str, Metrics](), 0
         for i, group in enumerate(groups):
-            place = jnp.arange(start, start := start + len(group.names))
-            teach = functools.partial(_taught, group, _rollout_of(group, rollout), who, axis_name)
-            floats = roster.floats.get(group.label, ())
-            each = (roster.numbers[place], roster.trained[place], floats, state[group.label], replay[group.label])
+            numbers = jnp.arange(start, start := start + len(group.names))
+            teach = functools.partial(_taught, group, _rollout_of(group, rollout), follows, axis_name)
+            each = (numbers, jnp.asarray(trained)[numbers], group.floats, state[group.label], replay[group.label])
             keys = group.keys(jax.random.fold_in(key, i))
             if not group.stacked:
                 learned = teach(each[0][0], each[1][0], *each[2:], keys)
-            elif group.algo.on_policy:  # one after the other: who does not learn costs nothing
+            elif group.algo.on_policy:  # one after the other: policies that do not learn cost nothing
                 learned = jax.lax.map(lambda one, teach=teach: teach(*one), (*each, keys))
             else:  # side by side: no replay is copied
                 learned = jax.vmap(teach)(*each, keys)
-            state[group.label], replay[group.label], told = learned
-            metrics |= group.apart(told)
-        state[ROSTER] = watched(roster, rollout, sizes, axis_name)
-        found = several.told(metrics)
+            state[group.label], replay[group.label], found = learned
+            metrics |= group.apart(found)
+        state[ROSTER] = watched(state[ROSTER], rollout, sizes, axis_name)
+        row = several.told(metrics)
         latest = state[ROSTER].recent.window_return
         returns, window = jnp.nanmean(latest, -1), jnp.isfinite(latest).sum(-1, dtype=jnp.float32)
         for k, name in enumerate(name for group in groups for name in group.names):
-            found |= {f"policy/{name}/return": returns[k], f"policy/{name}/window": window[k]}
-        return state, replay, found
+            row |= {f"policy/{name}/return": returns[k], f"policy/{name}/window": window[k]}
+        return state, replay, row
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         return {**inner.keep(_policies(state)), ROSTER: state[ROSTER]}
@@ -209,48 +194,15 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
     ended = record["terminated"] | record["truncated"]
     tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
     count_one = lambda recent, number: episodes.reduce(recent, tracked, ended, mask & (who == number))[0]
-    recent = jax.vmap(count_one)(roster.recent, roster.numbers)
+    recent = jax.vmap(count_one)(roster.recent, jnp.arange(sizes.policies))
     latest = roster.latest.at[number // sizes.agents].max(count.max(0))
     return dataclasses.replace(roster, latest=latest, recent=recent)
 
 
-def writing(group: Group) -> Callable[..., tuple[dict[str, PyTree], dict[str, PyTree]]]:
-    """Makes (state, replay, place [] i32, key, given, takes [] bool, floats) -> state, replay: a policy in a place.
-
-    It has fresh weights or, where `takes` holds, those of `given`, which is what is kept of one, and an empty replay.
-    Where there is no such place in the group nothing is written. Floats are those of its algorithm, () where all have
-    those of the first.
-    """
-
-    def write(
-        state: Mapping[str, PyTree], replay: PyTree, place: Array, key: Key, given: PyTree, takes: Array, floats: PyTree
-    ):
-        learner = _of_one(group, floats)
-        choose = lambda new, old: jnp.where(takes, new.astype(old.dtype), old)
-        fresh = jax.tree.map(choose, given, learner.keep(learner.init(key)))
-        put = lambda stack, new: stack.at[place].set(new) if group.stacked else stack
-        state = {**state, group.label: jax.tree.map(put, state[group.label], learner.resume(fresh))}
-        return state, {**replay, group.label: jax.tree.map(put, replay[group.label], learner.init_replay())}
-
-    return write
-
-
-def moved(group: Group, state: Mapping[str, PyTree], replay: Mapping[str, PyTree], gone: Array, last: Array):
-    """Returns the state and replay in which the policy in the place `last` of a group is in that of `gone`, too."""
-    move = lambda x: x.at[gone].set(x[last]) if group.stacked else x
-    of_group = lambda trees: {**trees, group.label: jax.tree.map(move, trees[group.label])}
-    return of_group(state), of_group(replay)
-
-
-def _now(groups: Sequence[Group], floats: Mapping[str, PyTree]) -> list[Group]:
-    """Returns the groups with the present floats of their policies."""
-    return [group._replace(floats=dict(enumerate(floats.get(group.label, ())))) for group in groups]
-
-
 def _of_one(group: Group, floats: PyTree) -> Learner:
-    """Returns the learner of a policy with these floats, of a group where policies have their own."""
+    """Returns the learner of a policy with these floats, of a group whose policies differ in floats."""
     if group.of_floats is not None:
-        group = group.of_floats(dict(enumerate(floats)))
+        group = group.of_floats(floats)
     assert group.learner is not None
     return group.learner
 
@@ -288,40 +240,32 @@ def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
     )
 
 
-class _Told(NamedTuple):
+class _Table(NamedTuple):
     """Parts of a Roster that acting needs."""
 
     table: Array
     asked: Array
-    numbers: Array
-    floats: Mapping[str, PyTree]
 
 
-def _told(roster: Roster) -> _Told:
-    return _Told(roster.table, roster.asked, roster.numbers, roster.floats)
+def _table(roster: Roster) -> _Table:
+    return _Table(roster.table, roster.asked)
 
 
-def _follows(told: _Told, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:
+def _follows(known: _Table, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:
     """Returns the policy and game of each column [B]: what it remembers, or what the table says of a new game.
 
     Args:
-      told: of the games to come.
+      known: the table of games to come.
       game: [B] i32, as the environment counts.
       memory: of the columns.
       sizes: of the table.
     """
     number, begun = memory[NUMBER], memory[COUNT] >= 0
     environment, agent = number // sizes.agents % sizes.games, number % sizes.agents
-    last = told.asked[environment] - 1
+    last = known.asked[environment] - 1
     count = last - (last - game) % sizes.ahead  # the game itself, if the table is of it
-    found = told.table[count % sizes.ahead, environment, agent]
+    found = known.table[count % sizes.ahead, environment, agent]
     return {PLACE: jnp.where(begun, memory[PLACE], found), COUNT: jnp.where(begun, memory[COUNT], count)}
-
-
-def _place_of(who: Array, numbers: Array) -> Array:
-    """Returns the places [B] of policies by their numbers [B]; NOBODY where there is no such policy any more."""
-    there = who[:, None] == numbers[None]
-    return jnp.where(there.any(-1), there.argmax(-1).astype(jnp.int32), NOBODY)
 
 
 def _picked(out: ActOut, place: Array) -> ActOut:

@@ -38,7 +38,6 @@ class Known(NamedTuple):
     ids: tuple[str, ...]
     trained: tuple[str, ...]  # those that learn
     groups: tuple[Any, ...]  # of `several.Group`, without what cannot travel to another process; () of one policy
-    places: tuple[str, ...]  # where each stands in the State of several
 
     def named(self, policy_id: str) -> str:
         """Returns the id of a policy. Raises KeyError: there is none of that id."""
@@ -52,8 +51,7 @@ class Known(NamedTuple):
         """Splits what acts for all policies by their ids."""
         if not self.groups:
             return {self.ids[0]: actor}
-        found = several.by_policy_name(self.groups, actor)
-        return {name: found[place] for name, place in zip(self.ids, self.places, strict=True)}
+        return several.by_policy_name(self.groups, actor)
 
 
 def known(session: "Session") -> Known:
@@ -61,8 +59,7 @@ def known(session: "Session") -> Known:
     names = session.policies or (POLICY,)
     trained = tuple(name for name in names if multi_agent.is_trained(session.config, name))
     light = (several.Group(group.names, group.agents, cast(Any, None)) for group in session.run.groups)
-    places = multi_agent.places(session.config)
-    return Known(names, trained, tuple(light), tuple(places[name] for name in session.policies))
+    return Known(names, trained, tuple(light))
 
 
 class Learns(abc.ABC):
@@ -134,6 +131,10 @@ class ByHand:
         self._calls = _FIRST
         self._programs: dict[str, Callable[..., Any]] = {}
 
+    def forget_programs(self) -> None:
+        """Drops the compiled programs of a run that was made anew."""
+        self._programs.clear()
+
     def _program(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if name not in self._programs:
             self._programs[name] = make()
@@ -168,7 +169,7 @@ class ByHand:
                 "rollout.collector host"
             )
         number = session.config.run.seed, session.iteration, self._call()
-        before = session.seats.ahead(session.state) if session.seats else session.state
+        before = session.games.ahead(session.state) if session.games else session.state
         state, *found = program.collect(before, *number)
         session.replace_state(program.apart(state))
         rollout, report = jax.device_get(found)

@@ -316,9 +316,7 @@ def _named(cfg: RunConfig, actor: PyTree) -> dict[int, str]:
     """Returns the names of the policies by their numbers, where these change from game to game."""
     if not by_episode.per_episode(cfg):
         return {}
-    numbers = np.asarray(actor[by_episode.ROSTER].numbers)
-    keys = by_episode.places(multi_agent.capacity(cfg))
-    return {int(numbers[keys.index(key)]): name for name, key in multi_agent.places(cfg).items()}
+    return dict(enumerate(multi_agent.numbered(cfg)))
 
 
 _MOST_EPISODES = 1000  # whose returns and lengths a row lists

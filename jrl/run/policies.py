@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl import registry
 from jrl.errors import InputError
-from jrl.run import build, build_policies, checkpoint, resume, roster, several
+from jrl.fields.schema import merge
+from jrl.run import build, build_policies, checkpoint, resume, several
 from jrl.run.clock import NO_STEPS, Clock
 from jrl.run.program import LoopState
 from jrl.settings import config, multi_agent
@@ -24,13 +26,15 @@ class Policies(abc.ABC):
     Attributes:
       config, run: the run and its parts.
       state: LoopState; taken over by the next call.
-      seats: says who follows which policy in games to come; None: that does not change.
     """
 
     config: RunConfig
     run: build.Run
     state: LoopState
-    seats: roster.Seats | None
+
+    @abc.abstractmethod
+    def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
+        """Makes the run anew with the policies of `cfg`; those of `given` begin with these States."""
 
     @abc.abstractmethod
     def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
@@ -41,7 +45,7 @@ class Policies(abc.ABC):
         found = self.run.program.actor(self.state)
         if policy is None or not self.run.groups:
             return found
-        return several.by_policy_name(self.run.groups, found)[self._place(policy)]
+        return several.by_policy_name(self.run.groups, found)[policy]
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -65,11 +69,7 @@ class Policies(abc.ABC):
             policy = multi_agent.the_one(self.config)
         elif policy not in self.policies:
             raise ValueError(f"policy: expected one of {', '.join(self.policies) or 'none'}, got {policy!r}")
-        return state[self._place(policy)] if isinstance(state, dict) else state
-
-    def _place(self, policy: str | None) -> str:
-        """Returns the place of a policy in the State of several; None: the one that is meant where none is named."""
-        return multi_agent.places(self.config)[policy or multi_agent.the_one(self.config) or ""]
+        return state[policy] if isinstance(state, dict) else state
 
     def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
         """Returns parameters, target parameters and statistics of the State, numpy arrays by field."""
@@ -93,7 +93,7 @@ class Policies(abc.ABC):
             state = dataclasses.replace(state, **{name: taken})
         whole = self.learner_state_of_all()
         if isinstance(whole, dict):
-            state = {**whole, self._place(policy): state}
+            state = {**whole, policy or multi_agent.the_one(self.config): state}
         self.replace_state(self.run.program.assign(self.state, state))
 
     def take_over(self, states: Mapping[Any, PyTree]) -> None:
@@ -103,21 +103,12 @@ class Policies(abc.ABC):
         """
         whole = self.learner_state_of_all()
         if isinstance(whole, dict):
-            whole = {**whole, **{self._place(name): state for name, state in states.items()}}
+            whole = {**whole, **{name or multi_agent.the_one(self.config): one for name, one in states.items()}}
         else:
             (whole,) = states.values()
         self.replace_state(self.run.program.assign(self.state, whole))
 
     # ------------------------------------------------------------ policies that come and go
-
-    def _seats(self, what: str) -> roster.Seats:
-        """Returns the roster's Seats. Raises InputError: policies cannot change in this run."""
-        if self.seats is None:
-            raise InputError(
-                f"{what}: this run keeps the policies that it began with: set multi_agent.capacity to the most that "
-                "there may be, or .multi_agent(capacity=...)"
-            )
-        return self.seats
 
     def add_policy(
         self,
@@ -128,43 +119,56 @@ class Policies(abc.ABC):
         mapping: Any = None,
         train: Any = None,
     ) -> None:
-        """Adds a policy like the first of the run; compiles nothing.
+        """Adds a policy. The run is made anew with it: environments begin anew, and programs compile again.
 
         Args:
           name: of the policy.
           state: an algorithm's State to begin with, as `learner_state` gives one; None: fresh weights.
-          own: what it has of its own, as in `multi_agent.policies`: numbers of `algo`. None: nothing.
-          mapping: as `multi_agent.mapping`, for games that have not begun; or a function. None: as before.
+          own: sections of the config that differ from the first policy's, as in `multi_agent.policies`. None: nothing.
+          mapping: as `multi_agent.mapping`, or a function. None: as before.
           train: names of the policies that learn from now on, or a function of a name; None: as before.
         Raises:
-          InputError: the run has no `multi_agent.capacity`, or no place is free; the name is taken; mapping or `train`
-            name an unknown policy; it has more of its own than numbers.
+          InputError: the run has one agent or plays itself; the name is taken; mapping or `train` name an unknown
+            policy; or the policy cannot be one of this run.
         """
-        seats = self._seats("add_policy")
-        self._reseated(seats.add(self.state, name, given=state, own=own, mapping=mapping, train=train))
+        policies = self._policies_of("add_policy")
+        if name in policies:
+            raise InputError(f"add_policy: there is a policy {name!r} already: choose another name")
+        first: dict[str, Any] = next(iter(policies.values()), {})
+        cfg = self._with_policies({**policies, name: merge(first, dict(own or {}))}, mapping, train)
+        self.rebuild(cfg, {} if state is None else {name: state})
 
     def remove_policy(self, name: str, *, mapping: Any = None, train: Any = None) -> None:
-        """Removes a policy; what is left of games in which agents follow it is not learned from. Arguments as
-        `add_policy`. Raises InputError: it does not exist, or cannot be removed.
-        """
-        seats = self._seats("remove_policy")
-        self._reseated(seats.remove(self.state, name, mapping=mapping, train=train))
+        """Removes a policy. Arguments, effects and errors as `add_policy`."""
+        policies = self._policies_of("remove_policy")
+        if name not in policies or len(policies) == 1:
+            raise InputError(f"remove_policy: expected one of several policies, {', '.join(policies)}, got {name!r}")
+        if train is None:
+            train = [other for other in policies if other != name and multi_agent.is_trained(self.config, other)]
+        rest = {other: own for other, own in policies.items() if other != name}
+        self.rebuild(self._with_policies(rest, mapping, train), {})
 
-    def _reseated(self, state: LoopState) -> None:
-        assert self.seats is not None
-        self.config = self.seats.config
-        self.replace_state(state)
+    def _policies_of(self, what: str) -> dict[str, Any]:
+        """Returns what each policy has of its own. Raises InputError: policies cannot change in this run."""
+        given = self.config.multi_agent
+        if given is None or given.self_play is not None or self.config.external is not None:
+            raise InputError(
+                f"{what}: expected a run with several agents, without multi_agent.self_play and external: its policies "
+                "stay as they are"
+            )
+        return {name: given.policies.get(name, {}) for name in self.policies}
 
-    def _as_saved(self, saved: Mapping[str, Any]) -> RunConfig:
-        """Returns the config with a checkpoint's policies, which may have come and gone since its run began."""
-        assert self.seats is not None and self.config.multi_agent is not None
-        found = config.override({**saved}, []).multi_agent
-        assert found is not None
-        names = ("policies", "mapping", "policies_to_train")
-        given = dataclasses.replace(self.config.multi_agent, **{name: getattr(found, name) for name in names})
-        self.config = dataclasses.replace(self.config, multi_agent=given)
-        self.seats.take(self.config)
-        return self.config
+    def _with_policies(self, policies: dict[str, Any], mapping: Any, train: Any) -> RunConfig:
+        """Returns the config with other policies. Raises InputError: they do not go together."""
+        changes: dict[str, Any] = {"policies": policies}
+        if mapping is not None:
+            changes["mapping"] = dict(mapping) if isinstance(mapping, Mapping) else registry.reference(mapping)
+        if callable(train):
+            train = [name for name in policies if train(name)]
+        if train is not None:
+            changes["policies_to_train"] = tuple(train)
+        given = dataclasses.replace(self.config.multi_agent, **changes)  # type: ignore[type-var]  # there is one
+        return build_policies.resolved(dataclasses.replace(self.config, multi_agent=given))
 
 
 def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
@@ -175,13 +179,13 @@ def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     """
     meta = checkpoint.read_meta(path)
     cfg = config.override(meta["config"], [])
-    known = multi_agent.places(cfg) if build_policies.are_several(cfg) else {}
+    known = tuple(multi_agent.followers(cfg)) if build_policies.are_several(cfg) else ()
     if not names or set(names) - set(known):
         expected = f"some of {', '.join(known)}" if known else "none, as the run has one policy"
         raise InputError(f"policy_ids: expected {expected}, got {', '.join(names) or 'none'}: {path}")
     algo = build.algorithm(config.without_loss(cfg), checkpoint.spec(meta))
     whole = resume.learner(path, jax.eval_shape(algo.init, jax.random.key(0)), beside=True)
-    return {name: resume.held(path, name, whole[known[name]]) for name in names}
+    return {name: resume.held(path, name, whole[name]) for name in names}
 
 
 def _shapes(tree: PyTree) -> Any:

@@ -419,7 +419,7 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
         if policy not in policies:
             known = f"expected one of {', '.join(policies)}" if policies else "the run has one agent, leave it out"
             raise InputError(f"policy: {known}, got {policy!r}: {found}")
-        state = state[multi_agent.places(cfg)[policy]] if isinstance(state, dict) else state
+        state = state[policy] if isinstance(state, dict) else state
         state = resume.held(found, policy, state)
         cfg, spec = build_policies.of_policy(cfg, spec, policy)
         algo = build.algorithm(config.without_loss(cfg), spec)

@@ -72,6 +72,10 @@ class Reporter:
         self.episodes = 0  # that have ended in them
         self._warned = False  # of a replay of little but masked rows
 
+    def follow(self, policies: Mapping[str, Sequence[str]]) -> None:
+        """Goes on with other policies, each with the agents that follow it."""
+        self._policies = policies
+
     def __call__(self, info: StepInfo) -> str | None:
         reason = self.flush() if self.due_before(info) else None
         self.add(info)

@@ -46,7 +46,7 @@ def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
     """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
     if cfg.checkpoint.policies == "all" or not isinstance(learner, dict):
         return learner
-    frozen = {place for name, place in multi_agent.places(cfg).items() if not multi_agent.is_trained(cfg, name)}
+    frozen = {name for name in multi_agent.followers(cfg) if not multi_agent.is_trained(cfg, name)}
     return {name: one for name, one in learner.items() if name not in frozen}
 
 
@@ -63,13 +63,27 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
     cfg = config.override(checkpoint.read_meta(saved)["config"], [])
     wanted = _kept(template, cfg)
     if wanted is not template and len(wanted) < len(template) and not beside:
-        lost = [name for name, place in multi_agent.places(cfg).items() if place not in wanted]
+        lost = [name for name in multi_agent.followers(cfg) if name not in wanted]
         raise InputError(
             f"{saved}: it holds the policies that learn (checkpoint.policies trainable), and not {', '.join(lost)}: "
             "name one of those that it has"
         )
-    found = checkpoint.restore(saved, "learner", wanted)
+    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _named(found, cfg))
     return {**template, **found} if wanted is not template else found
+
+
+def _named(found: PyTree, cfg: RunConfig) -> PyTree:
+    """Names the policies of a State that an earlier version saved by their places in a table of games."""
+    if not isinstance(found, dict) or "numbers" not in found.get(ROSTER, {}):
+        return found
+    first, *others = multi_agent.alike(cfg)
+    rest, old = [name for names in others for name in names], found[ROSTER]
+    places = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
+    number_of = {int(old["numbers"][place]): number for number, place in enumerate(places)}
+    recent = jax.tree.map(lambda x: x[places], old["recent"])
+    table = np.vectorize(lambda number: number_of.get(int(number), 0), otypes=[np.int32])(old["table"])
+    roster = {"table": table, "asked": old["asked"], "latest": old["latest"], "recent": recent}
+    return {**{name: found[f"place-{place + 1}"] for name, place in zip([*first, *rest], places)}, ROSTER: roster}
 
 
 def held(saved: Path, policy: str, state: PyTree) -> PyTree:
@@ -106,6 +120,75 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, grou
     if found["replay"] == ():
         found["replay"] = template.replay
     return LoopState(**found)
+
+
+def with_policies(
+    fresh: LoopState,
+    kept: LoopState,
+    now: tuple[RunConfig, Sequence[Group]],
+    before: tuple[RunConfig, Sequence[Group]],
+    given: Mapping[str, PyTree],
+    devices: int,
+) -> LoopState:
+    """Returns the state of a run with other policies: what was kept of a policy goes on under its name.
+
+    Args:
+      fresh, kept: what `Program.keep` gives of the new run's fresh state, and of the old run's.
+      now, before: config and groups of the new run and of the old one.
+      given: policy -> the State that it begins with.
+      devices: of both runs.
+    Raises:
+      InputError: a given State has other arrays than the policy.
+    """
+    named = lambda learner, cfg: learner if isinstance(learner, dict) else {multi_agent.the_one(cfg) or "": learner}
+    old, new = named(kept.learner, before[0]), named(fresh.learner, now[0])
+    for name, state in given.items():
+        if _shapes(state) != _shapes(new[name]):
+            raise InputError(f"add_policy: state: expected arrays as those of {name}, got others: leave it out")
+    learner = {name: given.get(name, old.get(name, one)) for name, one in new.items()}
+    if ROSTER in new:
+        names = multi_agent.numbered(before[0]) if ROSTER in old else []
+        order = [(name, names.index(name)) if name in names else (name, -1) for name in multi_agent.numbered(now[0])]
+        pick = lambda x, y: np.stack([y[at] if at >= 0 else x[i] for i, (_, at) in enumerate(order)])
+        recent = new[ROSTER].recent
+        recent = jax.tree.map(pick, recent, old[ROSTER].recent) if ROSTER in old else recent
+        learner[ROSTER] = new[ROSTER].replace(recent=recent)
+    replays = _replays_by_policy(kept.replay, *before, devices)
+    fits = lambda name, one: name in replays and _shapes(replays[name]) == _shapes(one)
+    found = {n: replays[n] if fits(n, x) else x for n, x in _replays_by_policy(fresh.replay, *now, devices).items()}
+    columns, wanted = (x if isinstance(x, Columns) else getattr(x, "columns", ()) for x in (kept.source, fresh.source))
+    source = fresh.source
+    if isinstance(columns, Columns) and _shapes(columns) == _shapes(wanted):
+        latest = jax.device_get(restarted(columns))
+        source = latest if isinstance(source, Columns) else source.replace(columns=latest)
+    return LoopState(
+        learner=learner if isinstance(fresh.learner, dict) else next(iter(learner.values())),
+        replay=_replays_by_group(fresh.replay, found, now[1]),
+        source=source,
+    )
+
+
+def _replays_by_policy(replay: PyTree, cfg: RunConfig, groups: Sequence[Group], devices: int) -> dict[str, PyTree]:
+    """Returns the replay of each policy; leaves are [D, n], all numbers of a device in a row."""
+    part = lambda i, num: lambda x: x.reshape(devices, num, -1)[:, i]
+    if not groups:
+        return {multi_agent.the_one(cfg) or "": jax.tree.map(part(0, 1), replay)}
+    return {
+        name: jax.tree.map(part(i, len(group.names)), replay[group.label])
+        for group in groups
+        for i, name in enumerate(group.names)
+        if group.label in replay
+    }
+
+
+def _replays_by_group(like: PyTree, replays: Mapping[str, PyTree], groups: Sequence[Group]) -> PyTree:
+    """Returns the inverse of `_replays_by_policy`, in the shapes of `like`."""
+    join = lambda x, *parts: np.stack(parts, 1).reshape(x.shape)
+    if not groups:
+        return jax.tree.map(join, like, *replays.values())
+    mine = [group for group in groups if group.label in like]
+    parts = lambda group: (replays[name] for name in group.names)
+    return {group.label: jax.tree.map(join, like[group.label], *parts(group)) for group in mine}
 
 
 def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
@@ -341,12 +424,12 @@ def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[P
     Raises:
       InputError: nothing in it fits.
     """
-    found = _named(checkpoint.read(saved, "learner"))
+    found = _leaves(checkpoint.read(saved, "learner"))
     for name, x in list(found.items()):  # slow copies that the checkpoint does not have are those of its parameters
         if name.startswith("params."):
             found.setdefault(f"target_{name}", x)
     taken = lambda name: _is_weight(name) and not (policy_only and _OF_VALUES.search(name))
-    mine = {name: x for name, x in _named(state).items() if taken(name)}
+    mine = {name: x for name, x in _leaves(state).items() if taken(name)}
     fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
     if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
         raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
@@ -376,5 +459,5 @@ def _is_weight(name: str) -> bool:
     )
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
+def _leaves(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in jax.tree.leaves_with_path(tree)}

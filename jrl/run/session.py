@@ -9,8 +9,9 @@
 curricula and custom evaluations are given it as `algorithm` (or the Algorithm in front of it).
 """
 
+import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from jrl.run.policies import Policies
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
-from jrl.settings import by_episode, datasets, multi_agent, plan
+from jrl.settings import by_episode, config, datasets, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 
@@ -58,7 +59,7 @@ class Session(Policies):
       schedule: of evaluations.
       workers, evaluation_workers: collectors and evaluators.
       league: of self-play, takes copies and says who plays; None: there is none.
-      seats: says who follows which policy in games to come; None: that does not change.
+      games: keeps the table of games to come, where the mapping depends on the game; None: it does not.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
       InputError: what cannot be run.
@@ -92,30 +93,38 @@ class Session(Policies):
             callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
         )
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
-        self.schedule = evaluation.Schedule(self, self.callback_list, self._face, directory)
-        self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.run = run or build.run(
-            cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list, training_step=training_step,
-            external=external,
-        )  # fmt: skip
-        self.workers, self.by_hand = Workers(self), ByHand(self)
-        plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
-        self.league = league.Pool(cfg, self.run) if plays_itself else None
-        self.seats = roster.Seats(cfg, self.run) if by_episode.per_episode(cfg) else None
-        if self.seats:
-            self.seats.tell(self.callback_list)
+        self._directory_of_videos, self._training_step, self._external = directory, training_step, external
+        self.by_hand = ByHand(self)
+        self._build(cfg, restarts, run)
+        self.workers = Workers(self)
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
         self.reporter: reporter.Reporter
         self.met: dict[str, float] = {}  # stop criteria that a row has met, and their numbers
+        self._policies_changed = False  # some were added or removed
         self._calls: loop.Calls | None = None
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
         # checkpoints are compared by data that are held out
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
+
+    def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
+        """Makes the parts of the run that follow from the config."""
+        self.config = cfg
+        self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
+        self.schedule = evaluation.Schedule(self, self.callback_list, self._face, self._directory_of_videos)
+        self.run = run or build.run(
+            cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list,
+            training_step=self._training_step, external=self._external,
+        )  # fmt: skip
+        plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
+        self.league = league.Pool(cfg, self.run) if plays_itself else None
+        self.games = roster.Games(cfg, self.run) if by_episode.per_episode(cfg) else None
+        if self.callback_list:
+            self.callback_list.games["named"] = multi_agent.numbered(cfg).__getitem__ if self.games else None
 
     # ------------------------------------------------------------ beginning and end
 
@@ -141,14 +150,14 @@ class Session(Policies):
         Raises:
           InputError: the checkpoint does not fit, or evaluations cannot be played.
         """
+        meta = checkpoint.read_meta(saved, resumable=True) if saved else None
+        if meta and (self.games or meta.get("policies_changed")):
+            self._take_policies(meta)
         cfg, program, notes = self.config, self.run.program, []
         self._recompiles.start()
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
-        meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if saved and meta:
-            if self.seats:
-                cfg = self._as_saved(meta["config"])
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
             kept = resume.restore(saved, cfg, program.keep(state), self.run.learners, self.run.groups)
             state = program.place(kept)
@@ -162,7 +171,7 @@ class Session(Policies):
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         notes += self.run.data_notes
-        self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state
+        self.state = self.games.begin(state, resumed=meta is not None) if self.games else state
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
         updates = plan.batch_plan(cfg).updates or 1
@@ -173,10 +182,9 @@ class Session(Policies):
             trained=cfg.run.report_every_trained or 0,
             rows_per_update=cfg.replay.batch_size if cfg.replay else None,
             updates_per_iteration=updates,
-            before=self.schedule.before_row,
+            before=lambda: self.schedule.before_row(),  # of the present schedule
             agents=self.run.spec.agents,
-            # who follows which policy may change from game to game
-            policies={} if self.league or self.seats else multi_agent.followers(cfg),
+            policies=self._policies_of_agents(),
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )
@@ -196,6 +204,56 @@ class Session(Policies):
                 self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
         self.schedule.begin_first()
         return notes
+
+    def _policies_of_agents(self) -> Mapping[str, Sequence[str]]:
+        """Returns the agents of each policy; {} where these change from game to game."""
+        return {} if self.league or self.games else multi_agent.followers(self.config)
+
+    def _take_policies(self, meta: Mapping[str, Any]) -> None:
+        """Makes the run anew with the policies of a checkpoint, which may have been added or removed."""
+        names = ("policies", "mapping", "policies_to_train")
+        found = config.override({**meta["config"]}, []).multi_agent
+        given = self.config.multi_agent
+        assert found is not None and given is not None
+        if any(getattr(found, name) != getattr(given, name) for name in names):
+            given = dataclasses.replace(given, **{name: getattr(found, name) for name in names})
+            self.schedule.close()
+            self.run.program.close()
+            cfg = build_policies.resolved(dataclasses.replace(self.config, multi_agent=given))
+            self._build(cfg, meta["iteration"])
+        self._policies_changed = bool(meta.get("policies_changed"))
+
+    def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
+        """Makes the run anew with other policies.
+
+        States, replays, counters and latest episodes go on, those of policies by their names. Environments begin anew.
+
+        Args:
+          cfg: config with the policies.
+          given: policy -> the State that it begins with.
+        Raises:
+          InputError: the mapping names an unknown policy, or the run cannot be made.
+        """
+        if by_episode.per_episode(cfg):
+            roster.check(cfg)
+        now, kept = self.clock_now(), jax.device_get(self.run.program.keep(self.state))
+        before = (self.config, self.run.groups)
+        self._recompiles.close()
+        self.schedule.close()
+        self.run.program.close()
+        self._build(cfg, self.iteration + 1)
+        self.by_hand.forget_programs()
+        self._recompiles.start()
+        self.schedule.prepare()
+        program = self.run.program
+        fresh = jax.device_get(program.keep(program.init(cfg.run.seed)))
+        merged = resume.with_policies(fresh, kept, (cfg, self.run.groups), before, given, self.run.learners)
+        state = program.place(merged)
+        self.clock = now
+        self.replace_state(self.games.begin(state, resumed=False) if self.games else state)
+        self._policies_changed = True
+        self.reporter.follow(self._policies_of_agents())
+        self.schedule.start()
 
     def close(self) -> None:
         """Ends the environments, the evaluation and all else that works for the run. May be called again."""
@@ -243,7 +301,7 @@ class Session(Policies):
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
-                prepare=self.seats.ahead if self.seats else None,
+                prepare=self.games.ahead if self.games else None,
             )
         return self._calls
 
@@ -336,8 +394,12 @@ class Session(Policies):
         """Puts into a new row what callbacks, clients and the machine say, and lets callbacks change it."""
         if self.league:
             self._play_on(self.league, row)
-        if self.seats:
-            self.seats.named(row)
+        if self.games:  # policies that do not learn have no other metrics than of their agents' episodes
+            learns = {name for name in self.policies if multi_agent.is_trained(self.config, name)}
+            for metric in [metric for metric in row if metric.startswith("policy/")]:
+                _, name, rest = metric.split("/", 2)
+                if name not in learns and rest not in ("return", "window"):
+                    del row[metric]
         row.update(self.callback_list.drain() if self.callback_list else {})
         row.update(self.run.program.drain())
         row[RECOMPILES] = self._recompiles.count
@@ -425,6 +487,7 @@ class Session(Policies):
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
         more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
         more |= {"data": dict(run.data)} if run.data else {}
+        more |= {"policies_changed": True} if self._policies_changed else {}
         return checkpoint.meta(
             cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )
@@ -434,13 +497,12 @@ class Session(Policies):
         cfg, spec = self.config, self.run.spec
         state = jax.device_get(info.state.learner)
         if isinstance(state, dict):  # of several policies, that of the first whose update was refused
-            policy, state = next(
+            name, state = next(
                 item
                 for item in several.by_policy_name(self.run.groups, state).items()
                 if getattr(item[1], "fault", None) is not None and np.any(item[1].fault.found)
             )
-            named = {place: name for name, place in multi_agent.places(cfg).items()}
-            cfg, spec = build_policies.of_policy(cfg, spec, named[policy])
+            cfg, spec = build_policies.of_policy(cfg, spec, name)
         fault = state.fault
         found = ["loss"] * bool(fault.in_loss) + ["params"] * bool(fault.in_params)
         kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"

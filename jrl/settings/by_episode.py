@@ -15,13 +15,12 @@ _ASKED = 8  # times that a mapping is asked first: one that draws its answers gi
 def per_episode(cfg: Any) -> bool:
     """Returns whether the policy of an agent may change from game to game, in a run whose agents are known.
 
-    So it is where policies may be added, and where a mapping was left a function.
+    So it is where a mapping was left a function, as its answers depend on the episode.
     """
     given = cfg.multi_agent
     if given is None or given.agents is None or given.self_play is not None:
         return False
-    is_function = isinstance(given.mapping, str) and given.mapping not in (SHARED, BY_AGENT)
-    return given.capacity is not None or is_function
+    return isinstance(given.mapping, str) and given.mapping not in (SHARED, BY_AGENT)
 
 
 class NewEpisode:
@@ -113,22 +112,14 @@ def answers(fn: Callable[..., Any], agents: Sequence[str], key: str) -> dict[str
     return {agent: found[0] for agent, found in said.items()}
 
 
-def places(capacity: int) -> tuple[str, ...]:
-    """Returns the names under which the policies of a run stand in its State, whatever they are called."""
-    return tuple(f"place-{i + 1}" for i in range(capacity))
-
-
 def faults(cfg: Any, kinds: bool) -> Iterator[str]:
     """Yields what does not go with policies that differ by game, each with its mend."""
     given = cfg.multi_agent
-    key = "multi_agent.mapping" if given.capacity is None else "multi_agent.capacity"
+    key = "multi_agent.mapping"
     if not given.policies:
         yield f"multi_agent.policies: with {key} policies must be known by name: list them"
-    if given.capacity is not None and given.capacity < len(given.policies):
-        yield (
-            f"multi_agent.capacity {given.capacity}: there are {len(given.policies)} policies already: use more, or "
-            "leave it out"
-        )
+    if ROSTER in given.policies:
+        yield f"multi_agent.policies.{ROSTER}: with {key} that is the name of the table of games: rename it"
     if kinds:
         yield (
             f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "

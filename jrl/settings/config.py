@@ -149,6 +149,9 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: 
 
 def renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns plain data with the present names of keys of earlier versions."""
+    given = data.get("multi_agent")
+    if isinstance(given, Mapping) and "capacity" in given:  # policies are added without places for them
+        data = {**data, "multi_agent": {name: value for name, value in given.items() if name != "capacity"}}
     network = data.get("network")
     if not isinstance(network, Mapping) or not isinstance(network.get("orthogonal"), bool):
         return data

@@ -138,7 +138,6 @@ def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("multi_agent.self_play", own("self_play") is not None, rows),
         ("multi_agent.group", own("group") is not None, rows),
         ("multi_agent.replay_mode", own("replay_mode") == "lockstep", rows),
-        ("multi_agent.capacity", own("capacity") is not None, rows),
         ("multi_agent.state", bool(own("state")), sends),
         ("multi_agent.observation_fn", own("observation_fn") is not None, sends),
         ("multi_agent.agent_id", bool(own("agent_id")), sends),

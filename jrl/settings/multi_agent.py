@@ -60,8 +60,6 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         raise InputError(*errors)
     if in_lockstep(found) and (errors := list(lockstep.faults({p: policy_config(found, p) for p in learning(found)}))):
         raise InputError(*errors)
-    if by_episode.per_episode(found) and given.capacity is None:
-        return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, capacity=len(given.policies)))
     return found
 
 
@@ -92,23 +90,9 @@ def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
     return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
 
 
-def capacity(cfg: RunConfig) -> int:
-    """Returns the most policies that a run can have, where the policy of an agent may change from game to game."""
-    assert cfg.multi_agent is not None and cfg.multi_agent.capacity is not None
-    return cfg.multi_agent.capacity
-
-
-def places(cfg: RunConfig) -> dict[str, str]:
-    """Returns each policy's key in the State of the run: its name, or its place where policies change between games.
-
-    The first places are those of the policies like the first, among them those that are still free.
-    """
-    if not by_episode.per_episode(cfg):
-        return {name: name for name in followers(cfg)}
-    keys = by_episode.places(capacity(cfg))
-    first, *others = alike(cfg)
-    rest = [name for names in others for name in names]
-    return dict(zip([*first, *rest], [*keys[: len(first)], *keys[len(keys) - len(rest) :]], strict=True))
+def numbered(cfg: RunConfig) -> list[str]:
+    """Returns the policies in the order of their numbers, where the policy of an agent may change from game to game."""
+    return [name for names in alike(cfg) for name in names]
 
 
 def _unequal_seats(kinds: Kinds) -> Iterator[str]:
@@ -198,7 +182,7 @@ def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) 
     if taken := [name for name in group if name in alone]:
         yield f"{key}.{taken[0]}: an agent in no team has that name: rename the team"
     if is_one_team(group, agents):
-        own = ("agents", "policies", "mapping", "policies_to_train", "capacity", "self_play")
+        own = ("agents", "policies", "mapping", "policies_to_train", "self_play")
         if found := [name for name in own if getattr(given, name)]:
             yield f"multi_agent.{found[0]}: one team of all agents has one policy: leave it out, or leave out {key}"
         if given.replay_mode == "lockstep":
@@ -217,8 +201,8 @@ def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
     found = by_episode.answers(
         registry.load(given.mapping, "multi_agent.mapping"), given.agents or (), f"multi_agent.mapping {given.mapping}"
     )
-    if found is None:
-        return given  # to be asked for each episode
+    if found is None or set(given.policies) - set(found.values()):
+        return given  # asked for each game; so are mappings that leave policies without agents for now, as in a league
     table = {re.escape(agent): policy for agent, policy in found.items()}
     return dataclasses.replace(given, mapping=table)
 
@@ -261,17 +245,14 @@ def faults(cfg: RunConfig) -> Iterator[str]:
         return
     followed = set(given.policies) if by_episode.per_episode(cfg) else set(follows(given).values())
     if idle := [name for name in given.policies if name not in followed]:
-        mend = "give them one in multi_agent.mapping, or leave them out"
+        mend = "give them one in multi_agent.mapping, make that a function, or leave them out"
         yield f"multi_agent.policies: no agent follows {_listed(idle)}: {mend}"
     known = tuple(given.policies) or tuple(dict.fromkeys(follows(given).values()))
     for name in given.policies_to_train or ():
         if name not in known:
             expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
             yield f"multi_agent.policies_to_train: {expected}"
-    known_by = {"agent": given.agents, "policy": tuple(followed)}
-    if given.capacity is not None:  # policies of any name may come
-        del known_by["policy"]
-    yield from _stop_faults(cfg, known_by)
+    yield from _stop_faults(cfg, {"agent": given.agents, "policy": tuple(followed)})
 
 
 def _stop_faults(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[str]:

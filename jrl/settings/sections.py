@@ -229,9 +229,6 @@ class MultiAgentConfig:
     # its agents without their numbers. Or package.module:name of a function of an agent's name and its episode, which
     # is asked once; where it looks at the episode or draws, once for each agent and game
     mapping: Literal["shared", "by_agent"] | Name | dict[str, str] | None = None
-    # the most policies there can be: so many places are stacked, and policies can be added and removed as the run
-    # goes on, with nothing compiled anew. null: those of `policies`, for ever
-    capacity: Few | None = None
     # the others stay as they are; null: all. Or package.module:name of a function of a policy's name
     policies_to_train: Name | tuple[Name, ...] | None = None
     # lockstep: in each update all policies draw the same rows of their replays, the same games and times

@@ -37,7 +37,7 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
     """Yields what does not go with self-play, each with its mend."""
     key, given = "multi_agent.self_play", cfg.multi_agent
     own = given.self_play
-    for name in ("policies", "mapping", "policies_to_train", "capacity"):
+    for name in ("policies", "mapping", "policies_to_train"):
         if getattr(given, name):
             yield f"multi_agent.{name}: {key} decides about the policies, too: leave one of them out"
     if len(agents) < 2:

@@ -2,7 +2,7 @@
 
 As in RLlib's example, and after AlphaStar (Vinyals et al. 2019, section Multi-agent learning): `main` plays against
 copies of everybody, `main_exploiter` against main, `league_exploiter` against the copies. Who earns enough gives the
-league another copy, with `add_policy`; nothing is compiled for it, as there are places for so many.
+league another copy, with `add_policy`, for which the run is made anew.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jrl.api import PPOConfig
 from jrl.callbacks import Callbacks
 
 ROLES = ("main", "main_exploiter", "league_exploiter")
-PLACES = 9
+MOST = 9  # policies
 
 
 def opponents(agent: str, episode: Any, *, copies: Sequence[str]) -> str:
@@ -27,7 +27,7 @@ def opponents(agent: str, episode: Any, *, copies: Sequence[str]) -> str:
 
 
 class League(Callbacks):
-    """Adds a copy of whoever earns enough against the others, and takes the oldest away where there is no place."""
+    """Adds a copy of whoever earns enough against the others, and takes the oldest away where there are enough."""
 
     def __init__(self, enough: float = 0.3, wait: int = 3):
         self._enough, self._wait = enough, wait
@@ -41,7 +41,7 @@ class League(Callbacks):
         if self._since < self._wait or not earned[best] >= self._enough:
             return
         self._since, self._taken = 0, self._taken + 1
-        if len(self.copies) == PLACES - len(ROLES):
+        if len(self.copies) == MOST - len(ROLES):
             kept = self.copies[1:]
             algorithm.remove_policy(self.copies[0], policy_mapping_fn=functools.partial(opponents, copies=kept))
             self.copies = kept
@@ -67,7 +67,6 @@ def main(iterations: int = 40) -> list[str]:
             policies=[*ROLES, "first"],  # a policy that never learned is there to begin with
             policy_mapping_fn=functools.partial(opponents, copies=["first"]),
             policies_to_train=ROLES,
-            capacity=PLACES,
         )
         .callbacks(League)
         .reporting(min_sample_timesteps_per_iteration=4_000)

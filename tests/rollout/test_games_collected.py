@@ -12,7 +12,7 @@ from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.sources import JaxSource
 from jrl.run import league
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.settings import config, multi_agent
 from jrl.settings.by_episode import NewEpisode
 from jrl.settings.self_play import LEAGUE
 from jrl.types import PLACE
@@ -169,13 +169,13 @@ def by_lot(agent, episode):
 
 def policies(**sections):
     registry.register("turns", by_turns)
-    two = {"policies": {"main": {}, "other": {}}, "mapping": "turns", "capacity": 3}
+    two = {"policies": {"main": {}, "other": {}}, "mapping": "turns"}
     return {"env": {"id": "games:numbered"}, "multi_agent": two, **sections}
 
 
 def names_of(run):
     """The names of policies by their numbers."""
-    return dict(run.seats._names)
+    return dict(enumerate(multi_agent.numbered(run.config)))
 
 
 def played(made):

@@ -237,24 +237,21 @@ def test_who_follows_whom_is_as_the_mapping_said_of_each_game(way, acted):
     assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in returns)
 
 
-def test_policies_come_and_go_while_rollouts_are_under_way(acted):
-    """What a policy that is gone has done teaches nobody, though another stands in its place by then."""
+def test_policies_come_and_go_beside_a_thread_that_collects(acted):
     registry.register("lot", by_lot)
     with session("in a thread", **policies()) as run:
         run.start()
         run.advance()
         run.add_policy("third", mapping="lot")
-        before = advanced(run, LAG + 2, lambda state: None)
-        run.remove_policy("main", mapping=lambda agent, episode: "third" if agent == "left" else "other")
-        state, place = run.learner_state("third"), {name: number for number, name in names_of(run).items()}
-        after = advanced(run, LAG + 2, lambda state: None)
-        assert (after[0][1].extras[PLACE] == place["main"]).any()
-        rows = lambda name: np.concatenate([rollout.extras[name] for _, rollout, _ in before + after])
-        same = [np.diff(rows(name), axis=0) == 0 for name in ("game", PLACE)]
-        assert (same[1] | ~same[0]).all() and not same[1].all()  # who plays changes between games alone
-        begun = after[-1][1].extras["game"] != after[-1][1].extras["game"][0]
-        assert {*after[-1][1].extras[PLACE][begun]} == {place["third"], place["other"]}
+        state, names = run.learner_state("third"), names_of(run)
+        for _, rollout, _ in advanced(run, LAG + 2, lambda state: None):
+            for t, b in np.argwhere(np.asarray(rollout.mask)):
+                episode = NewEpisode(int(rollout.extras["game"][t, b]) * GAMES + b // 2, b // 2)
+                assert names[int(rollout.extras[PLACE][t, b])] == by_lot(("left", "right")[b % 2], episode)
         assert not jax.tree.all(jax.tree.map(np.array_equal, state, run.learner_state("third")))
+        run.remove_policy("main", mapping=lambda agent, episode: "third" if episode.id_ % 2 else "other")
+        advanced(run, 2, lambda state: None)
+        assert run.policies == ("other", "third")
 
 
 def test_a_runner_in_the_place_of_another_plays_games_that_were_asked_for(monkeypatch):

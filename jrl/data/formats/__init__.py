@@ -1,9 +1,8 @@
 """Formats of files of experience, a module each, and the recognition of a path's format.
 
-A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
-files are better read together, as their episodes go on from one to the next, `read_files(paths) -> EpisodeStore`; and
-`NESTED` where a directory has them in directories of its own. A module of directories has `is_one(directory)`,
-`read(directory)` and `write(store, directory, compress)`. What reads executes nothing that stands in a file.
+A module of files has `SUFFIXES`, `read_files(paths) -> EpisodeStore` and `write_file(store, path, compress)`, and
+`NESTED` where a directory has the files in directories of its own. A module of directories has `is_one(directory)`,
+`read(directory)` and `write(store, directory, compress)`. No reader executes anything that stands in a file.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jrl.data.formats import files
 from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, resolve_glob, unwritable
@@ -82,7 +82,7 @@ def _total(name: str | Path) -> Iterator[None]:
     except InputError as e:
         raise InputError(*map(_shortened, e.errors)) from e
     except Exception as e:
-        what = _shortened(str(e).strip("\"'") or type(e).__name__, 300)
+        what = _shortened(files.reason(e), 300)
         mend = "fetch it again, or write it anew"
         if isinstance(e, OSError) and e.strerror:
             what, mend = e.strerror, "see whether the path exists and may be read"
@@ -119,14 +119,14 @@ def _instead(path: Path) -> str:
     return f"make it with `python {script} {name} --kinds {kind} --out {path.parent}`, or {record}"
 
 
-def files(path: Path, kind: Any) -> list[Path]:
+def _files_of(path: Path, kind: Any) -> list[Path]:
     """Returns the files of a format, given its module: the path itself, or those in the directory, by name."""
     if not path.is_dir():  # neither a device nor a pipe is a file, and reading one might not end
         return [path] if path.is_file() else []
-    found = [p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
-    if not found and getattr(kind, "NESTED", False):
-        found = [p for p in path.rglob("*") if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
-    return sorted(found)
+    is_file = lambda p: p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))
+    return sorted(filter(is_file, path.iterdir())) or (
+        sorted(filter(is_file, path.rglob("*"))) if getattr(kind, "NESTED", False) else []
+    )
 
 
 def format_of(path: Path) -> str:
@@ -136,27 +136,25 @@ def format_of(path: Path) -> str:
             if name not in OF_FILES and module(name).is_one(path):
                 return name
     for name in OF_FILES:
-        if files(path, module(name)) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
+        if _files_of(path, module(name)) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
             return name
     endings = ", ".join(f"{name} ({', '.join(module(name).SUFFIXES)})" for name in OF_FILES)
     raise InputError(f"data: {path} is of no format that is known: expected files of {endings}, or a Minari directory")
 
 
 def _stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore]:
-    """Returns the stores of paths; files of a kind whose episodes go on from one to the next are read together."""
+    """Returns the stores of paths; the files of paths of one format are read together."""
     stores: list[EpisodeStore] = []
     for name, same in itertools.groupby(paths, lambda path: format or format_of(path)):
-        kind = module(name)
-        if name not in OF_FILES:
-            stores += [_named(kind.read(path), str(path)) for path in same]
-            continue
-        found = []
+        kind, found = module(name), []
         for path in same:
-            found += (here := files(path, kind))
-            if not here:
+            if name not in OF_FILES:
+                stores.append(_named(kind.read(path), str(path)))
+            elif here := _files_of(path, kind):
+                found += here
+            else:
                 raise InputError(f"data: {path} holds no file of the format {name} ({', '.join(kind.SUFFIXES)})")
-        together = hasattr(kind, "read_files")
-        stores += [kind.read_files(found)] if together else [_named(kind.read_file(p), str(p)) for p in found]
+        stores += [kind.read_files(found)] if found else []
     return stores
 
 

@@ -8,14 +8,23 @@ else there is of an EpisodeStore.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, hdf5, size, transitions, whole
-from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
+from jrl.data.formats import files, hdf5, transitions
+from jrl.data.store import (
+    LOG_PROB,
+    NO_REWARDS,
+    EpisodeStore,
+    concatenated,
+    guessed_action,
+    guessed_observation,
+    without_axis,
+)
 from jrl.errors import InputError
 
 SUFFIXES = (".hdf5", ".h5")
@@ -29,13 +38,17 @@ _LABELS, _LAST = "metadata/labels", "metadata/last_rows"
 # ---------------------------------------------------------------- reading
 
 
-def read_file(path: Path) -> EpisodeStore:
-    """Reads a file. Raises InputError: something in it is missing or does not fit."""
+def read_files(paths: Sequence[Path]) -> EpisodeStore:
+    """Reads files as one data set. Raises InputError: something in them is missing or does not fit."""
+    return concatenated(list(map(_file, paths)))
+
+
+def _file(path: Path) -> EpisodeStore:
     with hdf5.opened(path) as file:
         flat, columns = _arrays(file, path)
         own = json.loads(file["metadata"].attrs.get(_OWN, "null")) if "metadata" in file else None
         labels = {n: _label(x, f"data: {path}: label {n}") for n, x in _group(file, _LABELS)}
-        known = about.read(own) if own else None
+        known = files.about_from_json(own) if own else None
     if known is None:
         flat["actions"] = without_axis(flat["actions"])
         known = _guessed(flat)
@@ -78,14 +91,14 @@ def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndar
     return np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
 
 
-def _guessed(flat: dict[str, np.ndarray]) -> about.About:
+def _guessed(flat: dict[str, np.ndarray]) -> files.About:
     observation, action = guessed_observation(flat["observations"]), guessed_action(flat["actions"])
-    return about.About(observation, action, {"source": "D4RL's format"}, ())
+    return files.About(observation, action, {"source": "D4RL's format"}, ())
 
 
 def _label(found: Any, where: str) -> np.ndarray:
     given = hdf5.array(found)
-    return size.texts([str(x, "utf-8") for x in given.reshape(-1)], where) if given.dtype.kind == "O" else given
+    return files.texts([str(x, "utf-8") for x in given.reshape(-1)], where) if given.dtype.kind == "O" else given
 
 
 def _group(file: Any, name: str) -> Any:
@@ -129,7 +142,7 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
     return flat, columns
 
 
-def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: about.About) -> None:
+def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: files.About) -> None:
     rows = flat["observations"].shape[:1]
     for name in ("rewards", "terminals", "timeouts", _ANY_END):
         if name in flat:
@@ -173,10 +186,10 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
         **{f"infos/{infos[name]}": x[step] for name, x in store.columns.items()},
         _LAST: last,
     }
-    with whole.file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
+    with files.written_file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
         for name, x in arrays.items():
             hdf5.put(file, name, x, compress=compress)
         for name, x in store.labels.items():
             text = hdf5.h5py().string_dtype() if x.dtype.kind == "U" else x.dtype
             file.create_dataset(f"{_LABELS}/{name}", data=x.astype(object) if x.dtype.kind == "U" else x, dtype=text)
-        file["metadata"].attrs[_OWN] = json.dumps(about.of_store(store))
+        file["metadata"].attrs[_OWN] = json.dumps(files.about_to_json(store))

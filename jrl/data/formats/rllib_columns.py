@@ -1,16 +1,14 @@
-"""Columns of RLlib's files, JSON and Parquet alike: their names, their packing, their place in a store."""
+"""Columns of RLlib's files, JSON and Parquet alike: their names and their place in a store."""
 
-import base64
-import binascii
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import lz4, numpy_pickles, size
 from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of
 from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
 from jrl.errors import InputError
@@ -24,46 +22,30 @@ LOGP, PROB = "action_logp", "action_prob"
 POLICY, AGENT_LABEL = "policy", "agent"  # labels of the store
 REQUIRED = (OBS, ACTIONS)  # imitation needs no rewards
 KEYS = {EPISODE, T, AGENT, AGENT_ID, MODULE_ID, UNROLL}  # whose step a row is
-NEEDED = {
-    *REQUIRED,
-    REWARDS,
-    NEXT_OBS,
-    TERMINATED,
-    TRUNCATED,
-    DONE,
-    EPISODE,
-    T,
-    AGENT,
-    LOGP,
-    PROB,
-}  # wrong is worse than missing
+NEEDED = {*REQUIRED, REWARDS, NEXT_OBS, TERMINATED, TRUNCATED, DONE, EPISODE, T, AGENT, LOGP, PROB}  # wrong is an error
 # what follows from other columns, or says nothing of a step
 LEFT_OUT = {"prev_actions", "prev_rewards", "prev_obs", "seq_lens", "batch_indexes", UNROLL, INFOS}
-_SMALL = 2**26  # bytes that are unpacked without a look at the free memory
 _FLAT = (REWARDS, TERMINATED, TRUNCATED, DONE, T, LOGP, PROB)  # a number for each step
 _OWN = NEEDED | KEYS | LEFT_OUT
 
 
-def packed(tree: PyTree) -> str:
-    """Packs a tree of arrays as RLlib does: base64 of an LZ4 frame of a pickle."""
-    return base64.b64encode(lz4.compress(numpy_pickles.dumps(tree))).decode("ascii")
-
-
-def unpacked(text: str) -> PyTree:
-    """Unpacks the array, or tree of arrays, that RLlib packed. Raises ValueError: it is damaged, or something else."""
-    try:
-        frame = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise ValueError("it is a text, and none that RLlib packs arrays in (base64)") from e
-    most = _SMALL if lz4.MOST * len(frame) <= _SMALL else size.most()
-    return numpy_pickles.loads(lz4.decompress(frame, most))
-
-
-def shapes(tree: PyTree, first: int = 1) -> Any:
-    """Returns the shapes of a tree of arrays, from axis `first` on, in a tree that can be compared."""
+def shapes(tree: PyTree) -> Any:
+    """Returns the shapes of the rows of a tree of arrays [n, *], in a tree that can be compared."""
     if isinstance(tree, dict):
-        return {name: shapes(part, first) for name, part in tree.items()}
-    return tuple(shapes(part, first) for part in tree) if isinstance(tree, tuple) else [*tree.shape[first:]]
+        return {name: shapes(part) for name, part in tree.items()}
+    return tuple(map(shapes, tree)) if isinstance(tree, tuple) else [*tree.shape[1:]]
+
+
+def joined(parts: Sequence[PyTree]) -> PyTree:
+    """Returns trees of arrays [n, *] end to end. Raises ValueError: their rows have different shapes."""
+    if len({str(shapes(part)) for part in parts}) > 1:
+        raise ValueError("its rows have different shapes: they make no array")
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def name_of(paths: Sequence[Path]) -> str:
+    """Returns the name of files that are read together, for messages."""
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
 def store_of_columns(

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, size, whole
+from jrl.data.formats import files
 from jrl.data.store import NO_REWARDS, EpisodeStore, checked, concatenated
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
@@ -32,21 +32,16 @@ _PART = 2**18  # bytes that are read at once: they stay in the processor's cache
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a shard, which is there whole or not at all."""
     columns = {name: _paths(tree) for name, tree in store.columns.items()}
-    said = {"format": _FORMAT, **about.of_store(store), "columns": columns}
+    said = {"format": _FORMAT, **files.about_to_json(store), "columns": columns}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with (
-        whole.file(path) as temporary,
+        files.written_file(path) as temporary,
         zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive,
     ):
         archive.writestr(_ABOUT, json.dumps(said, allow_nan=False))
         for name, array in _arrays(store).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-
-
-def read_file(path: Path) -> EpisodeStore:
-    """Reads a shard. Raises InputError: it is damaged, or none."""
-    return read_files([path])
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
@@ -57,7 +52,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     """
     shards = [_shard(path) for path in paths]
     announced = sum(math.prod(h.shape) * h.dtype.itemsize for shard in shards for h in shard.heads.values())
-    size.check(paths[0] if len(paths) == 1 else paths[0].parent, announced)
+    files.check_size(paths[0] if len(paths) == 1 else paths[0].parent, announced)
     blocks: dict[str, np.ndarray] = {}  # what the rows of all shards go into
     for name in [n for n in shards[0].heads if n.startswith(_OF_ROWS)]:
         heads = [shard.heads.get(name) for shard in shards]
@@ -108,8 +103,8 @@ def _shard(path: Path) -> _Shard:
 
 
 def _text(archive: zipfile.ZipFile, path: Path) -> bytes:
-    if archive.getinfo(_ABOUT).file_size > size.MOST_TEXT:
-        raise InputError(f"data: {path}: {_ABOUT} takes more than {size.MOST_TEXT} bytes: write it anew")
+    if archive.getinfo(_ABOUT).file_size > files.MOST_TEXT:
+        raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
     return archive.read(_ABOUT)
 
 
@@ -169,7 +164,7 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
 
 
 def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
-    known = about.read(said)
+    known = files.about_from_json(said)
     action = _tree(known.action_space, "action", arrays)
     return EpisodeStore(
         observation=known.observation,

@@ -16,7 +16,7 @@ import numpy as np
 from jrl import spaces
 from jrl.data.spaces_json import space_from_json
 from jrl.errors import InputError, counted
-from jrl.types import Box, Discrete, MultiDiscrete, PyTree, Space
+from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
 
 NO_REWARDS = {"rewards": "none"}  # in meta: the file had none, and those of the store are 0
 _MOST_CHOICES = 2**31 - 2  # the largest choice: jax counts them in int32
@@ -77,6 +77,14 @@ class EpisodeStore:
     def num_steps(self) -> int:
         """Returns the number of transitions."""
         return self.num_rows - self.num_episodes
+
+    def observations(self) -> list[tuple[str, Leaf, np.ndarray]]:
+        """Returns path, space and array [R, *] of each leaf of the observations."""
+        return _leaves(self.observation, self.obs)
+
+    def actions(self) -> list[tuple[str, Leaf, np.ndarray]]:
+        """Returns path, space and array [R, *] of each leaf of the actions."""
+        return _leaves(self.action_space, self.action)
 
     def lengths(self) -> np.ndarray:
         """Returns the number of steps of each episode, [E] i64."""
@@ -177,11 +185,14 @@ class EpisodeStore:
     def checksum(self) -> str:
         """Returns sixteen hexadecimal digits that differ where rows or ends do."""
         digest = hashlib.blake2b(digest_size=8)
-        for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)):
-            digest.update(np.ascontiguousarray(x).view(np.uint8).data)
-        for x in (self.offsets, self.terminated, self.truncated):
+        rows, ends = (self.obs, self.action, self.reward, self.columns), (self.offsets, self.terminated, self.truncated)
+        for x in (*jax.tree.leaves(rows), *ends):
             digest.update(np.ascontiguousarray(x).view(np.uint8).data)
         return digest.hexdigest()
+
+
+def _leaves(space: Space, tree: PyTree) -> list[tuple[str, Leaf, np.ndarray]]:
+    return [(*leaf, x) for leaf, x in zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)]
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
@@ -309,11 +320,10 @@ def checked(store: EpisodeStore) -> EpisodeStore:
     expected: list[tuple[str, Any, tuple[int, ...] | None, str]] = [("reward", store.reward, (), "biuf")]
     faults = []
     for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
-        if not _same_structure(tree, spaces.map_leaves(lambda leaf: 0, space)):
+        if _is_element(tree, space):
+            expected += [(f"{name} {path}".strip(), x, leaf.shape, "biuf") for path, leaf, x in _leaves(space, tree)]
+        else:
             faults.append(f"{name}: expected an array for each part of {space}")
-            continue
-        leaves = zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)
-        expected += [(f"{name} {path}".strip(), x, leaf.shape, "biuf") for (path, leaf), x in leaves]
     for name, tree in store.columns.items():
         shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
         expected += [(f"column {name}", x, shape, "biuf") for x in jax.tree.leaves(tree)]
@@ -373,15 +383,11 @@ def fault(episode: Episode, observation: Space, action: Space, first: Episode) -
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"
-    for what, space, tree, rows in (
-        ("observations", observation, episode.obs, steps + 1),
-        ("actions", action, episode.action, steps),
-    ):
-        found = jax.tree.leaves(tree)
-        leaves = spaces.leaves(space)
-        if not _same_structure(tree, spaces.map_leaves(lambda leaf: 0, space)):
+    parts = ("observations", observation, episode.obs, steps + 1), ("actions", action, episode.action, steps)
+    for what, space, tree, rows in parts:
+        if not _is_element(tree, space):
             return f"its {what} are no element of {space}"
-        for (path, leaf), x in zip(leaves, found, strict=True):
+        for path, leaf, x in _leaves(space, tree):
             if x.shape != (rows, *leaf.shape):
                 name = f"{what} {path}".strip()
                 return f"its {name} have the shape {x.shape}, where {steps} steps of {leaf} need {(rows, *leaf.shape)}"
@@ -393,9 +399,10 @@ def fault(episode: Episode, observation: Space, action: Space, first: Episode) -
     return ""
 
 
-def _same_structure(a: PyTree, b: PyTree) -> bool:
-    found: Any = jax.tree.structure(a)
-    return bool(found == jax.tree.structure(b))
+def _is_element(tree: PyTree, space: Space) -> bool:
+    """Returns whether a tree has the structure of a space's elements."""
+    found: Any = jax.tree.structure(tree)
+    return bool(found == jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)))
 
 
 def guessed_observation(x: np.ndarray) -> Space:

@@ -31,8 +31,7 @@ _PART = 2**18  # bytes that are read at once: they stay in the processor's cache
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a shard, which is there whole or not at all."""
-    columns = {name: _paths(tree) for name, tree in store.columns.items()}
-    said = {"format": _FORMAT, **files.about_to_json(store), "columns": columns}
+    said = {"format": _FORMAT, **files.about_to_json(store), "columns": _column_paths(store)}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with (
         files.written_file(path) as temporary,
@@ -92,20 +91,17 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _shard(path: Path) -> _Shard:
     with _opened(path) as archive:
-        said = json.loads(_text(archive, path)) if _ABOUT in archive.namelist() else None
+        names = archive.namelist()
+        if _ABOUT in names and archive.getinfo(_ABOUT).file_size > files.MOST_TEXT:
+            raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
+        said = json.loads(archive.read(_ABOUT)) if _ABOUT in names else None
         if not isinstance(said, dict) or said.get("format") != _FORMAT:
             raise InputError(
                 f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
                 "docs/data.md tells how to make one of arrays"
             )
-        names = [name for name in archive.namelist() if name != _ABOUT]
-        return _Shard(path, said, {name.removesuffix(".npy"): _head(archive, name) for name in names})
-
-
-def _text(archive: zipfile.ZipFile, path: Path) -> bytes:
-    if archive.getinfo(_ABOUT).file_size > files.MOST_TEXT:
-        raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
-    return archive.read(_ABOUT)
+        heads = {name.removesuffix(".npy"): _head(archive, name) for name in names if name != _ABOUT}
+        return _Shard(path, said, heads)
 
 
 def _head(archive: zipfile.ZipFile, name: str) -> _Head:
@@ -154,10 +150,9 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     """Returns every array of a store by its name in the file."""
     named = {"reward": store.reward, "offsets": store.offsets}
     named |= {"terminated": store.terminated, "truncated": store.truncated}
-    for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
-        paths = [path for path, _ in spaces.leaves(space)]
-        named |= {_join(name, path): x for path, x in zip(paths, jax.tree.leaves(tree), strict=True)}
-    for (name, path), key in _column_keys({name: _paths(tree) for name, tree in store.columns.items()}).items():
+    named |= {_join("obs", path): x for path, _, x in store.observations()}
+    named |= {_join("action", path): x for path, _, x in store.actions()}
+    for (name, path), key in _column_keys(_column_paths(store)).items():
         column = store.columns[name]
         named[key] = column[path] if isinstance(column, dict) else column
     return named | {f"label/{name}": label for name, label in store.labels.items()}
@@ -186,9 +181,9 @@ def _tree(space: Space, name: str, arrays: dict[str, np.ndarray]) -> PyTree:
     return spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
 
 
-def _paths(tree: PyTree) -> list[str]:
-    """Returns paths of a column's leaves; a column is an array or a dict of such."""
-    return sorted(tree) if isinstance(tree, dict) else [""]
+def _column_paths(store: EpisodeStore) -> dict[str, list[str]]:
+    """Returns the paths of each column's arrays; a column is an array or a dict of arrays."""
+    return {name: sorted(tree) if isinstance(tree, dict) else [""] for name, tree in store.columns.items()}
 
 
 def _columns(paths: Mapping[str, Sequence[str]], arrays: dict[str, np.ndarray]) -> dict[str, PyTree]:

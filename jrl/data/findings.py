@@ -19,6 +19,9 @@ _LEAST = 3  # jumps, or episodes, that are evidence
 _TOLERANCE = 1e-6  # beyond a bound, relative to it: a clip in another dtype
 
 
+Mask = Callable[[np.ndarray], np.ndarray]  # of numbers [n, *], which are wrong
+
+
 class Finding(NamedTuple):
     kind: str  # a name for it, as `nan`
     what: str  # where it is
@@ -51,16 +54,10 @@ def _named(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
             yield " ".join(["column", name, *(str(key.key) for key in place)]), x, False
 
 
-def rows_where(
-    store: EpisodeStore, x: np.ndarray, wrong: Callable[[np.ndarray], np.ndarray], final: bool
-) -> np.ndarray:
-    """Returns whether `wrong(part)` [n, *] holds for any number of a row, [R] bool; computed block by block.
+def rows_where(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> np.ndarray:
+    """Returns whether `wrong(part)` [n, *] holds for any number of a row of `x` [R, *], [R] bool.
 
-    Args:
-      store: whose rows these are.
-      x: [R, *].
-      wrong: function of some of the rows.
-      final: whether final observations count.
+    `wrong` is called block by block. `final` says whether final observations count.
     """
     found = np.zeros(len(x), bool)
     size = max(1, _BLOCK_BYTES // max(1, x[:1].nbytes))
@@ -98,7 +95,7 @@ def _outside(store: EpisodeStore) -> Iterator[Finding]:
                 yield Finding(f"{what} outside its space", f"{name}: outside of {leaf} in {place(store, rows)}", mend)
 
 
-def _beyond(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
+def _beyond(leaf: Leaf) -> Mask:
     """Returns which numbers are outside a leaf's space; NaN is not among them."""
     match leaf:
         case Discrete() | MultiDiscrete() | MultiBinary():
@@ -110,7 +107,7 @@ def _beyond(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: (x < least) | (x > most)
 
 
-def unlike(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
+def unlike(leaf: Leaf) -> Mask:
     """Returns which numbers are not a leaf's own once they have its dtype, so that a cast would change them silently.
 
     Files keep integers as floats, which is fine; 0.6 for a choice, 300 for a uint8 or 1e300 for a float32 are not. The
@@ -190,11 +187,9 @@ def _constant(store: EpisodeStore) -> Iterator[Finding]:
         same = np.atleast_1d((x == x[0]).all(0)) if len(leaf.shape) <= 1 else np.zeros(1, bool)
         if same.any():
             which = f", number {', '.join(map(str, np.flatnonzero(same)[:10]))} of {same.size}" if leaf.shape else ""
-            yield Finding(
-                "constant features",
-                f"{f'obs {path}'.strip()}: {counted(int(same.sum()), 'feature')} without any change{which}",
-                "none needed: normalised they are 0; but a policy that learns of them has seen no other number there",
-            )
+            what = f"{f'obs {path}'.strip()}: {counted(int(same.sum()), 'feature')} without any change{which}"
+            mend = "none needed: normalised they are 0; but a policy that learns of them has seen no other number there"
+            yield Finding("constant features", what, mend)
 
 
 # ---------------------------------------------------------------- ends, which resets show by jumps between steps
@@ -306,14 +301,13 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
     _, first, which = np.unique(episodes, return_index=True, return_inverse=True)
     twice = np.flatnonzero(first[which] != np.arange(store.num_episodes))
     if len(twice):
-        pair = f"{twice[0]}, of {first[which[twice[0]]]}"
-        yield Finding(
-            "duplicate episodes",
-            f"of {counted(store.num_episodes, 'episode', ',')} {len(twice):,} "
-            f"{'is a copy of an earlier one' if len(twice) == 1 else 'are copies of earlier ones'} (first: {pair})",
+        copies = "is a copy of an earlier one" if len(twice) == 1 else "are copies of earlier ones"
+        what = f"of {counted(store.num_episodes, 'episode', ',')} {len(twice):,} {copies}"
+        mend = (
             "remove them: they count twice, and a validation split holds what is trained on; or the environment and "
-            "the policy are deterministic, and every seed was the same",
+            "the policy are deterministic, and every seed was the same"
         )
+        yield Finding("duplicate episodes", f"{what} (first: {twice[0]}, of {first[which[twice[0]]]})", mend)
     only = _hashes(store.obs, store.num_rows)
     transitions = _mixed(rows[step]) + only[step + 1]
     alone = np.ones(store.num_episodes, bool)
@@ -321,12 +315,10 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
     transitions = transitions[np.repeat(alone, store.lengths())]
     more = len(transitions) - len(np.unique(transitions))
     if more:
-        yield Finding(
-            "duplicate transitions",
-            f"of {counted(store.num_steps, 'transition', ',')} {more:,} "
-            f"{'is' if more == 1 else 'are'} in the data set before, in another episode or place",
-            "none needed in an environment of few states or with deterministic starts; else parts were stored twice",
-        )
+        copies = f"{'is' if more == 1 else 'are'} in the data set before, in another episode or place"
+        mend = "none needed in an environment of few states or with deterministic starts; else parts were stored twice"
+        what = f"of {counted(store.num_steps, 'transition', ',')} {more:,} {copies}"
+        yield Finding("duplicate transitions", what, mend)
 
 
 def _hashes(tree: PyTree, rows: int) -> np.ndarray:

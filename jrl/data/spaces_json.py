@@ -101,21 +101,18 @@ def space_from_gymnasium(found: Any, what: str) -> Space:
                 parts = enumerate(found["subspaces"])
                 return Tuple(tuple(space_from_gymnasium(part, f"{what}[{i}]") for i, part in parts))
             case "Box":
-                bounds = {name: _common(found[name]) for name in ("low", "high")}
-                fields = {"shape": found["shape"], "dtype": found["dtype"], **bounds}
+                low, high = _common(found["low"]), _common(found["high"])
+                fields = {**found, "dtype": found["dtype"], "low": low, "high": high}
             case "Discrete":
-                fields = {"n": found["n"], "dtype": found.get("dtype", "int64")}
+                fields = {**found, "n": found["n"]}
             case "MultiDiscrete":
-                nvec = np.asarray(found["nvec"]).reshape(-1).tolist()
-                fields = {"nvec": nvec, "dtype": found.get("dtype", "int64")}
+                fields = {**found, "nvec": np.asarray(found["nvec"]).reshape(-1).tolist()}
             case "MultiBinary":
                 fields = {"shape": found["n"] if isinstance(found["n"], list) else [found["n"]], "dtype": "int8"}
             case other:
-                raise InputError(
-                    f"{what}: spaces of the type {str(other)[:80]} are not read: use Box, Discrete, MultiDiscrete, "
-                    "MultiBinary, or a Dict or Tuple of those"
-                )
-        return space_from_json({"kind": found["type"], **fields})
+                use = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of those"
+                raise InputError(f"{what}: spaces of the type {str(other)[:80]} are not read: {use}")
+        return space_from_json({"dtype": "int64", **fields, "kind": found["type"]})
     except InputError:
         raise
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as e:

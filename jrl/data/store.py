@@ -39,10 +39,10 @@ class Episode(NamedTuple):
 class EpisodeStore:
     """Episodes, R rows in all; see the module. The arrays have the dtypes of the file that they came from.
 
-    `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, who wrote the data;
-    `actions`, "normalized" where `action_space` is that of what the policy chose, whose Boxes of [-1, 1] are mapped to
-    the bounds of the environment, which the space `env_action` as JSON says. Else actions are the environment's own;
-    `rewards`, "none" where there were none, so that they are 0.
+    `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, the program that wrote the
+    data; `rewards`, "none" where there were none, so that they are 0; `actions`, "normalized" where the Boxes of
+    `action_space` are the policy's [-1, 1], which are mapped to the bounds of the environment, the space `env_action`
+    as JSON. Else actions are the environment's own.
     """
 
     observation: Space
@@ -257,15 +257,17 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
                 raise InputError(f"{first.name} and {other.name} have different {what}: {a} and {b}")
     if len(stores) == 1:
         return first
-    notes = dict.fromkeys(note for store in stores for note in store.notes)
-    shared = lambda parts: [k for k in parts[0] if all(k in part for part in parts)]
+    notes = [note for store in stores for note in store.notes]
+    kinds = lambda store, name: [(x.shape[1:], x.dtype.kind) for x in jax.tree.leaves(store.columns[name])]
+    columns = []
     for name in dict.fromkeys(k for s in stores for k in s.columns):
         if any(name not in s.columns for s in stores):
-            notes[f"the column {name} is not in all of the files, and was left out"] = None
-    kinds = lambda store, name: [(x.shape[1:], x.dtype.kind) for x in jax.tree.leaves(store.columns[name])]
-    unlike = [n for n in shared([s.columns for s in stores]) if any(kinds(s, n) != kinds(first, n) for s in stores)]
-    for name in unlike:
-        notes[f"the column {name} has not the same shape in all of the files, and was left out"] = None
+            notes.append(f"the column {name} is not in all of the files, and was left out")
+        elif any(kinds(s, name) != kinds(first, name) for s in stores):
+            notes.append(f"the column {name} has not the same shape in all of the files, and was left out")
+        else:
+            columns.append(name)
+    labels = [k for k in first.labels if all(k in s.labels for s in stores)]
     joined = lambda trees: jax.tree.map(lambda *x: _end_to_end(x), *trees)
     starts = np.cumsum([0, *(s.num_rows for s in stores)])
     return EpisodeStore(
@@ -277,12 +279,10 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
         offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
         terminated=np.concatenate([s.terminated for s in stores]),
         truncated=np.concatenate([s.truncated for s in stores]),
-        columns={
-            k: joined([s.columns[k] for s in stores]) for k in shared([s.columns for s in stores]) if k not in unlike
-        },
-        labels={k: np.concatenate([s.labels[k] for s in stores]) for k in shared([s.labels for s in stores])},
+        columns={k: joined([s.columns[k] for s in stores]) for k in columns},
+        labels={k: np.concatenate([s.labels[k] for s in stores]) for k in labels},
         meta={k: v for k, v in first.meta.items() if all(s.meta.get(k) == v for s in stores)},
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -317,27 +317,26 @@ def checked(store: EpisodeStore) -> EpisodeStore:
     if offsets[0] != 0 or (offsets[1:] - 2 < offsets[:-1]).any():
         raise _unfit(store, ["offsets: expected to begin at 0 and to rise by 2 or more with each episode"])
     rows, episodes = int(offsets[-1]), len(offsets) - 1
-    expected: list[tuple[str, Any, tuple[int, ...] | None, str]] = [("reward", store.reward, (), "biuf")]
+    expected: list[tuple[str, Any, tuple[int, ...] | None]] = [("reward", store.reward, ())]
     faults = []
     for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
         if _is_element(tree, space):
-            expected += [(f"{name} {path}".strip(), x, leaf.shape, "biuf") for path, leaf, x in _leaves(space, tree)]
+            expected += [(f"{name} {path}".strip(), x, leaf.shape) for path, leaf, x in _leaves(space, tree)]
         else:
             faults.append(f"{name}: expected an array for each part of {space}")
     for name, tree in store.columns.items():
         shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
-        expected += [(f"column {name}", x, shape, "biuf") for x in jax.tree.leaves(tree)]
-    faults += filter(None, (array_fault(name, x, rows, shape, kinds) for name, x, shape, kinds in expected))
+        expected += [(f"column {name}", x, shape) for x in jax.tree.leaves(tree)]
+    faults += [array_fault(name, x, rows, shape) for name, x, shape in expected]
     ends = {"terminated": store.terminated, "truncated": store.truncated}
-    of_episodes = [(name, x, "biu") for name, x in ends.items()]
-    of_episodes += [(f"label {name}", x, "biufUS") for name, x in store.labels.items()]
-    faults += filter(None, (array_fault(name, x, episodes, (), kinds) for name, x, kinds in of_episodes))
+    faults += [array_fault(name, x, episodes, (), "biu") for name, x in ends.items()]
+    faults += [array_fault(f"label {name}", x, episodes, (), "biufUS") for name, x in store.labels.items()]
     if "env_action" in store.meta:
         try:
             space_from_json(store.meta["env_action"])
         except (ValueError, TypeError, OverflowError, RecursionError) as e:
             faults.append(f"meta env_action: expected a space as JSON ({e})")
-    if faults:
+    if faults := list(filter(None, faults)):
         raise _unfit(store, faults)
     native = lambda x: x.astype(x.dtype.newbyteorder("="), copy=False)
     store = store.map_rows(native)
@@ -423,9 +422,8 @@ def guessed_action(x: np.ndarray) -> Space:
     """
     if x.dtype.kind in "iub":
         if not x.size or x.max() > _MOST_CHOICES:
-            raise InputError(
-                f"integer actions: expected 0 to {_MOST_CHOICES}, got {int(x.max()) if x.size else 'none'}"
-            )
+            found = int(x.max()) if x.size else "none"
+            raise InputError(f"integer actions: expected 0 to {_MOST_CHOICES}, got {found}")
         most = np.maximum(x.astype(np.int64).max(0), 0) + 1  # what is below 0 is a finding
         return Discrete(int(most), x.dtype.name) if x.ndim == 1 else MultiDiscrete(tuple(map(int, most)), x.dtype.name)
     low, high = x.min(0), x.max(0)

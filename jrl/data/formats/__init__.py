@@ -65,8 +65,7 @@ def read(
             stores += _stores(located(name), format)
     with _total(given[0]):
         store = concatenated(stores)
-    name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-    store = store if store.meta.get("path") == name else _named(store, name)
+    store = _named(store, str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more")
     return store.where(where) if where else store
 
 
@@ -112,11 +111,8 @@ def _instead(path: Path) -> str:
     name, _, kind = path.name.partition("-")
     if path.parent.parts[-2:] != _SETS.parts or not kind.isalpha():
         return "give a file, a directory of files, or a glob of such"
-    record = f"record one with `python -m jrl.data record RUN --out {path}`"
-    if not _MAKER.is_file():
-        return record
-    script = os.path.relpath(_MAKER)
-    return f"make it with `python {script} {name} --kinds {kind} --out {path.parent}`, or {record}"
+    make = f"make it with `python {os.path.relpath(_MAKER)} {name} --kinds {kind} --out {path.parent}`, or "
+    return make * _MAKER.is_file() + f"record one with `python -m jrl.data record RUN --out {path}`"
 
 
 def _files_of(path: Path, kind: Any) -> list[Path]:

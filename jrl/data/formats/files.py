@@ -89,18 +89,16 @@ def check_size(path: Path | str, needed: int) -> None:
 def texts(given: Sequence[str], where: str) -> np.ndarray:
     """Returns texts as an array. Raises InputError: a text is too long for a label."""
     if (longest := max(map(len, given), default=0)) > LONGEST_LABEL:
-        raise InputError(
-            f"{where}: expected texts of at most {LONGEST_LABEL} characters, got {longest:,}: shorten them"
-        )
+        most = f"texts of at most {LONGEST_LABEL} characters"
+        raise InputError(f"{where}: expected {most}, got {longest:,}: shorten them")
     return np.array(given, str)
 
 
 def small_text(path: Path) -> str:
     """Returns the text of a small file. Raises InputError: it is too large. OSError, UnicodeDecodeError: damaged."""
     if (found := path.stat().st_size) > MOST_TEXT:
-        raise InputError(
-            f"data: {path}: expected at most {room.words(MOST_TEXT)} of JSON, got {room.words(found)}: write it anew"
-        )
+        most = f"at most {room.words(MOST_TEXT)} of JSON"
+        raise InputError(f"data: {path}: expected {most}, got {room.words(found)}: write it anew")
     return path.read_text(encoding="utf-8")
 
 

@@ -47,10 +47,9 @@ def is_one(directory: Path) -> bool:
 def _data(directory: Path) -> Path | None:
     if (directory / "data" / _METADATA).is_file():
         return directory / "data"
-    found = directory / _METADATA
-    if not found.is_file():
+    if not (directory / _METADATA).is_file():
         return None
-    with open(found, errors="replace") as file:
+    with open(directory / _METADATA, errors="replace") as file:
         return directory if '"total_episodes"' in file.read(files.MOST_TEXT) else None
 
 
@@ -65,7 +64,11 @@ def read(directory: Path) -> EpisodeStore:
         metadata = json.loads(files.small_text(data / _METADATA))
         if not isinstance(metadata["total_episodes"], int) or metadata["total_episodes"] < 1:
             raise ValueError("it has no episodes")
-        raw = {name: _raw_space(metadata, name) for name in ("observation_space", "action_space")}
+        given = {name: metadata.get(name) for name in ("observation_space", "action_space")}
+        raw = {name: json.loads(space) if isinstance(space, str) else space for name, space in given.items()}
+        if missing := [name for name, space in raw.items() if not isinstance(space, dict)]:
+            mend = f"write the data set anew with Minari {VERSION}, which keeps spaces"
+            raise InputError(f"it has no {' and no '.join(missing)}: {mend}")
         known = _about(raw, metadata)
     notes = list(known.notes)
     is_hdf5 = metadata.get("data_format", "hdf5") == "hdf5"
@@ -81,14 +84,6 @@ def read(directory: Path) -> EpisodeStore:
         obs=_from_zero(store.obs, raw["observation_space"]),
         action=_from_zero(store.action, raw["action_space"], store.is_step()),
     )
-
-
-def _raw_space(metadata: dict[str, Any], name: str) -> dict[str, Any]:
-    found = metadata.get(name)
-    found = json.loads(found) if isinstance(found, str) else found
-    if not isinstance(found, dict):
-        raise InputError(f"it has no {name}: write the data set anew with Minari {VERSION}, which keeps spaces")
-    return found
 
 
 def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> files.About:
@@ -143,9 +138,8 @@ def _arrow_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str,
     for number in range(metadata["total_episodes"]):
         directory = data / str(number)
         if not directory.is_dir():
-            raise InputError(
-                f"data: {directory} is missing: {data / _METADATA} says {metadata['total_episodes']} episodes"
-            )
+            count = metadata["total_episodes"]
+            raise InputError(f"data: {directory} is missing: {data / _METADATA} says {count} episodes")
         where = f"data: {directory}: episode {number}"
         with _part(where):
             paths = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(_NOT_ROWS))
@@ -175,31 +169,23 @@ def _arrow_tree(field: Any, values: Any) -> Any:
     return values.to_numpy(zero_copy_only=False)
 
 
-def _episode(
-    found: dict[str, Any], labels: dict[str, Any], known: files.About, index: str, notes: list[str]
-) -> Episode:
+def _episode(found: dict[str, Any], labels: Any, known: files.About, index: str, notes: list[str]) -> Episode:
     """Makes an episode of what a file has; infos that are no numbers for each step are left out, with a note."""
     obs = _element(found["observations"], known.observation, index, notes)
     action = _element(found["actions"], known.action_space, index, notes)
     for name in _FLAT:
         if found[name].dtype.kind not in "biuf":
             raise InputError(f"{name}: expected numbers, got the dtype {found[name].dtype}")
-    reward, ends = found["rewards"], {name: found[name].astype(bool) for name in _FLAT[1:]}
-    if any(x.shape != reward.shape for x in ends.values()) or reward.ndim != 1 or not len(reward):
-        shapes = {"rewards": reward.shape, **{k: x.shape for k, x in ends.items()}}
+    shapes = {name: found[name].shape for name in _FLAT}
+    if len({*shapes.values()}) > 1 or len(shapes["rewards"]) != 1 or shapes["rewards"] == (0,):
         raise InputError(f"rewards, terminations and truncations need one number for each step, not {shapes}")
-    if any(x[:-1].any() for x in ends.values()):
+    reward, terminations, truncations = (found[name] for name in _FLAT)
+    if terminations[:-1].any() or truncations[:-1].any():
         notes.append("episodes go on behind a termination or truncation; the last one alone counts as their end")
     columns = {name: _column(name, x, len(reward), notes) for name, x in found.get("infos", {}).items()}
-    return Episode(
-        obs=obs,
-        action=action,
-        reward=reward,
-        terminated=bool(ends["terminations"][-1]),
-        truncated=bool(ends["truncations"][-1]),
-        columns={name: x for name, x in columns.items() if x is not None},
-        labels={k: v for k, v in labels.items() if k not in ("id", "total_steps") and _is_label(v)},
-    )
+    columns = {name: x for name, x in columns.items() if x is not None}
+    labels = {k: v for k, v in labels.items() if k not in ("id", "total_steps") and _is_label(v)}
+    return Episode(obs, action, reward, bool(terminations[-1]), bool(truncations[-1]), columns, labels)
 
 
 def _element(node: Any, space: Space, index: str, notes: list[str]) -> PyTree:
@@ -249,19 +235,15 @@ def _column(name: str, given: Any, steps: int, notes: list[str]) -> PyTree | Non
 def _alike(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]:
     """Returns the episodes with the columns and labels that all of them have, of the same shapes and dtypes."""
 
-    def shared(parts: list[dict[str, Any]], what: str) -> list[str]:
+    def shared(parts: list[Any], what: str) -> list[dict[str, Any]]:
         kind = lambda part: str(jax.tree.map(lambda x: (np.shape(x)[what == "info" :], np.asarray(x).dtype.kind), part))
         names = dict.fromkeys(name for part in parts for name in part)
         kept = [n for n in names if len({kind(part[n]) if n in part else None for part in parts}) == 1]
         notes.extend(f"the {what} {n} is not alike in all episodes, and was left out" for n in names if n not in kept)
-        return kept
+        return [{n: part[n] for n in kept} for part in parts]
 
-    columns = shared([dict(e.columns) for e in episodes], "info")
-    labels = shared([dict(e.labels) for e in episodes], "label")
-    return [
-        e._replace(columns={n: e.columns[n] for n in columns}, labels={n: e.labels[n] for n in labels})
-        for e in episodes
-    ]
+    columns, labels = shared([e.columns for e in episodes], "info"), shared([e.labels for e in episodes], "label")
+    return [e._replace(columns=c, labels=ls) for e, c, ls in zip(episodes, columns, labels, strict=True)]
 
 
 def _from_zero(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None = None) -> PyTree:
@@ -312,14 +294,14 @@ def _arrays(tree: PyTree, *names: str) -> Iterator[tuple[tuple[str, ...], np.nda
 
 
 def _trees(episode: Episode) -> dict[str, Any]:
-    steps = len(episode.reward)
+    is_last = np.arange(len(episode.reward)) == len(episode.reward) - 1
     with_reset = lambda x: np.concatenate([np.zeros((1, *x.shape[1:]), x.dtype), x])
-    ends = {"terminations": episode.terminated, "truncations": episode.truncated}
     return {
         "observations": episode.obs,
         "actions": episode.action,
         "rewards": episode.reward,
-        **{name: np.arange(steps) == (steps - 1 if end else steps) for name, end in ends.items()},
+        "terminations": is_last & episode.terminated,
+        "truncations": is_last & episode.truncated,
         "infos": jax.tree.map(with_reset, dict(episode.columns)),
     }
 

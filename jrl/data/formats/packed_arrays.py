@@ -28,8 +28,11 @@ class Refused(ValueError):
 
 def packed(tree: PyTree) -> str:
     """Packs a tree of arrays as RLlib does."""
-    content = pickle.dumps(tree, protocol=4)
-    return base64.b64encode(files.library("lz4.frame", "packed columns").compress(content)).decode("ascii")
+    return base64.b64encode(_lz4().compress(pickle.dumps(tree, protocol=4))).decode("ascii")
+
+
+def _lz4() -> Any:
+    return files.library("lz4.frame", "packed columns")
 
 
 def unpacked(text: str) -> PyTree:
@@ -43,13 +46,9 @@ def unpacked(text: str) -> PyTree:
         frame = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as e:
         raise Refused("it is a text, and none that RLlib packs arrays in (base64)") from e
-    return from_pickle(_decompressed(frame))
-
-
-def _decompressed(frame: bytes) -> bytes:
     largest = _EXPANSION * len(frame)
     limit = files.most() if largest > _SMALL else largest
-    reader = files.library("lz4.frame", "packed columns").LZ4FrameDecompressor()
+    reader = _lz4().LZ4FrameDecompressor()
     try:
         content = reader.decompress(frame, max_length=min(limit, 2**31 - 1) if largest > limit else -1)
     except (RuntimeError, EOFError) as e:
@@ -58,7 +57,7 @@ def _decompressed(frame: bytes) -> bytes:
         raise Refused("LZ4: the frame is cut off, or its content is larger than the memory takes")
     if reader.unused_data:
         raise Refused("LZ4: bytes stand behind the end of the frame")
-    return bytes(content)
+    return from_pickle(content)
 
 
 # ---------------------------------------------------------------- pickles

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import spaces
-from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of
+from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of, table_of
 from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
@@ -76,10 +75,11 @@ def store_of_columns(
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
     if not flags:
         notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")
+    reward = columns[REWARDS].reshape(count)
     steps = Transitions(
         obs=columns[OBS],
         action=action,
-        reward=_numbers(columns[REWARDS].reshape(count)),
+        reward=reward if reward.dtype.kind == "f" else reward.astype(np.float32),
         terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))),
         truncated=flags.get(TRUNCATED, np.zeros(count, bool)),
         next_obs=columns.get(NEXT_OBS),
@@ -91,10 +91,6 @@ def store_of_columns(
     space = known or (guessed(guessed_observation, steps.obs), guessed(guessed_action, steps.action))
     store = store_of(steps, *space, meta={**meta, "path": path}, notes=notes)
     return dataclasses.replace(store, labels=store.labels | {k: of[store.labels[k]] for k, of in texts.items()})
-
-
-def _numbers(x: np.ndarray) -> np.ndarray:
-    return x if x.dtype.kind == "f" else x.astype(np.float32)
 
 
 def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -114,28 +110,20 @@ def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
     Raises:
       InputError: a column has the name of one of RLlib's that means something else.
     """
-    is_step = store.is_step()
-    steps = store.map_rows(lambda x: x[is_step])
-    follows = np.flatnonzero(is_step) + 1
-    lengths = store.lengths()
-    clash = sorted(_OWN & {*store.columns})
-    if clash:
+    if clash := sorted(_OWN & {*store.columns}):
         raise InputError(f"{store.name}: the columns {', '.join(clash)} are RLlib's own, and mean something else there")
-    last = np.cumsum(lengths) - 1
-    ends = {TERMINATED: np.zeros(len(steps.reward), bool), TRUNCATED: np.zeros(len(steps.reward), bool)}
-    ends[TERMINATED][last], ends[TRUNCATED][last] = store.terminated, store.truncated
-    found = {
+    steps = table_of(store)
+    return {
         OBS: steps.obs,
         ACTIONS: steps.action,
         **({REWARDS: steps.reward} if store.has_rewards else {}),
-        NEXT_OBS: spaces.map_leaves(lambda leaf, x: x[follows], store.observation, store.obs),
-        **ends,
-        T: np.arange(len(follows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),
-        EPISODE: np.repeat(episode_ids(store), lengths),
+        NEXT_OBS: steps.next_obs,
+        TERMINATED: steps.terminated,
+        TRUNCATED: steps.truncated,
+        T: steps.t,
+        EPISODE: episode_ids(store)[steps.episode],
+        **{LOGP if name == LOG_PROB else name: column for name, column in steps.columns.items()},
     }
-    for name, column in steps.columns.items():
-        found[LOGP if name == LOG_PROB else name] = column
-    return found
 
 
 def episode_ids(store: EpisodeStore) -> np.ndarray:

@@ -51,9 +51,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     name = names.name_of(paths)
     if not rows:
         raise InputError(f"data: {name}: there is no transition in it")
-    notes = (
-        [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] if left_out else []
-    )
+    notes = [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] * bool(left_out)
     columns = _joined(rows, left_out, notes)
     labels = {}
     if any(part.policy is not None for part in rows):
@@ -119,9 +117,8 @@ def _line(line: str, where: str, left_out: set[str]) -> Iterator[_Rows]:
                 raise InputError(f"{where}: policy {policy} has no columns: write the file anew")
             yield _rows(columns, where, policy, left_out)
     else:
-        raise InputError(
-            f"{where}: this is no line of RLlib's: expected an object whose type is SampleBatch or MultiAgentBatch"
-        )
+        expected = "expected an object whose type is SampleBatch or MultiAgentBatch"
+        raise InputError(f"{where}: this is no line of RLlib's: {expected}")
 
 
 def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[str]) -> _Rows:
@@ -174,9 +171,8 @@ def _joined(rows: Sequence[_Rows], left_out: set[str], notes: list[str]) -> dict
     for name in dict.fromkeys(name for part in rows for name in part.columns if name not in left_out):
         if lacking := [part for part in rows if name not in part.columns]:
             if name in (names.REWARDS, names.NEXT_OBS, names.EPISODE, names.T):
-                raise InputError(
-                    f"{lacking[0].where}: the column {name} is missing, which other lines have: write it, too"
-                )
+                where = lacking[0].where
+                raise InputError(f"{where}: the column {name} is missing, which other lines have: write it, too")
             notes.append(f"the column {name} is not in all of the lines, and was left out")
             continue
         expected = names.shapes(first.columns[name])
@@ -233,6 +229,7 @@ def _has_tuple(space: Space) -> bool:
 
 
 def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
+    """Yields a line for each episode, or of several agents for each game, with the rows of each policy."""
     columns = names.columns_of(store)
     packs = {name for name, column in columns.items() if compress and _is_packed(name, column)}
     several = names.POLICY in store.labels or names.AGENT_LABEL in store.labels
@@ -243,21 +240,16 @@ def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
     columns[names.AGENT] = np.repeat(agents, store.lengths())
     columns[names.UNROLL] = np.repeat(np.arange(store.num_episodes), store.lengths())
     ends = np.cumsum(store.lengths())
-    starts = ends - store.lengths()
+    bounds = np.stack([ends - store.lengths(), ends], 1)
     for game in _groups(numbered(names.episode_ids(store))):
         batches = {}
-        for group in _groups(numbered(policies[game])):
-            rows = np.concatenate([np.arange(starts[e], ends[e]) for e in game[group]])
+        for policy in dict.fromkeys(policies[game]):
+            rows = np.concatenate([np.arange(*bounds[e]) for e in game if policies[e] == policy])
             part = {name: jax.tree.map(lambda x, rows=rows: x[rows], column) for name, column in columns.items()}
-            batches[str(policies[game[group[0]]])] = {
-                name: packed_arrays.packed(x) if name in packs else _lists(x) for name, x in part.items()
-            }
+            packed = {name: packed_arrays.packed(x) if name in packs else _lists(x) for name, x in part.items()}
+            batches[str(policy)] = packed
         if several:
-            yield {
-                "type": "MultiAgentBatch",
-                "count": int(store.lengths()[game].max()),
-                "policy_batches": batches,
-            }
+            yield {"type": "MultiAgentBatch", "count": int(store.lengths()[game].max()), "policy_batches": batches}
         else:
             yield {"type": "SampleBatch", **batches[str(policies[game[0]])]}
 
@@ -272,10 +264,8 @@ def _is_packed(name: str, column: PyTree) -> bool:
     """Returns whether a column is packed where columns may be: lists would change it, or take more room."""
     if name in (names.OBS, names.NEXT_OBS) or not isinstance(column, np.ndarray):
         return True
-    as_read = (
-        column.astype(np.float64 if column.dtype.kind == "f" else np.int64) if column.dtype.kind in "iuf" else column
-    )
-    return name not in names.KEYS and _narrow(as_read).dtype != column.dtype
+    wide = {"f": np.float64, "i": np.int64, "u": np.int64}.get(column.dtype.kind, column.dtype)  # as a list is read
+    return name not in names.KEYS and _narrow(column.astype(wide)).dtype != column.dtype
 
 
 def _lists(tree: PyTree) -> Any:

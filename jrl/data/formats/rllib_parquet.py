@@ -45,10 +45,8 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     first = tables[0][1].column_names
     for path, table in tables:
         if {*table.column_names} != {*first}:
-            raise InputError(
-                f"data: {path} has the columns {', '.join(table.column_names)}, where {tables[0][0]} has "
-                f"{', '.join(first)}: read them apart"
-            )
+            here, there = ", ".join(table.column_names), ", ".join(first)
+            raise InputError(f"data: {path} has the columns {here}, where {tables[0][0]} has {there}: read them apart")
     if _BLOBS in first:
         return _store_of_episodes(((path, blob.as_py()) for path, table in tables for blob in table[_BLOBS]), name)
     if missing := [k for k in names.REQUIRED if k not in first]:
@@ -125,8 +123,8 @@ def _columns(name: str, tables: list[Any], notes: list[str]) -> tuple[dict[str, 
             if column in _TEXTS:
                 columns[column], texts[column] = _texts(parts)
             else:
-                fields = [table.field(column) for table in tables]
-                columns[column] = names.joined([_array(*pair) for pair in zip(fields, parts, strict=True)])
+                pieces = [(table.field(column), c) for table in tables for c in table.column(column).chunks if len(c)]
+                columns[column] = names.joined([_rows(field, chunk) for field, chunk in pieces])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
             if column in names.NEEDED or column in _TEXTS:
                 raise InputError(f"data: {name}: column {column}: {e}") from e
@@ -147,11 +145,6 @@ def _texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     numbers = np.concatenate([chunk.indices.to_numpy() for chunk in whole_column.chunks]).astype(np.int64)
     found = whole_column.chunk(0).dictionary.to_pylist()
     return numbers, files.texts(found, "its ids") if found and isinstance(found[0], str) else np.array(found)
-
-
-def _array(field: Any, column: Any) -> PyTree:
-    """Returns the rows of a column [N, *]. Raises ValueError: it is no array of numbers."""
-    return names.joined([_rows(field, chunk) for chunk in column.chunks if len(chunk)])
 
 
 def _rows(field: Any, chunk: Any) -> PyTree:
@@ -188,10 +181,8 @@ def _shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
     try:
         found = json.loads(metadata[arrow.DESCRIPTION])
     except (ValueError, KeyError, RecursionError) as e:
-        raise ValueError(
-            "its shape was written as a pickle, as Ray 2.49 to 2.54 do: write it with a later Ray, or with "
-            "RAY_DATA_ARROW_EXTENSION_SERIALIZATION_CLOUDPICKLE=0"
-        ) from e
+        mend = "write it with a later Ray, or with RAY_DATA_ARROW_EXTENSION_SERIALIZATION_CLOUDPICKLE=0"
+        raise ValueError(f"its shape was written as a pickle, as Ray 2.49 to 2.54 do: {mend}") from e
     shape, order = (found.get("shape"), found.get("permutation")) if isinstance(found, dict) else (found, None)
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"expected the shape of its rows in the schema, got {str(found)[:80]}")
@@ -223,8 +214,8 @@ def _store_of_episodes(blobs: Iterable[tuple[Path, Any]], name: str) -> EpisodeS
         raise InputError(f"data: {name}: its episodes have different spaces ({e}): read them apart") from e
     shared = sorted(k for k in episodes[0].columns if all(k in e.columns for e in episodes))
     episodes = [e._replace(columns={k: e.columns[k] for k in shared}) for e in episodes]
-    notes = ("infos were left out",)
-    return of_episodes(observation, action, episodes, meta={"source": "RLlib", "path": name}, notes=notes)
+    meta, notes = {"source": "RLlib", "path": name}, ("infos were left out",)
+    return of_episodes(observation, action, episodes, meta=meta, notes=notes)
 
 
 def _episode(state: Any) -> Episode:
@@ -233,15 +224,11 @@ def _episode(state: Any) -> Episode:
         further[LOG_PROB] = further.pop(names.LOGP).astype(np.float32)
     reward = _buffer(state["rewards"])
     is_set = lambda value: bool(np.all(_tree(value)))  # a bool, which an environment may have given as numpy's
-    return Episode(
-        obs=_buffer(state["observations"]),
-        action=_buffer(state["actions"]),
-        reward=reward if reward.dtype.kind == "f" else reward.astype(np.float32),
-        terminated=is_set(state["is_terminated"]),
-        truncated=is_set(state["is_truncated"]),
-        columns={k: x for k, x in further.items() if isinstance(x, np.ndarray) and len(x) == len(reward)},
-        labels={names.EPISODE: str(state["id_"])},
-    )
+    reward = reward if reward.dtype.kind == "f" else reward.astype(np.float32)
+    columns = {k: x for k, x in further.items() if isinstance(x, np.ndarray) and len(x) == len(reward)}
+    ends = is_set(state["is_terminated"]), is_set(state["is_truncated"])
+    obs, action = _buffer(state["observations"]), _buffer(state["actions"])
+    return Episode(obs, action, reward, *ends, columns, {names.EPISODE: str(state["id_"])})
 
 
 def _buffer(state: Any) -> PyTree:

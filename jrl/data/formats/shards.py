@@ -20,7 +20,7 @@ from jrl import spaces
 from jrl.data.formats import files
 from jrl.data.store import NO_REWARDS, EpisodeStore, checked, concatenated
 from jrl.errors import InputError
-from jrl.types import PyTree, Space
+from jrl.types import PyTree
 
 SUFFIXES = (".npz",)
 _FORMAT = "jrl-data-1"
@@ -96,10 +96,8 @@ def _shard(path: Path) -> _Shard:
             raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
         said = json.loads(archive.read(_ABOUT)) if _ABOUT in names else None
         if not isinstance(said, dict) or said.get("format") != _FORMAT:
-            raise InputError(
-                f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
-                "docs/data.md tells how to make one of arrays"
-            )
+            expected = f"{_ABOUT} in it should say {_FORMAT}: docs/data.md tells how to make one of arrays"
+            raise InputError(f"data: {path} is no data set of jrl's: {expected}")
         heads = {name.removesuffix(".npy"): _head(archive, name) for name in names if name != _ABOUT}
         return _Shard(path, said, heads)
 
@@ -160,11 +158,12 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
 
 def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
     known = files.about_from_json(said)
-    action = _tree(known.action_space, "action", arrays)
+    tree = lambda space, name: spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
+    action = tree(known.action_space, "action")
     return EpisodeStore(
         observation=known.observation,
         action_space=known.action_space,
-        obs=_tree(known.observation, "obs", arrays),
+        obs=tree(known.observation, "obs"),
         action=action,
         reward=arrays["reward"] if "reward" in arrays else np.zeros(len(jax.tree.leaves(action)[0]), np.float32),
         offsets=arrays["offsets"],
@@ -175,10 +174,6 @@ def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> E
         meta={**known.meta, **({} if "reward" in arrays else NO_REWARDS), "path": str(path)},
         notes=known.notes,
     )
-
-
-def _tree(space: Space, name: str, arrays: dict[str, np.ndarray]) -> PyTree:
-    return spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
 
 
 def _column_paths(store: EpisodeStore) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ NAMES = {
     "merge": "write several data sets as one",
     "estimate": "estimate what a trained policy would earn, by episodes that others played",
 }
+_OUT = "a file, or a directory that is made"
 _RUNS = {"record": "jrl.run.record_data", "estimate": "jrl.run.estimate_data"}  # commands that need a trained policy
 
 
@@ -115,15 +116,13 @@ def _draw(store: "EpisodeStore", png: Path) -> None:
 
 
 def _convert() -> Any:
-    p = _parser(
-        "convert", "Write a data set, or several as one, in another format.", out="a file, or a directory that is made"
-    )
+    p = _parser("convert", "Write a data set, or several as one, in another format.", out=_OUT)
     return p, lambda args: _rewrite(args, _outputs(args))
 
 
 def _merge() -> Any:
     about = "Write several data sets as one, their episodes in the order of the paths."
-    p = _parser("merge", about, out="a file, or a directory that is made", to="jrl")
+    p = _parser("merge", about, out=_OUT, to="jrl")
 
     def run(args: argparse.Namespace) -> int:
         outs = _outputs(args)

@@ -161,10 +161,7 @@ def _ends(store: EpisodeStore) -> Iterator[Finding]:
         yield Finding("cut episodes", what, mend)
     short = store.lengths() == 1
     if short.any():
-        mend = (
-            "if they should be longer: ends are marked at every row, or transitions were shuffled before they were "
-            "stored; returns, n-step targets and sequences need them in order"
-        )
+        mend = "none needed if that is right; else ends are marked at every row, or the file has shuffled transitions"
         what = f"{counted(int(short.sum()), 'episode', ',')} of one step (first: {np.argmax(short)})"
         yield Finding("episodes of one step", what, mend)
 
@@ -203,11 +200,9 @@ def misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
     alone = int((lengths == 1).sum())
     mixed = alone * 4 >= len(lengths) and (lengths > 1).any()
     if alone >= _LEAST and mixed and not store.terminated[lengths == 1].any():
-        yield found(
-            f"{alone:,} of {len(lengths):,} episodes have one step and no true end, beside others of up to "
-            f"{lengths.max():,} steps",
-            "timeouts may be marked a row too early or too late: mark the last row of each episode",
-        )
+        what = f"{alone:,} of {len(lengths):,} episodes have one step and no true end"
+        mend = "timeouts may be marked a row too early or too late: mark the last row of each episode"
+        yield found(f"{what}, beside others of up to {lengths.max():,} steps", mend)
     jump = _jump_scores(store) > _JUMP
     inside = jump.copy()
     inside[first] = inside[last] = False
@@ -215,12 +210,9 @@ def misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
     if len(places) >= max(_LEAST, 2 * len(lengths)):  # a lander that falls over bounces once or twice in an episode
         episode = np.searchsorted(store.offsets, places, "right") - 1
         where = ", ".join(f"{row - store.offsets[e]} of episode {e}" for row, e in list(zip(places, episode))[:3])
-        yield found(
-            f"{len(places):,} steps inside of {len(lengths):,} episodes jump to an observation far away, as a reset "
-            f"does (steps {where})",
-            "ends of episodes may be missing: mark the last row of each in terminals or timeouts, or a value learns to "
-            "look through resets",
-        )
+        what = f"{len(places):,} steps inside of {len(lengths):,} episodes jump to an observation far away"
+        mend = "mark the last row of each in terminals or timeouts, or a value learns to look through resets"
+        yield found(f"{what}, as a reset does (steps {where})", f"ends of episodes may be missing: {mend}")
         return
     whole = lengths > 2
     for what, rows, limited in (
@@ -231,11 +223,9 @@ def misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
         count = int(jump[those].sum())
         if count >= _LEAST and 2 * count >= len(those):
             which = "late" if what == "last" else "early"
-            yield found(
-                f"the {what} step of {count:,} of {len(those):,} episodes beside a time limit jumps to an observation "
-                "far away, as a reset does",
-                f"timeouts seem to be marked a row too {which}: mark the last row of each episode",
-            )
+            where = f"the {what} step of {count:,} of {len(those):,} episodes beside a time limit"
+            mend = f"timeouts seem to be marked a row too {which}: mark the last row of each episode"
+            yield found(f"{where} jumps to an observation far away, as a reset does", mend)
 
 
 def _jump_scores(store: EpisodeStore) -> np.ndarray:
@@ -303,10 +293,7 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
     if len(twice):
         copies = "is a copy of an earlier one" if len(twice) == 1 else "are copies of earlier ones"
         what = f"of {counted(store.num_episodes, 'episode', ',')} {len(twice):,} {copies}"
-        mend = (
-            "remove them: they count twice, and a validation split holds what is trained on; or the environment and "
-            "the policy are deterministic, and every seed was the same"
-        )
+        mend = "remove them: they count twice, also in a validation split; or environment and policy have no randomness"
         yield Finding("duplicate episodes", f"{what} (first: {twice[0]}, of {first[which[twice[0]]]})", mend)
     only = _hashes(store.obs, store.num_rows)
     transitions = _mixed(rows[step]) + only[step + 1]

@@ -82,6 +82,10 @@ def lines(store: EpisodeStore, found: dict[str, Any]) -> list[str]:
     ends = ", ".join(f"{n:,} {how}" for how, n in found["ends"].items() if n)
     size = f"{found.get('bytes_on_disk', 0) / 2**20:,.1f} MiB"
     on_disk = f": {found['format']}, {counted(found['files'], 'file', ',')}, {size}" if "files" in found else ""
+    more = lambda values: ", ..." * (len(values) == _MOST_VALUES)
+    counts = lambda values: ", ".join(f"{value} ({n:,})" for value, n in values.items()) + more(values)
+    quantiles = lambda x: ", ".join(f"{name} {x[name]:.6g}" for name in _NAMES)
+    spread = lambda x: f"{x['mean']:.6g} ± {x['std']:.6g} ({quantiles(x)})"
     told = {
         "path": found["path"] + on_disk,
         "environment": found["env"] or "not said",
@@ -92,23 +96,13 @@ def lines(store: EpisodeStore, found: dict[str, Any]) -> list[str]:
         "action": f"{space_text(store.action_space)}, {found['actions']}",
         "behaviour": "log-probabilities are there" if found["log_prob"] else "no log-probabilities of the actions",
         "columns": ", ".join(f"{name} {' '.join(kinds)}" for name, kinds in found["columns"].items()),
-        "labels": "; ".join(f"{name}: {_counts(values)}" for name, values in found["labels"].items()),
+        "labels": "; ".join(f"{name}: {counts(values)}" for name, values in found["labels"].items()),
         "checksum": found["checksum"],
-        "lengths": _distribution_text(found["lengths"]),
-        "returns": _distribution_text(found["returns"]),
+        "lengths": spread(found["lengths"]),
+        "returns": spread(found["returns"]),
     }
     bars = (f"  {line}" for line in histogram(store.returns()))
     return [*(f"{name:<12} {text}" for name, text in told.items() if text), *bars]
-
-
-def _counts(values: dict[str, int]) -> str:
-    more = ", ..." if len(values) == _MOST_VALUES else ""
-    return ", ".join(f"{value} ({n:,})" for value, n in values.items()) + more
-
-
-def _distribution_text(found: dict[str, float]) -> str:
-    quantiles = ", ".join(f"{name} {found[name]:.6g}" for name in _NAMES)
-    return f"{found['mean']:.6g} ± {found['std']:.6g} ({quantiles})"
 
 
 def space_text(space: Space) -> str:

@@ -349,15 +349,7 @@ def checked(store: EpisodeStore) -> EpisodeStore:
 
 
 def array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
-    """Describes what is wrong with an array [rows, *shape]; "" for nothing.
-
-    Args:
-      name: of the array, for the message.
-      x: the array.
-      rows: expected.
-      shape: of a row; None: any.
-      kinds: of dtypes, as numpy's letters.
-    """
+    """Describes what is wrong with an array [rows, *shape] of the dtype kinds, numpy's letters; "" for nothing."""
     if not isinstance(x, np.ndarray):
         return f"{name}: expected an array, got {type(x).__name__}"
     what = "numbers" if "U" not in kinds else "numbers or texts"

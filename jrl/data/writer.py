@@ -77,7 +77,8 @@ class Writer:
         if found := fault(episode, *self._spaces, self._first):
             raise InputError(f"{self._directory}: episode {self._added}: {found}")
         self._added += 1
-        size = _num_bytes(episode)
+        arrays = jax.tree.leaves((episode.obs, episode.action, episode.reward, dict(episode.columns)))
+        size = sum(x.nbytes for x in arrays)
         if self._held_bytes + size > self._most:
             self.close()
         self._held.append(episode)
@@ -101,8 +102,3 @@ class Writer:
         self.files.append(path)
         self._next += 1
         self._held, self._held_bytes = [], 0
-
-
-def _num_bytes(episode: Episode) -> int:
-    trees = (episode.obs, episode.action, episode.reward, dict(episode.columns))
-    return sum(x.nbytes for x in jax.tree.leaves(trees))

@@ -20,32 +20,21 @@ from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, resolve_glob, unwritable
 
-# name in configs and commands -> its module here
-_MODULES = {
-    "jrl": "shards",
-    "minari": "minari",
-    "d4rl": "d4rl",
-    "rllib-json": "rllib_json",
-    "rllib-parquet": "rllib_parquet",
-}
-NAMES = tuple(_MODULES)
+NAMES = ("jrl", "minari", "d4rl", "rllib-json", "rllib-parquet")  # in configs and commands
 _SETS = Path("runs", "data")  # where shipped configs look for theirs
 _MAKER = Path(__file__).parents[3] / "scripts" / "make_data.py"  # makes those; an installed package has no scripts
-_LONGEST = 900  # characters of a line of an error
 OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
 def module(name: str) -> Any:
     """Returns the module of a format. Raises InputError: there is none of that name."""
-    if name not in _MODULES:
+    if name not in NAMES:
         raise InputError(f"data format {name!r}: expected one of {', '.join(NAMES)}")
-    return importlib.import_module(f"jrl.data.formats.{_MODULES[name]}")
+    return importlib.import_module(f"jrl.data.formats.{'shards' if name == 'jrl' else name.replace('-', '_')}")
 
 
 def read(
-    paths: str | Path | Sequence[str | Path],
-    format: str | None = None,
-    where: Mapping[str, str | int] | None = None,
+    paths: str | Path | Sequence[str | Path], format: str | None = None, where: Mapping[str, str | int] | None = None
 ) -> EpisodeStore:
     """Reads data sets as one.
 
@@ -71,26 +60,16 @@ def read(
 
 @contextlib.contextmanager
 def _total(name: str | Path) -> Iterator[None]:
-    """Turns whatever reading raises into one InputError with lines of a bounded length.
-
-    Files may be damaged in ways that neither a reader nor its library has thought of: readers raise InputError where
-    they know better what is wrong, and the rest ends here.
-    """
+    """Turns whatever reading raises into an InputError: a file may be damaged in ways that no reader has thought of."""
     try:
         yield
-    except InputError as e:
-        raise InputError(*map(_shortened, e.errors)) from e
+    except InputError:
+        raise
     except Exception as e:
-        what = _shortened(files.reason(e), 300)
-        mend = "fetch it again, or write it anew"
+        what, mend = files.reason(e), "fetch it again, or write it anew"
         if isinstance(e, OSError) and e.strerror:
             what, mend = e.strerror, "see whether the path exists and may be read"
-        raise InputError(_shortened(f"data: {name} is damaged, or cannot be read ({what}): {mend}")) from e
-
-
-def _shortened(text: str, most: int = _LONGEST) -> str:
-    """Returns a text without its middle where it is long: the start names the file, and the end the fix."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+        raise InputError(f"data: {name} is damaged, or cannot be read ({what}): {mend}") from e
 
 
 def _named(store: EpisodeStore, name: str) -> EpisodeStore:

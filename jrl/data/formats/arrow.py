@@ -38,13 +38,8 @@ def read_ipc(path: Path) -> Any:
 def read_parquet(
     path: Path, *, left_out: Collection[str] = (), coded: Collection[str] = (), threads: bool = True
 ) -> Any:
-    """Returns the table of a Parquet file.
+    """Returns the table of a Parquet file without the columns `left_out`; texts of those `coded` with a dictionary.
 
-    Args:
-      path: of the file.
-      left_out: names of columns.
-      coded: names of columns of texts, read as numbers with a dictionary.
-      threads: read with pyarrow's threads.
     Raises:
       InputError: the arrays take more than their share of the memory.
       OSError, ValueError: the file is damaged.

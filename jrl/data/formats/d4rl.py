@@ -85,15 +85,13 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
     if missing and any(name.startswith("episode_") for name in file):
         raise InputError(f"data: {path} is the file of a Minari data set: give the directory that holds its data/")
     if missing:
+        needed, found = ", ".join(_NEEDED), ", ".join(file) or "nothing"
         raise InputError(
-            f"data: {path} has no {' and no '.join(missing)}: a D4RL file has {', '.join(_NEEDED)}, this one has "
-            f"{', '.join(file) or 'nothing'}"
+            f"data: {path} has no {' and no '.join(missing)}: a D4RL file has {needed}, this one has {found}"
         )
     if not {"timeouts", "next_observations", _ANY_END} & {*file}:
-        raise InputError(
-            f"data: {path} has neither timeouts nor next_observations, so that time limits of episodes are "
-            "unknown: add one of them (timeouts: False everywhere, if none did)"
-        )
+        what = "neither timeouts nor next_observations, so that time limits of episodes are unknown"
+        raise InputError(f"data: {path} has {what}: add one of them (timeouts: False everywhere, if none did)")
     names = [name for name in (*_NEEDED, "rewards", "timeouts", "next_observations", _ANY_END, _LAST) if name in file]
     if groups := [name for name in names if not hasattr(file[name], "dtype")]:
         raise InputError(f"data: {path}: {', '.join(groups)}: expected an array, got a group: write it anew")
@@ -150,10 +148,9 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a file. Raises InputError: an observation, action or column is no single array."""
     trees = {"observations": store.obs, "actions": store.action, **store.columns}
     if several := [name for name, tree in trees.items() if not isinstance(tree, np.ndarray)]:
-        raise InputError(
-            f"data: {path}: the format d4rl has one array for all observations, and so for actions and columns: "
-            f"{', '.join(several)} of {store.name} {'is' if len(several) == 1 else 'are'} a tree: write jrl or minari"
-        )
+        what = f"{', '.join(several)} of {store.name} {'is' if len(several) == 1 else 'are'} a tree"
+        one = "one array for all observations, and so for actions and columns"
+        raise InputError(f"data: {path}: the format d4rl has {one}: {what}: write jrl or minari")
     infos = {name: _LOG_PROBS if name == LOG_PROB else name for name in store.columns}
     named = [*(("infos", name) for name in infos.values()), *(("labels", name) for name in store.labels)]
     hdf5.check_names(path, named, nested=False)

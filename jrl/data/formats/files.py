@@ -105,9 +105,7 @@ def small_text(path: Path) -> str:
 # ---------------------------------------------------------------- the description beside the arrays
 
 
-class About(NamedTuple):
-    """Fields of an EpisodeStore beside its arrays."""
-
+class About(NamedTuple):  # fields of an EpisodeStore beside its arrays
     observation: Space
     action_space: Space
     meta: dict[str, Any]
@@ -116,14 +114,9 @@ class About(NamedTuple):
 
 def about_to_json(store: EpisodeStore) -> dict[str, Any]:
     """Describes a store as JSON; the path that it was read from is left out."""
-    return plain(
-        {
-            "observation": space_to_json(store.observation),
-            "action": space_to_json(store.action_space),
-            "meta": {k: v for k, v in store.meta.items() if k != "path"},
-            "notes": list(store.notes),
-        }
-    )
+    meta = {k: v for k, v in store.meta.items() if k != "path"}
+    spaces = {"observation": space_to_json(store.observation), "action": space_to_json(store.action_space)}
+    return plain({**spaces, "meta": meta, "notes": list(store.notes)})
 
 
 def about_from_json(found: Any) -> About:

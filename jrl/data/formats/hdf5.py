@@ -68,10 +68,8 @@ def _announced(file: Any, path: Path) -> int:
                     outside = "an array of parts of other files (a virtual data set)"
                 total += found.nbytes if found.shape is not None else 0
             if outside:
-                raise InputError(
-                    f"data: {path}: {where[:200]}: expected numbers in this file, got {outside}, which is not "
-                    "followed: write the file anew with the arrays themselves"
-                )
+                what = f"expected numbers in this file, got {outside}, which is not followed"
+                raise InputError(f"data: {path}: {where[:200]}: {what}: write the file anew with the arrays themselves")
     return total
 
 
@@ -95,12 +93,8 @@ def array(found: Any) -> np.ndarray:
 def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -> None:
     """Raises InputError: two arrays would have one name in the file, or HDF5 cannot keep a name.
 
-    HDF5 takes names with / for paths: "a/b" and the "b" of a Dict "a" are one array.
-
-    Args:
-      path: of the file, for the error.
-      names: of each array and of what it is in, from the outermost.
-      nested: a name with / is found again.
+    HDF5 takes names with / for paths: "a/b" and the "b" of a Dict "a" are one array. `names` has those on the way to
+    each array; `nested` says that a name with / is found again.
     """
     mend = "rename it, or write the format jrl"
     taken: dict[tuple[str, ...], tuple[tuple[str, ...], bool]] = {}  # place -> name, whether an array is there

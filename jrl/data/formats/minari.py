@@ -27,7 +27,7 @@ from jrl import spaces
 from jrl.data.formats import arrow, files, hdf5
 from jrl.data.spaces_json import gymnasium_starts, space_from_gymnasium, space_to_gymnasium
 from jrl.data.store import Episode, EpisodeStore, of_episodes
-from jrl.errors import InputError, cannot_import
+from jrl.errors import InputError
 from jrl.types import Dict, PyTree, Space, Tuple
 
 VERSION = "0.5.4"  # of Minari, whose layout is written
@@ -115,11 +115,9 @@ def _hdf5_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, 
     path = data / _MAIN
     with hdf5.opened(path) as file:
         names = sorted((n for n in file if re.fullmatch(r"episode_\d+", n)), key=lambda n: int(n[8:]))
-        if len(names) != metadata["total_episodes"]:
-            raise InputError(
-                f"data: {path} has {len(names)} episodes, where {_METADATA} says {metadata['total_episodes']}: fetch "
-                "the data set again"
-            )
+        if len(names) != (count := metadata["total_episodes"]):
+            what = f"{len(names)} episodes, where {_METADATA} says {count}"
+            raise InputError(f"data: {path} has {what}: fetch the data set again")
         for name in names:
             where = f"data: {path}: {name.replace('_', ' ')}"
             with _part(where):
@@ -184,7 +182,8 @@ def _episode(found: dict[str, Any], labels: Any, known: files.About, index: str,
         notes.append("episodes go on behind a termination or truncation; the last one alone counts as their end")
     columns = {name: _column(name, x, len(reward), notes) for name, x in found.get("infos", {}).items()}
     columns = {name: x for name, x in columns.items() if x is not None}
-    labels = {k: v for k, v in labels.items() if k not in ("id", "total_steps") and _is_label(v)}
+    is_label = lambda x: isinstance(x, _LABEL) and (not isinstance(x, str | bytes) or len(x) <= files.LONGEST_LABEL)
+    labels = {k: v for k, v in labels.items() if k not in ("id", "total_steps") and is_label(v)}
     return Episode(obs, action, reward, bool(terminations[-1]), bool(truncations[-1]), columns, labels)
 
 
@@ -204,18 +203,12 @@ def _element(node: Any, space: Space, index: str, notes: list[str]) -> PyTree:
 
 
 def _picture(file: bytes, space: Any) -> np.ndarray:
-    try:
-        from PIL import Image
-    except ImportError as e:
-        raise InputError(f"its pictures are JPEG files: {cannot_import('PIL', e, 'pillow')}") from e
+    from PIL import Image
+
     with Image.open(io.BytesIO(file), formats=("JPEG", "PNG")) as image:
         if (image.height, image.width) != space.shape[:2]:  # a picture of few bytes can have many more
             raise ValueError(f"a picture of {image.height} x {image.width} for {space}")
         return np.array(image, np.uint8)
-
-
-def _is_label(x: Any) -> bool:
-    return isinstance(x, _LABEL) and (not isinstance(x, str | bytes) or len(x) <= files.LONGEST_LABEL)
 
 
 def _column(name: str, given: Any, steps: int, notes: list[str]) -> PyTree | None:

@@ -12,6 +12,7 @@ import pickle
 import pickletools
 from typing import Any
 
+import jax
 import numpy as np
 
 from jrl.data.formats import files
@@ -62,11 +63,10 @@ def unpacked(text: str) -> PyTree:
 
 # ---------------------------------------------------------------- pickles
 
-_MODULES = ("numpy.core", "numpy._core")  # of numpy 1 and 2
-_NAMES = {
-    *((f"{module}.multiarray", name) for module in _MODULES for name in ("_reconstruct", "scalar")),
-    *((f"{module}.numeric", "_frombuffer") for module in _MODULES),
-    ("numpy", "dtype"), ("numpy", "ndarray"), ("_codecs", "encode"), ("__builtin__", "bytes"),
+_NAMES = {  # numpy.core is of numpy 1; _codecs and __builtin__ are how protocol 2 writes bytes
+    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer",
+    "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",
+    "numpy.dtype", "numpy.ndarray", "_codecs.encode", "__builtin__.bytes",
 }  # fmt: skip
 _REPEATED = {  # opcodes that make an object which the pickle may name again
     "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "GLOBAL",
@@ -94,7 +94,7 @@ def from_pickle(content: bytes) -> PyTree:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, EOFError,
             pickle.UnpicklingError) as e:  # fmt: skip
         raise Refused(f"the pickle is damaged ({str(e)[:200] or type(e).__name__})") from e
-    if _num_bytes(found) > len(content):
+    if sum(x.nbytes for x in jax.tree.leaves(found)) > len(content):
         raise Refused("the pickle names the bytes of an array more than once")
     return found
 
@@ -123,8 +123,8 @@ def _check_opcodes(content: bytes) -> None:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NAMES:
-            raise Refused(f"the pickle wants {str(module)[:80]}.{str(name)[:80]}: {_ONLY}")
+        if f"{module}.{name}" not in _NAMES or "." in name:
+            raise Refused(f"the pickle wants {module[:80]}.{name[:80]}: {_ONLY}")
         return _Name(name)
 
 
@@ -198,9 +198,3 @@ def _tree(found: Any) -> PyTree:
         case tuple() if found:
             return tuple(map(_tree, found))
     raise Refused(f"the pickle holds {str(found)[:80]!r}: {_ONLY}")
-
-
-def _num_bytes(found: PyTree) -> int:
-    if isinstance(found, np.ndarray):
-        return found.nbytes
-    return sum(map(_num_bytes, found.values() if isinstance(found, dict) else found))

@@ -52,16 +52,10 @@ def store_of_columns(
     texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
-    """Returns the episodes of RLlib's columns [N, *].
+    """Returns the episodes of RLlib's columns [N, *], by RLlib's names.
 
-    Args:
-      columns: by RLlib's names.
-      labels: of the store, [N], which tell episodes apart.
-      path: for messages.
-      notes: what was left out so far.
-      texts: what the numbers of labels stand for.
-      known: the spaces, if the file says them; None: they are guessed.
-      meta: of the store.
+    The `labels` [N] of the store tell episodes apart; `texts` are what numbers of labels stand for; `notes` say what
+    was left out so far. `known` are the spaces, which are guessed where the file does not say them.
     """
     if wrong := [k for k in _FLAT if k in columns and not isinstance(columns[k], np.ndarray)]:
         raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each step, got parts by name")

@@ -70,36 +70,34 @@ def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
     damaged = (OSError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
     try:
         read, looked_at = 0, 0
-        with _opened(path) as members:
-            for name, lines in members:
-                number = 0
-                while line := lines.readline(_LONGEST):
-                    number += 1
-                    read += len(line)  # a compressed file may unpack to anything: no header announces how much
-                    if read > looked_at + _PART or len(line) > _PART:
-                        files.check_size(path, read + _OBJECTS * len(line))
-                        looked_at = read
-                    if line.strip():
-                        yield from _line(line, f"{name}, line {number}", left_out)
+        for name, lines in _texts(path):
+            number = 0
+            while line := lines.readline(_LONGEST):
+                number += 1
+                read += len(line)  # a compressed file may unpack to anything: no header announces how much
+                if read > looked_at + _PART or len(line) > _PART:
+                    files.check_size(path, read + _OBJECTS * len(line))
+                    looked_at = read
+                if line.strip():
+                    yield from _line(line, f"{name}, line {number}", left_out)
     except InputError:
         raise
     except damaged as e:
         raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Iterator[tuple[str, io.TextIOBase]]]:
+def _texts(path: Path) -> Iterator[tuple[str, io.TextIOBase]]:
     """Yields the texts of a file, each with its name: one, or those of an archive."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            found = [name for name in sorted(archive.namelist()) if name.endswith(".json")]
-            if not found:
-                raise InputError(f"data: {path} has no member NAME.json: it is no archive of RLlib's")
-            yield ((f"data: {path}, {name}", io.TextIOWrapper(archive.open(name), "utf-8")) for name in found)
-    else:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            yield iter([(f"data: {path}", file)])
+    if path.suffix != ".zip":
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            yield f"data: {path}", file
+        return
+    with zipfile.ZipFile(path) as archive:
+        found = [name for name in sorted(archive.namelist()) if name.endswith(".json")]
+        if not found:
+            raise InputError(f"data: {path} has no member NAME.json: it is no archive of RLlib's")
+        for name in found:
+            yield f"data: {path}, {name}", io.TextIOWrapper(archive.open(name), "utf-8")
 
 
 def _line(line: str, where: str, left_out: set[str]) -> Iterator[_Rows]:
@@ -178,10 +176,9 @@ def _joined(rows: Sequence[_Rows], left_out: set[str], notes: list[str]) -> dict
         expected = names.shapes(first.columns[name])
         for part in rows:
             if (shape := names.shapes(part.columns[name])) != expected:
-                raise InputError(
-                    f"{part.where}: column {name} has rows of the shape {shape}, where the first line has {expected}: "
-                    "policies with spaces of their own go into files of their own"
-                )
+                what = f"column {name} has rows of the shape {shape}, where the first line has {expected}"
+                mend = "policies with spaces of their own go into files of their own"
+                raise InputError(f"{part.where}: {what}: {mend}")
         column = jax.tree.map(lambda *x: np.concatenate(x), *(part.columns[name] for part in rows))
         is_list = name not in names.KEYS and all(name in part.lists for part in rows)
         found[name] = jax.tree.map(_narrow, column) if is_list else column

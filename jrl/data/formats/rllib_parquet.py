@@ -243,10 +243,9 @@ def _buffer(state: Any) -> PyTree:
 
 def _tree(value: Any) -> PyTree:
     """Returns the arrays in what msgpack_numpy wrote; what it would unpickle is refused."""
-    if isinstance(value, dict) and b"nd" in value:
-        return _numpy(value[b"type"], value.get(b"shape", ()), value[b"data"])
     if isinstance(value, dict):
-        return {str(k): _tree(part) for k, part in value.items()}
+        is_array = b"nd" in value
+        return _numpy(value) if is_array else {str(k): _tree(part) for k, part in value.items()}
     if isinstance(value, list):
         return tuple(map(_tree, value))
     if not isinstance(value, bool | int | float):
@@ -254,7 +253,8 @@ def _tree(value: Any) -> PyTree:
     return np.asarray(value)
 
 
-def _numpy(name: Any, shape: Any, data: Any) -> np.ndarray:
+def _numpy(value: dict[Any, Any]) -> np.ndarray:
+    name, shape, data = value[b"type"], value.get(b"shape", ()), value[b"data"]
     if not isinstance(name, str) or np.dtype(name).kind not in "biuf":
         raise TypeError(f"it holds an array of dtype {str(name)[:40]}, where numbers are read only")
     dtype = np.dtype(name)

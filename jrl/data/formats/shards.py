@@ -74,7 +74,7 @@ class _Head(NamedTuple):
 class _Shard(NamedTuple):
     path: Path
     said: dict[str, Any]  # about.json
-    heads: dict[str, _Head]  # of its arrays, by name
+    heads: dict[str, _Head]  # by the names of the arrays
 
 
 @contextlib.contextmanager

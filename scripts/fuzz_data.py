@@ -42,7 +42,7 @@ from pyarrow import ipc, parquet
 
 from jrl import data
 from jrl.data import findings, inspection
-from jrl.data.formats import size
+from jrl.data.formats import files
 from jrl.data.spaces_json import plain
 from jrl.data.store import checked
 from jrl.errors import InputError
@@ -520,7 +520,7 @@ def look(path: Path) -> str:
 
 def outcomes(numbers: range, seed: int, seconds: float = 10.0) -> Iterator[tuple[int, str, str]]:
     """Yields (number, "", "") as each mutant begins, and (number, what became of it, a fault or "") behind it."""
-    before, size.most = size.most, lambda: LIMIT
+    before, files.most = files.most, lambda: LIMIT
     warnings.simplefilter("ignore")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -548,7 +548,7 @@ def outcomes(numbers: range, seed: int, seconds: float = 10.0) -> Iterator[tuple
                     found, fault = "fault", f"{number} ({what}): {name}"
                 yield number, found, fault
     finally:
-        size.most = before
+        files.most = before
 
 
 def run(count: int, seed: int = 0, *, first: int = 0, seconds: float = 10.0) -> dict[str, Any]:
@@ -627,7 +627,7 @@ def main() -> int:
             given = sources(Path(folder) / "sources")
             path, what = make(args.seed, args.only, given, where, Path(folder) / "secret")
             print(what)
-            size.most = lambda: LIMIT
+            files.most = lambda: LIMIT
             try:
                 print(data.read(path))
             except InputError as e:

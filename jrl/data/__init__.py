@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "Episode", "EpisodeStore", "Writer", "concatenated", "of_episodes", "read", "write"]
 
-_FORMATS = ("NAMES", "read", "write")
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # not before it is asked for: the command answers `--help` without jax
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # not before it is asked for: the command answers `--help` without jax
-    where = "formats" if name in _FORMATS else "writer" if name == "Writer" else "store"
+    where = {"NAMES": "formats", "read": "formats", "write": "formats", "Writer": "writer"}.get(name, "store")
     return getattr(importlib.import_module(f"jrl.data.{where}"), name)

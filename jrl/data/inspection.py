@@ -20,6 +20,8 @@ _MOST_VALUES = 8  # of a label
 def summary(store: EpisodeStore) -> dict[str, Any]:
     """Summarises a data set as plain data; returns and lengths with mean, standard deviation and `QUANTILES`."""
     terminated, truncated = store.terminated, store.truncated
+    kind = lambda x: f"{x.dtype.name}{list(x.shape[1:])}"
+    frequent = lambda x: collections.Counter(x.tolist()).most_common(_MOST_VALUES)
     return {
         "path": store.name,
         "env": store.meta.get("env"),
@@ -40,8 +42,8 @@ def summary(store: EpisodeStore) -> dict[str, Any]:
             "cut": int((~terminated & ~truncated).sum()),
         },
         "log_prob": LOG_PROB in store.columns,
-        "columns": {name: [_shape(x) for x in jax.tree.leaves(tree)] for name, tree in store.columns.items()},
-        "labels": {name: _values(x) for name, x in store.labels.items()},
+        "columns": {name: [kind(x) for x in jax.tree.leaves(tree)] for name, tree in store.columns.items()},
+        "labels": {name: {str(value): n for value, n in frequent(x)} for name, x in store.labels.items()},
         "meta": {k: v for k, v in store.meta.items() if k not in ("path", "env", "source", "actions")},
     }
 
@@ -54,15 +56,6 @@ def distribution(x: np.ndarray) -> dict[str, float]:
     values = np.percentile(x, QUANTILES)
     named = dict(zip(_NAMES, map(float, values), strict=True))
     return {"mean": float(x.mean()), "std": float(x.std()), **named}
-
-
-def _shape(x: np.ndarray) -> str:
-    return f"{x.dtype.name}{list(x.shape[1:])}"
-
-
-def _values(x: np.ndarray) -> dict[str, int]:
-    """Counts the episodes of each value of a label, for the most frequent values."""
-    return {str(value): n for value, n in collections.Counter(x.tolist()).most_common(_MOST_VALUES)}
 
 
 def histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
@@ -87,8 +80,14 @@ def histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
 def lines(store: EpisodeStore, found: dict[str, Any]) -> list[str]:
     """Returns the summary `found` of a data set as lines of text, with the histogram of returns."""
     ends = ", ".join(f"{n:,} {how}" for how, n in found["ends"].items() if n)
+    size = f"{found.get('bytes_on_disk', 0) / 2**20:,.1f} MiB"
+    on_disk = f": {found['format']}, {counted(found['files'], 'file', ',')}, {size}" if "files" in found else ""
+    more = lambda values: ", ..." * (len(values) == _MOST_VALUES)
+    counts = lambda values: ", ".join(f"{value} ({n:,})" for value, n in values.items()) + more(values)
+    quantiles = lambda x: ", ".join(f"{name} {x[name]:.6g}" for name in _NAMES)
+    spread = lambda x: f"{x['mean']:.6g} ± {x['std']:.6g} ({quantiles(x)})"
     told = {
-        "path": _path(found),
+        "path": found["path"] + on_disk,
         "environment": found["env"] or "not said",
         "source": found["source"],
         "episodes": f"{found['episodes']:,}: {ends}",
@@ -97,31 +96,13 @@ def lines(store: EpisodeStore, found: dict[str, Any]) -> list[str]:
         "action": f"{space_text(store.action_space)}, {found['actions']}",
         "behaviour": "log-probabilities are there" if found["log_prob"] else "no log-probabilities of the actions",
         "columns": ", ".join(f"{name} {' '.join(kinds)}" for name, kinds in found["columns"].items()),
-        "labels": "; ".join(f"{name}: {_counts(values)}" for name, values in found["labels"].items()),
+        "labels": "; ".join(f"{name}: {counts(values)}" for name, values in found["labels"].items()),
         "checksum": found["checksum"],
-        "lengths": _distribution_text(found["lengths"]),
-        "returns": _distribution_text(found["returns"]),
+        "lengths": spread(found["lengths"]),
+        "returns": spread(found["returns"]),
     }
-    return [f"{name:<12} {text}" for name, text in told.items() if text] + [
-        f"  {line}" for line in histogram(store.returns())
-    ]
-
-
-def _path(found: dict[str, Any]) -> str:
-    if "files" not in found:
-        return found["path"]
-    size = found["bytes_on_disk"] / 2**20
-    return f"{found['path']}: {found['format']}, {counted(found['files'], 'file', ',')}, {size:,.1f} MiB"
-
-
-def _counts(values: dict[str, int]) -> str:
-    more = ", ..." if len(values) == _MOST_VALUES else ""
-    return ", ".join(f"{value} ({n:,})" for value, n in values.items()) + more
-
-
-def _distribution_text(found: dict[str, float]) -> str:
-    quantiles = ", ".join(f"{name} {found[name]:.6g}" for name in _NAMES)
-    return f"{found['mean']:.6g} ± {found['std']:.6g} ({quantiles})"
+    bars = (f"  {line}" for line in histogram(store.returns()))
+    return [*(f"{name:<12} {text}" for name, text in told.items() if text), *bars]
 
 
 def space_text(space: Space) -> str:

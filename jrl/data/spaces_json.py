@@ -1,4 +1,4 @@
-"""Spaces as JSON, in checkpoints and data sets. Anybody may have written what is read."""
+"""Spaces as JSON: ours, in checkpoints and data sets, and Gymnasium's, as Minari writes them. Either may be wrong."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from jrl.errors import InputError
+from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 _MOST = 2**31 - 1  # elements of an observation or action
 
@@ -75,3 +76,87 @@ def _dtype(name: Any) -> str:
 
 def _bound(x: Any) -> float | tuple[float, ...]:
     return tuple(map(float, x)) if isinstance(x, list) else float(x)
+
+
+# ---------------------------------------------------------------- Gymnasium's: {"type": "Box", "dtype", "shape", ...}
+
+
+def space_from_gymnasium(found: Any, what: str) -> Space:
+    """Returns our space for Gymnasium's. Choices begin at 0: `gymnasium_starts` says where they begin in the files.
+
+    Args:
+      found: the space as plain data.
+      what: it is of, for messages.
+    Raises:
+      InputError: there is no space of ours for it, or it is none.
+    """
+    try:
+        match found["type"]:
+            case "Dict":
+                parts = found["subspaces"]
+                if wrong := [name for name in parts if "/" in name or not name]:
+                    raise InputError(f"{what}: names of parts must not have a / or be empty: {', '.join(wrong)!r}")
+                return Dict(tuple((k, space_from_gymnasium(part, f"{what}[{k!r}]")) for k, part in parts.items()))
+            case "Tuple":
+                parts = enumerate(found["subspaces"])
+                return Tuple(tuple(space_from_gymnasium(part, f"{what}[{i}]") for i, part in parts))
+            case "Box":
+                low, high = _common(found["low"]), _common(found["high"])
+                fields = {**found, "dtype": found["dtype"], "low": low, "high": high}
+            case "Discrete":
+                fields = {**found, "n": found["n"]}
+            case "MultiDiscrete":
+                fields = {**found, "nvec": np.asarray(found["nvec"]).reshape(-1).tolist()}
+            case "MultiBinary":
+                fields = {"shape": found["n"] if isinstance(found["n"], list) else [found["n"]], "dtype": "int8"}
+            case other:
+                use = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of those"
+                raise InputError(f"{what}: spaces of the type {str(other)[:80]} are not read: {use}")
+        return space_from_json({"dtype": "int64", **fields, "kind": found["type"]})
+    except InputError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as e:
+        raise InputError(f"{what}: {str(found)[:80]} is no space of Gymnasium's ({e})") from e
+
+
+def _common(bound: Any) -> float | list[float]:
+    """Returns a bound as one number where all elements have the same."""
+    numbers = np.asarray(bound, np.float64).reshape(-1)
+    return float(numbers[0]) if numbers.size and (numbers == numbers[0]).all() else numbers.tolist()
+
+
+def gymnasium_starts(found: Any) -> PyTree:
+    """Returns the first choice of each part in the files, as an element of the space; 0 where they say nothing."""
+    match found["type"]:
+        case "Dict":
+            return {name: gymnasium_starts(part) for name, part in found["subspaces"].items()}
+        case "Tuple":
+            return tuple(map(gymnasium_starts, found["subspaces"]))
+    has_start = found["type"] in ("Discrete", "MultiDiscrete")
+    return np.asarray(found.get("start") or 0).reshape(-1) if has_start else np.zeros(1, int)
+
+
+def space_to_gymnasium(space: Space) -> dict[str, Any]:
+    """Returns a space of ours as Minari writes Gymnasium's."""
+    found: dict[str, Any] = {"type": type(space).__name__}
+    match space:
+        case Dict():
+            return found | {"subspaces": {name: space_to_gymnasium(part) for name, part in space.items}}
+        case Tuple():
+            return found | {"subspaces": [space_to_gymnasium(part) for part in space.items]}
+        case Discrete():
+            return found | {"dtype": "int64", "start": 0, "n": space.n}
+        case MultiDiscrete():
+            return found | {"dtype": space.dtype, "nvec": list(space.nvec), "start": [0] * len(space.nvec)}
+        case MultiBinary():
+            return found | {"n": list(space.shape)}
+    low, high = (_in_dtype(bound, np.dtype(space.dtype)) for bound in space.bounds())
+    return found | {"dtype": space.dtype, "shape": list(space.shape), "low": low, "high": high}
+
+
+def _in_dtype(bound: np.ndarray, dtype: np.dtype) -> Any:
+    """Returns the numbers as nested lists; of integers, which have no infinity, the smallest or the largest."""
+    if dtype.kind not in "iu":
+        return bound.astype(dtype).tolist()
+    limits = np.iinfo(dtype)
+    return np.vectorize(lambda x: int(min(max(x, limits.min), limits.max)), otypes=[object])(bound).tolist()

@@ -16,7 +16,7 @@ import numpy as np
 from jrl import spaces
 from jrl.data.spaces_json import space_from_json
 from jrl.errors import InputError, counted
-from jrl.types import Box, Discrete, MultiDiscrete, PyTree, Space
+from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
 
 NO_REWARDS = {"rewards": "none"}  # in meta: the file had none, and those of the store are 0
 _MOST_CHOICES = 2**31 - 2  # the largest choice: jax counts them in int32
@@ -39,10 +39,10 @@ class Episode(NamedTuple):
 class EpisodeStore:
     """Episodes, R rows in all; see the module. The arrays have the dtypes of the file that they came from.
 
-    `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, who wrote the data;
-    `actions`, "normalized" where `action_space` is that of what the policy chose, whose Boxes of [-1, 1] are mapped to
-    the bounds of the environment, which the space `env_action` as JSON says. Else actions are the environment's own;
-    `rewards`, "none" where there were none, so that they are 0.
+    `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, the program that wrote the
+    data; `rewards`, "none" where there were none, so that they are 0; `actions`, "normalized" where the Boxes of
+    `action_space` are the policy's [-1, 1], which are mapped to the bounds of the environment, the space `env_action`
+    as JSON. Else actions are the environment's own.
     """
 
     observation: Space
@@ -77,6 +77,14 @@ class EpisodeStore:
     def num_steps(self) -> int:
         """Returns the number of transitions."""
         return self.num_rows - self.num_episodes
+
+    def observations(self) -> list[tuple[str, Leaf, np.ndarray]]:
+        """Returns path, space and array [R, *] of each leaf of the observations."""
+        return _leaves(self.observation, self.obs)
+
+    def actions(self) -> list[tuple[str, Leaf, np.ndarray]]:
+        """Returns path, space and array [R, *] of each leaf of the actions."""
+        return _leaves(self.action_space, self.action)
 
     def lengths(self) -> np.ndarray:
         """Returns the number of steps of each episode, [E] i64."""
@@ -177,11 +185,14 @@ class EpisodeStore:
     def checksum(self) -> str:
         """Returns sixteen hexadecimal digits that differ where rows or ends do."""
         digest = hashlib.blake2b(digest_size=8)
-        for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)):
-            digest.update(np.ascontiguousarray(x).view(np.uint8).data)
-        for x in (self.offsets, self.terminated, self.truncated):
+        rows, ends = (self.obs, self.action, self.reward, self.columns), (self.offsets, self.terminated, self.truncated)
+        for x in (*jax.tree.leaves(rows), *ends):
             digest.update(np.ascontiguousarray(x).view(np.uint8).data)
         return digest.hexdigest()
+
+
+def _leaves(space: Space, tree: PyTree) -> list[tuple[str, Leaf, np.ndarray]]:
+    return [(*leaf, x) for leaf, x in zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)]
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
@@ -246,15 +257,17 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
                 raise InputError(f"{first.name} and {other.name} have different {what}: {a} and {b}")
     if len(stores) == 1:
         return first
-    notes = dict.fromkeys(note for store in stores for note in store.notes)
-    shared = lambda parts: [k for k in parts[0] if all(k in part for part in parts)]
+    notes = [note for store in stores for note in store.notes]
+    kinds = lambda store, name: [(x.shape[1:], x.dtype.kind) for x in jax.tree.leaves(store.columns[name])]
+    columns = []
     for name in dict.fromkeys(k for s in stores for k in s.columns):
         if any(name not in s.columns for s in stores):
-            notes[f"the column {name} is not in all of the files, and was left out"] = None
-    kinds = lambda store, name: [(x.shape[1:], x.dtype.kind) for x in jax.tree.leaves(store.columns[name])]
-    unlike = [n for n in shared([s.columns for s in stores]) if any(kinds(s, n) != kinds(first, n) for s in stores)]
-    for name in unlike:
-        notes[f"the column {name} has not the same shape in all of the files, and was left out"] = None
+            notes.append(f"the column {name} is not in all of the files, and was left out")
+        elif any(kinds(s, name) != kinds(first, name) for s in stores):
+            notes.append(f"the column {name} has not the same shape in all of the files, and was left out")
+        else:
+            columns.append(name)
+    labels = [k for k in first.labels if all(k in s.labels for s in stores)]
     joined = lambda trees: jax.tree.map(lambda *x: _end_to_end(x), *trees)
     starts = np.cumsum([0, *(s.num_rows for s in stores)])
     return EpisodeStore(
@@ -266,12 +279,10 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
         offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
         terminated=np.concatenate([s.terminated for s in stores]),
         truncated=np.concatenate([s.truncated for s in stores]),
-        columns={
-            k: joined([s.columns[k] for s in stores]) for k in shared([s.columns for s in stores]) if k not in unlike
-        },
-        labels={k: np.concatenate([s.labels[k] for s in stores]) for k in shared([s.labels for s in stores])},
+        columns={k: joined([s.columns[k] for s in stores]) for k in columns},
+        labels={k: np.concatenate([s.labels[k] for s in stores]) for k in labels},
         meta={k: v for k, v in first.meta.items() if all(s.meta.get(k) == v for s in stores)},
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -306,28 +317,26 @@ def checked(store: EpisodeStore) -> EpisodeStore:
     if offsets[0] != 0 or (offsets[1:] - 2 < offsets[:-1]).any():
         raise _unfit(store, ["offsets: expected to begin at 0 and to rise by 2 or more with each episode"])
     rows, episodes = int(offsets[-1]), len(offsets) - 1
-    expected: list[tuple[str, Any, tuple[int, ...] | None, str]] = [("reward", store.reward, (), "biuf")]
+    expected: list[tuple[str, Any, tuple[int, ...] | None]] = [("reward", store.reward, ())]
     faults = []
     for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
-        if not _same_structure(tree, spaces.map_leaves(lambda leaf: 0, space)):
+        if _is_element(tree, space):
+            expected += [(f"{name} {path}".strip(), x, leaf.shape) for path, leaf, x in _leaves(space, tree)]
+        else:
             faults.append(f"{name}: expected an array for each part of {space}")
-            continue
-        leaves = zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)
-        expected += [(f"{name} {path}".strip(), x, leaf.shape, "biuf") for (path, leaf), x in leaves]
     for name, tree in store.columns.items():
         shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
-        expected += [(f"column {name}", x, shape, "biuf") for x in jax.tree.leaves(tree)]
-    faults += filter(None, (array_fault(name, x, rows, shape, kinds) for name, x, shape, kinds in expected))
+        expected += [(f"column {name}", x, shape) for x in jax.tree.leaves(tree)]
+    faults += [array_fault(name, x, rows, shape) for name, x, shape in expected]
     ends = {"terminated": store.terminated, "truncated": store.truncated}
-    of_episodes = [(name, x, "biu") for name, x in ends.items()]
-    of_episodes += [(f"label {name}", x, "biufUS") for name, x in store.labels.items()]
-    faults += filter(None, (array_fault(name, x, episodes, (), kinds) for name, x, kinds in of_episodes))
+    faults += [array_fault(name, x, episodes, (), "biu") for name, x in ends.items()]
+    faults += [array_fault(f"label {name}", x, episodes, (), "biufUS") for name, x in store.labels.items()]
     if "env_action" in store.meta:
         try:
             space_from_json(store.meta["env_action"])
         except (ValueError, TypeError, OverflowError, RecursionError) as e:
             faults.append(f"meta env_action: expected a space as JSON ({e})")
-    if faults:
+    if faults := list(filter(None, faults)):
         raise _unfit(store, faults)
     native = lambda x: x.astype(x.dtype.newbyteorder("="), copy=False)
     store = store.map_rows(native)
@@ -340,15 +349,7 @@ def checked(store: EpisodeStore) -> EpisodeStore:
 
 
 def array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
-    """Describes what is wrong with an array [rows, *shape]; "" for nothing.
-
-    Args:
-      name: of the array, for the message.
-      x: the array.
-      rows: expected.
-      shape: of a row; None: any.
-      kinds: of dtypes, as numpy's letters.
-    """
+    """Describes what is wrong with an array [rows, *shape] of the dtype kinds, numpy's letters; "" for nothing."""
     if not isinstance(x, np.ndarray):
         return f"{name}: expected an array, got {type(x).__name__}"
     what = "numbers" if "U" not in kinds else "numbers or texts"
@@ -373,15 +374,11 @@ def fault(episode: Episode, observation: Space, action: Space, first: Episode) -
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"
-    for what, space, tree, rows in (
-        ("observations", observation, episode.obs, steps + 1),
-        ("actions", action, episode.action, steps),
-    ):
-        found = jax.tree.leaves(tree)
-        leaves = spaces.leaves(space)
-        if not _same_structure(tree, spaces.map_leaves(lambda leaf: 0, space)):
+    parts = ("observations", observation, episode.obs, steps + 1), ("actions", action, episode.action, steps)
+    for what, space, tree, rows in parts:
+        if not _is_element(tree, space):
             return f"its {what} are no element of {space}"
-        for (path, leaf), x in zip(leaves, found, strict=True):
+        for path, leaf, x in _leaves(space, tree):
             if x.shape != (rows, *leaf.shape):
                 name = f"{what} {path}".strip()
                 return f"its {name} have the shape {x.shape}, where {steps} steps of {leaf} need {(rows, *leaf.shape)}"
@@ -393,9 +390,10 @@ def fault(episode: Episode, observation: Space, action: Space, first: Episode) -
     return ""
 
 
-def _same_structure(a: PyTree, b: PyTree) -> bool:
-    found: Any = jax.tree.structure(a)
-    return bool(found == jax.tree.structure(b))
+def _is_element(tree: PyTree, space: Space) -> bool:
+    """Returns whether a tree has the structure of a space's elements."""
+    found: Any = jax.tree.structure(tree)
+    return bool(found == jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)))
 
 
 def guessed_observation(x: np.ndarray) -> Space:
@@ -416,9 +414,8 @@ def guessed_action(x: np.ndarray) -> Space:
     """
     if x.dtype.kind in "iub":
         if not x.size or x.max() > _MOST_CHOICES:
-            raise InputError(
-                f"integer actions: expected 0 to {_MOST_CHOICES}, got {int(x.max()) if x.size else 'none'}"
-            )
+            found = int(x.max()) if x.size else "none"
+            raise InputError(f"integer actions: expected 0 to {_MOST_CHOICES}, got {found}")
         most = np.maximum(x.astype(np.int64).max(0), 0) + 1  # what is below 0 is a finding
         return Discrete(int(most), x.dtype.name) if x.ndim == 1 else MultiDiscrete(tuple(map(int, most)), x.dtype.name)
     low, high = x.min(0), x.max(0)

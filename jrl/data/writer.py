@@ -47,10 +47,8 @@ class Writer:
     ):
         self._kind = formats.module(format)
         if format not in formats.OF_FILES:
-            raise InputError(
-                f"data format {format!r} cannot be written file by file: write one of {', '.join(formats.OF_FILES)}, "
-                "and convert the files afterwards"
-            )
+            mend = f"write one of {', '.join(formats.OF_FILES)}, and convert the files afterwards"
+            raise InputError(f"data format {format!r} cannot be written file by file: {mend}")
         if not max_file_mb > 0:
             raise InputError(f"max_file_mb: expected more than 0, got {max_file_mb}")
         self._directory = resolve(directory, "data", "new directory")
@@ -62,8 +60,8 @@ class Writer:
         self._most = max_file_mb * 2**20
         self._compress = compress
         self._meta, self._notes = dict(meta or {}), tuple(notes)
-        self._suffix: str = self._kind.SUFFIXES[0]
-        self._next = self._first_free()
+        numbers = [re.match(rf"{PREFIX}-(\d+)\.", path.name) for path in self._directory.iterdir()]
+        self._next = max((int(match[1]) + 1 for match in numbers if match), default=0)
         self._held: list[Episode] = []
         self._held_bytes = self._added = 0
         self._first: Episode | None = None  # that all others must be like
@@ -79,18 +77,14 @@ class Writer:
         if found := fault(episode, *self._spaces, self._first):
             raise InputError(f"{self._directory}: episode {self._added}: {found}")
         self._added += 1
-        size = _num_bytes(episode)
-        if self._held and self._held_bytes + size > self._most:
-            self._write()
+        arrays = jax.tree.leaves((episode.obs, episode.action, episode.reward, dict(episode.columns)))
+        size = sum(x.nbytes for x in arrays)
+        if self._held_bytes + size > self._most:
+            self.close()
         self._held.append(episode)
         self._held_bytes += size
         if self._held_bytes >= self._most:
-            self._write()
-
-    def close(self) -> None:
-        """Writes the episodes that are held."""
-        if self._held:
-            self._write()
+            self.close()
 
     def __enter__(self) -> "Writer":
         return self
@@ -98,20 +92,13 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self) -> None:
-        path = self._directory / f"{PREFIX}-{self._next:05d}{self._suffix}"
+    def close(self) -> None:
+        """Writes the episodes that are held."""
+        if not self._held:
+            return
+        path = self._directory / f"{PREFIX}-{self._next:05d}{self._kind.SUFFIXES[0]}"
         store = of_episodes(*self._spaces, self._held, meta={**self._meta, "path": str(path)}, notes=self._notes)
         self._kind.write_file(store, path, compress=self._compress)
         self.files.append(path)
         self._next += 1
         self._held, self._held_bytes = [], 0
-
-    def _first_free(self) -> int:
-        name = re.compile(rf"{PREFIX}-(\d+)\.")
-        found = [name.match(p.name) for p in self._directory.iterdir()]
-        return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
-def _num_bytes(episode: Episode) -> int:
-    trees = (episode.obs, episode.action, episode.reward, dict(episode.columns))
-    return sum(x.nbytes for x in jax.tree.leaves(trees))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import data, registry, spaces
-from jrl.data import EpisodeStore, findings, jumps
+from jrl.data import EpisodeStore, findings
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
 from jrl.envs.history import history
@@ -59,7 +59,7 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
         train[name] = store
     notes = [f"data: {store.name}: {note}" for store in raw.values() for note in store.notes]
     for store in raw.values():
-        notes += [f"data: {store.name}: {what}: {mend}" for what, mend in jumps.evidence(store)]
+        notes += [f"data: {store.name}: {what}: {mend}" for _, what, mend in findings.misplaced_ends(store)]
     return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()}, tuple(notes))
 
 

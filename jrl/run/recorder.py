@@ -130,7 +130,7 @@ class Recorder:
         for kind, where in enumerate(self._directories):
             pending = where / _MARKS / f"{iteration}.npz"
             if pending.exists():
-                for episode in shards.read_file(pending).episodes():
+                for episode in shards.read_files([pending]).episodes():
                     self._writers[kind].add(_copied(episode))
         if not all((where / _MARKS / f"{iteration}.json").exists() for where in self._directories):
             self.mark(iteration)

@@ -4,10 +4,10 @@ import base64
 import json
 from pathlib import Path
 
+import lz4.frame
 import numpy as np
 
 from jrl.data import Episode, EpisodeStore, of_episodes
-from jrl.data.formats import lz4
 from jrl.types import Box, Dict, Discrete
 
 FILES = Path(__file__).parent / "files"
@@ -59,7 +59,7 @@ def lines(path, *batches):
 
 def packed(pickle: bytes) -> str:
     """A pickle of any kind as RLlib packs columns."""
-    return base64.b64encode(lz4.compress(pickle)).decode()
+    return base64.b64encode(lz4.frame.compress(pickle)).decode()
 
 
 def same(a: EpisodeStore, b: EpisodeStore):

@@ -14,7 +14,7 @@ from PIL import Image
 from jrl import data
 from jrl.data.__main__ import main as command
 from jrl.data.findings import findings
-from jrl.data.formats import gymnasium_json
+from jrl.data.spaces_json import space_from_gymnasium, space_to_gymnasium
 from jrl.errors import InputError
 from jrl.run.session import Session
 from jrl.settings import config
@@ -160,7 +160,7 @@ def test_no_extension_type_is_asked_to_read_itself(tmp_path, format):
     file = tmp_path / "one-v0" / "data" / "0" / f"part-0.{format}"
     file.parent.mkdir(parents=True)
     spaces = {"observation_space": Box((1,), "float64"), "action_space": Discrete(2, "int64")}
-    spaces = {name: json.dumps(gymnasium_json.plain(space)) for name, space in spaces.items()}
+    spaces = {name: json.dumps(space_to_gymnasium(space)) for name, space in spaces.items()}
     (file.parent / "metadata.json").write_text('{"id": 0}')
     metadata = {"total_episodes": 1, "data_format": format, **spaces}
     (file.parent.parent / "metadata.json").write_text(json.dumps(metadata))
@@ -193,8 +193,8 @@ SPACES = [
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_spaces_of_gymnasium_come_back(space):
-    written = json.loads(json.dumps(gymnasium_json.plain(space)))
-    assert gymnasium_json.space(written, "x") == space
+    written = json.loads(json.dumps(space_to_gymnasium(space)))
+    assert space_from_gymnasium(written, "x") == space
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_spaces_of_gymnasium_come_back(space):
 )
 def test_spaces_that_are_none(found, message):
     with pytest.raises(InputError, match=message):
-        gymnasium_json.space(found, "x")
+        space_from_gymnasium(found, "x")
 
 
 # ---------------------------------------------------------------- Minari that is wrong
@@ -498,5 +498,5 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path, monkeypatch):
     path = flat_file(tmp_path / "x.hdf5")
     shutil.copy(path, tmp_path / "y.hdf5")
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(InputError, match=r"data: HDF5 files: h5py .*pip install"):
+    with pytest.raises(InputError, match=r"data: HDF5 files: h5py is not installed: pip install 'jrl\[data\]'"):
         data.read(path)

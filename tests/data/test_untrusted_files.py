@@ -14,7 +14,7 @@ import pytest
 import stores
 
 from jrl import data
-from jrl.data.formats import size
+from jrl.data.formats import files
 from jrl.errors import InputError
 
 ROWS = 20
@@ -23,7 +23,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr(size.room, "host_available", lambda: 2 * MEBIBYTE)
+    monkeypatch.setattr(files.room, "host_available", lambda: 2 * MEBIBYTE)
 
 
 def refused(path, message, **options):

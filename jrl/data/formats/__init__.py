@@ -1,9 +1,8 @@
 """Formats of files of experience, a module each, and the recognition of a path's format.
 
-A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
-files are better read together, as their episodes go on from one to the next, `read_files(paths) -> EpisodeStore`; and
-`NESTED` where a directory has them in directories of its own. A module of directories has `is_one(directory)`,
-`read(directory)` and `write(store, directory, compress)`. What reads executes nothing that stands in a file.
+A module of files has `SUFFIXES`, `read_files(paths) -> EpisodeStore` and `write_file(store, path, compress)`, and
+`NESTED` where a directory has the files in directories of its own. A module of directories has `is_one(directory)`,
+`read(directory)` and `write(store, directory, compress)`. No reader executes anything that stands in a file.
 """
 
 import contextlib
@@ -16,36 +15,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jrl.data.formats import files
 from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, resolve_glob, unwritable
 
-# name in configs and commands -> its module here
-_MODULES = {
-    "jrl": "shards",
-    "minari": "minari",
-    "d4rl": "d4rl",
-    "rllib-json": "rllib_json",
-    "rllib-parquet": "rllib_parquet",
-}
-NAMES = tuple(_MODULES)
+NAMES = ("jrl", "minari", "d4rl", "rllib-json", "rllib-parquet")  # in configs and commands
 _SETS = Path("runs", "data")  # where shipped configs look for theirs
 _MAKER = Path(__file__).parents[3] / "scripts" / "make_data.py"  # makes those; an installed package has no scripts
-_LONGEST = 900  # characters of a line of an error
 OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
 def module(name: str) -> Any:
     """Returns the module of a format. Raises InputError: there is none of that name."""
-    if name not in _MODULES:
+    if name not in NAMES:
         raise InputError(f"data format {name!r}: expected one of {', '.join(NAMES)}")
-    return importlib.import_module(f"jrl.data.formats.{_MODULES[name]}")
+    return importlib.import_module(f"jrl.data.formats.{'shards' if name == 'jrl' else name.replace('-', '_')}")
 
 
 def read(
-    paths: str | Path | Sequence[str | Path],
-    format: str | None = None,
-    where: Mapping[str, str | int] | None = None,
+    paths: str | Path | Sequence[str | Path], format: str | None = None, where: Mapping[str, str | int] | None = None
 ) -> EpisodeStore:
     """Reads data sets as one.
 
@@ -65,33 +54,22 @@ def read(
             stores += _stores(located(name), format)
     with _total(given[0]):
         store = concatenated(stores)
-    name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-    store = store if store.meta.get("path") == name else _named(store, name)
+    store = _named(store, str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more")
     return store.where(where) if where else store
 
 
 @contextlib.contextmanager
 def _total(name: str | Path) -> Iterator[None]:
-    """Turns whatever reading raises into one InputError with lines of a bounded length.
-
-    Files may be damaged in ways that neither a reader nor its library has thought of: readers raise InputError where
-    they know better what is wrong, and the rest ends here.
-    """
+    """Turns whatever reading raises into an InputError: a file may be damaged in ways that no reader has thought of."""
     try:
         yield
-    except InputError as e:
-        raise InputError(*map(_shortened, e.errors)) from e
+    except InputError:
+        raise
     except Exception as e:
-        what = _shortened(str(e).strip("\"'") or type(e).__name__, 300)
-        mend = "fetch it again, or write it anew"
+        what, mend = files.reason(e), "fetch it again, or write it anew"
         if isinstance(e, OSError) and e.strerror:
             what, mend = e.strerror, "see whether the path exists and may be read"
-        raise InputError(_shortened(f"data: {name} is damaged, or cannot be read ({what}): {mend}")) from e
-
-
-def _shortened(text: str, most: int = _LONGEST) -> str:
-    """Returns a text without its middle where it is long: the start names the file, and the end the fix."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+        raise InputError(f"data: {name} is damaged, or cannot be read ({what}): {mend}") from e
 
 
 def _named(store: EpisodeStore, name: str) -> EpisodeStore:
@@ -112,21 +90,18 @@ def _instead(path: Path) -> str:
     name, _, kind = path.name.partition("-")
     if path.parent.parts[-2:] != _SETS.parts or not kind.isalpha():
         return "give a file, a directory of files, or a glob of such"
-    record = f"record one with `python -m jrl.data record RUN --out {path}`"
-    if not _MAKER.is_file():
-        return record
-    script = os.path.relpath(_MAKER)
-    return f"make it with `python {script} {name} --kinds {kind} --out {path.parent}`, or {record}"
+    make = f"make it with `python {os.path.relpath(_MAKER)} {name} --kinds {kind} --out {path.parent}`, or "
+    return make * _MAKER.is_file() + f"record one with `python -m jrl.data record RUN --out {path}`"
 
 
-def files(path: Path, kind: Any) -> list[Path]:
+def _files_of(path: Path, kind: Any) -> list[Path]:
     """Returns the files of a format, given its module: the path itself, or those in the directory, by name."""
     if not path.is_dir():  # neither a device nor a pipe is a file, and reading one might not end
         return [path] if path.is_file() else []
-    found = [p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
-    if not found and getattr(kind, "NESTED", False):
-        found = [p for p in path.rglob("*") if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
-    return sorted(found)
+    is_file = lambda p: p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))
+    return sorted(filter(is_file, path.iterdir())) or (
+        sorted(filter(is_file, path.rglob("*"))) if getattr(kind, "NESTED", False) else []
+    )
 
 
 def format_of(path: Path) -> str:
@@ -136,27 +111,25 @@ def format_of(path: Path) -> str:
             if name not in OF_FILES and module(name).is_one(path):
                 return name
     for name in OF_FILES:
-        if files(path, module(name)) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
+        if _files_of(path, module(name)) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
             return name
     endings = ", ".join(f"{name} ({', '.join(module(name).SUFFIXES)})" for name in OF_FILES)
     raise InputError(f"data: {path} is of no format that is known: expected files of {endings}, or a Minari directory")
 
 
 def _stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore]:
-    """Returns the stores of paths; files of a kind whose episodes go on from one to the next are read together."""
+    """Returns the stores of paths; the files of paths of one format are read together."""
     stores: list[EpisodeStore] = []
     for name, same in itertools.groupby(paths, lambda path: format or format_of(path)):
-        kind = module(name)
-        if name not in OF_FILES:
-            stores += [_named(kind.read(path), str(path)) for path in same]
-            continue
-        found = []
+        kind, found = module(name), []
         for path in same:
-            found += (here := files(path, kind))
-            if not here:
+            if name not in OF_FILES:
+                stores.append(_named(kind.read(path), str(path)))
+            elif here := _files_of(path, kind):
+                found += here
+            else:
                 raise InputError(f"data: {path} holds no file of the format {name} ({', '.join(kind.SUFFIXES)})")
-        together = hasattr(kind, "read_files")
-        stores += [kind.read_files(found)] if together else [_named(kind.read_file(p), str(p)) for p in found]
+        stores += [kind.read_files(found)] if found else []
     return stores
 
 

@@ -8,14 +8,23 @@ else there is of an EpisodeStore.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, hdf5, size, transitions, whole
-from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
+from jrl.data.formats import files, hdf5, transitions
+from jrl.data.store import (
+    LOG_PROB,
+    NO_REWARDS,
+    EpisodeStore,
+    concatenated,
+    guessed_action,
+    guessed_observation,
+    without_axis,
+)
 from jrl.errors import InputError
 
 SUFFIXES = (".hdf5", ".h5")
@@ -29,26 +38,27 @@ _LABELS, _LAST = "metadata/labels", "metadata/last_rows"
 # ---------------------------------------------------------------- reading
 
 
-def read_file(path: Path) -> EpisodeStore:
-    """Reads a file. Raises InputError: something in it is missing or does not fit."""
+def read_files(paths: Sequence[Path]) -> EpisodeStore:
+    """Reads files as one data set. Raises InputError: something in them is missing or does not fit."""
+    return concatenated(list(map(_file, paths)))
+
+
+def _file(path: Path) -> EpisodeStore:
     with hdf5.opened(path) as file:
         flat, columns = _arrays(file, path)
         own = json.loads(file["metadata"].attrs.get(_OWN, "null")) if "metadata" in file else None
         labels = {n: _label(x, f"data: {path}: label {n}") for n, x in _group(file, _LABELS)}
-        known = about.read(own) if own else None
+        known = files.about_from_json(own) if own else None
     if known is None:
         flat["actions"] = without_axis(flat["actions"])
-        known = _guessed(flat)
-    meta = dict(known.meta)
-    if "rewards" not in flat:
-        flat["rewards"] = np.zeros(len(flat["actions"]), np.float32)
-        meta |= NO_REWARDS
+        spaces_of = guessed_observation(flat["observations"]), guessed_action(flat["actions"])
+        known = files.About(*spaces_of, {"source": "D4RL's format"}, ())
     _check_shapes(path, flat, known)
     episode = _episodes(path, flat, labels)
     steps = transitions.Transitions(
         obs=flat["observations"],
         action=flat["actions"],
-        reward=flat["rewards"],
+        reward=flat.get("rewards", np.zeros(len(flat["actions"]), np.float32)),
         terminated=flat["terminals"] != 0,
         truncated=flat["timeouts"] != 0,
         next_obs=flat.get("next_observations"),
@@ -56,8 +66,61 @@ def read_file(path: Path) -> EpisodeStore:
         columns=columns,
         labels={name: label[episode] for name, label in labels.items()} if episode is not None else {},
     )
-    meta = {"path": str(path), **meta}
+    meta = {"path": str(path), **known.meta, **({} if "rewards" in flat else NO_REWARDS)}
     return transitions.store_of(steps, known.observation, known.action_space, meta=meta, notes=known.notes)
+
+
+def _group(file: Any, name: str) -> Any:
+    return file[name].items() if name in file else ()
+
+
+def _label(found: Any, where: str) -> np.ndarray:
+    given = hdf5.array(found)
+    return files.texts([str(x, "utf-8") for x in given.reshape(-1)], where) if given.dtype.kind == "O" else given
+
+
+def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns the flat arrays by name, and the columns: arrays of numbers in `infos` with as many rows."""
+    missing = [name for name in _NEEDED if name not in file]
+    if missing and any(name.startswith("episode_") for name in file):
+        raise InputError(f"data: {path} is the file of a Minari data set: give the directory that holds its data/")
+    if missing:
+        needed, found = ", ".join(_NEEDED), ", ".join(file) or "nothing"
+        raise InputError(
+            f"data: {path} has no {' and no '.join(missing)}: a D4RL file has {needed}, this one has {found}"
+        )
+    if not {"timeouts", "next_observations", _ANY_END} & {*file}:
+        what = "neither timeouts nor next_observations, so that time limits of episodes are unknown"
+        raise InputError(f"data: {path} has {what}: add one of them (timeouts: False everywhere, if none did)")
+    names = [name for name in (*_NEEDED, "rewards", "timeouts", "next_observations", _ANY_END, _LAST) if name in file]
+    if groups := [name for name in names if not hasattr(file[name], "dtype")]:
+        raise InputError(f"data: {path}: {', '.join(groups)}: expected an array, got a group: write it anew")
+    flat = {name: hdf5.array(file[name]) for name in names}
+    if wrong := [name for name in names if flat[name].dtype.kind not in "biuf"]:
+        raise InputError(f"data: {path}: {', '.join(wrong)}: expected numbers, got another dtype: write it anew")
+    if empty := [name for name in _NEEDED if not flat[name].size]:
+        raise InputError(f"data: {path}: {', '.join(empty)}: there are no rows: every array needs a row for each step")
+    of_steps = lambda x: hasattr(x, "dtype") and x.dtype.kind in "biuf" and x.shape[:1] == (len(flat["actions"]),)
+    infos = {name: x[()] for name, x in _group(file, "infos") if of_steps(x)}
+    return flat, {LOG_PROB if name == _LOG_PROBS else name: x for name, x in infos.items()}
+
+
+def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: files.About) -> None:
+    """Adds timeouts where there are none. Raises InputError: an array has another shape than its space."""
+    rows = flat["observations"].shape[:1]
+    for name in {"rewards", "terminals", "timeouts", _ANY_END} & flat.keys():
+        flat[name] = flat[name].reshape(-1) if flat[name].shape[1:] == (1,) else flat[name]
+    if _ANY_END in flat and "timeouts" not in flat and flat[_ANY_END].shape == flat["terminals"].shape:
+        flat["timeouts"] = (flat[_ANY_END] != 0) & (flat["terminals"] == 0)
+    flat.setdefault("timeouts", np.zeros(rows, bool))
+    shapes = dict.fromkeys(("rewards", "terminals", "timeouts"), rows)
+    ((_, seen),), ((_, taken),) = spaces.leaves(known.observation), spaces.leaves(known.action_space)
+    shapes |= {"observations": (*rows, *seen.shape), "next_observations": (*rows, *seen.shape)}
+    shapes["actions"] = (*rows, *taken.shape)
+    given = {name: flat[name].shape for name in shapes if name in flat}
+    if wrong := [f"{name} has the shape {found}, not {shapes[name]}" for name, found in given.items()
+                 if found != shapes[name]]:  # fmt: skip
+        raise InputError(f"data: {path}: {'; '.join(wrong)}: every array needs a row for each step")
 
 
 def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> np.ndarray | None:
@@ -68,82 +131,14 @@ def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndar
     """
     if _LAST not in flat:
         return None
-    last, rows = flat[_LAST], len(flat["rewards"])
-    whole_rows = last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1]
-    if not whole_rows or not (np.diff(last, prepend=-1) > 0).all() or {*map(len, labels.values())} - {len(last)}:
+    last, rows = flat[_LAST], len(flat["actions"])
+    is_whole = last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1]
+    if not is_whole or not (np.diff(last, prepend=-1) > 0).all() or {*map(len, labels.values())} - {len(last)}:
         raise InputError(
             f"data: {path}: {_LAST} does not rise to the last of {rows:,} rows, or there is not a label for each "
             "episode: remove the group metadata, or write the file anew"
         )
     return np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
-
-
-def _guessed(flat: dict[str, np.ndarray]) -> about.About:
-    observation, action = guessed_observation(flat["observations"]), guessed_action(flat["actions"])
-    return about.About(observation, action, {"source": "D4RL's format"}, ())
-
-
-def _label(found: Any, where: str) -> np.ndarray:
-    given = hdf5.array(found)
-    return size.texts([str(x, "utf-8") for x in given.reshape(-1)], where) if given.dtype.kind == "O" else given
-
-
-def _group(file: Any, name: str) -> Any:
-    return file[name].items() if name in file else ()
-
-
-def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns the flat arrays by name, and the columns: arrays of numbers in `infos` with as many rows."""
-    missing = [name for name in _NEEDED if name not in file]
-    if missing and any(name.startswith("episode_") for name in file):
-        raise InputError(f"data: {path} is the file of a Minari data set: give the directory that holds its data/")
-    if missing:
-        raise InputError(
-            f"data: {path} has no {' and no '.join(missing)}: a D4RL file has {', '.join(_NEEDED)}, this one has "
-            f"{', '.join(file) or 'nothing'}"
-        )
-    if not {"timeouts", "next_observations", _ANY_END} & {*file}:
-        raise InputError(
-            f"data: {path} has neither timeouts nor next_observations, so that time limits of episodes are "
-            "unknown: add one of them (timeouts: False everywhere, if none did)"
-        )
-    names = [
-        *_NEEDED,
-        *(n for n in ("rewards", "timeouts", "next_observations", _ANY_END) if n in file),
-        *([_LAST] if _LAST in file else []),
-    ]
-    if groups := [name for name in names if not hasattr(file[name], "dtype")]:
-        raise InputError(f"data: {path}: {', '.join(groups)}: expected an array, got a group: write it anew")
-    flat = {name: hdf5.array(file[name]) for name in names}
-    if wrong := [name for name in names if flat[name].dtype.kind not in "biuf"]:
-        raise InputError(f"data: {path}: {', '.join(wrong)}: expected numbers, got another dtype: write it anew")
-    if empty := [name for name in _NEEDED if not flat[name].size]:
-        raise InputError(f"data: {path}: {', '.join(empty)}: there are no rows: every array needs a row for each step")
-    rows = len(flat["actions"])
-    infos = {name: x for name, x in _group(file, "infos") if getattr(x, "dtype", None) is not None}
-    columns = {
-        LOG_PROB if name == _LOG_PROBS else name: x[()]
-        for name, x in infos.items()
-        if x.dtype.kind in "biuf" and x.shape[:1] == (rows,)
-    }
-    return flat, columns
-
-
-def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: about.About) -> None:
-    rows = flat["observations"].shape[:1]
-    for name in ("rewards", "terminals", "timeouts", _ANY_END):
-        if name in flat:
-            flat[name] = flat[name].reshape(-1) if flat[name].shape[1:] == (1,) else flat[name]
-    if _ANY_END in flat and "timeouts" not in flat and flat[_ANY_END].shape == flat["terminals"].shape:
-        flat["timeouts"] = (flat[_ANY_END] != 0) & (flat["terminals"] == 0)
-    flat.setdefault("timeouts", np.zeros(rows, bool))
-    shapes = dict.fromkeys(("rewards", "terminals", "timeouts"), rows)
-    ((_, seen),), ((_, taken),) = spaces.leaves(known.observation), spaces.leaves(known.action_space)
-    shapes |= {name: (*rows, *seen.shape) for name in ("observations", "next_observations") if name in flat}
-    shapes["actions"] = (*rows, *taken.shape)
-    wrong = [f"{name} has the shape {flat[name].shape}, not {s}" for name, s in shapes.items() if flat[name].shape != s]
-    if wrong:
-        raise InputError(f"data: {path}: {'; '.join(wrong)}: every array needs a row for each step")
 
 
 # ---------------------------------------------------------------- writing
@@ -153,30 +148,27 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a file. Raises InputError: an observation, action or column is no single array."""
     trees = {"observations": store.obs, "actions": store.action, **store.columns}
     if several := [name for name, tree in trees.items() if not isinstance(tree, np.ndarray)]:
-        raise InputError(
-            f"data: {path}: the format d4rl has one array for all observations, and so for actions and columns: "
-            f"{', '.join(several)} of {store.name} {'is' if len(several) == 1 else 'are'} a tree: write jrl or minari"
-        )
+        what = f"{', '.join(several)} of {store.name} {'is' if len(several) == 1 else 'are'} a tree"
+        one = "one array for all observations, and so for actions and columns"
+        raise InputError(f"data: {path}: the format d4rl has {one}: {what}: write jrl or minari")
     infos = {name: _LOG_PROBS if name == LOG_PROB else name for name in store.columns}
     named = [*(("infos", name) for name in infos.values()), *(("labels", name) for name in store.labels)]
     hdf5.check_names(path, named, nested=False)
-    step = store.is_step()
-    last = np.cumsum(store.lengths()) - 1
-    ends = {name: np.zeros(store.num_steps, bool) for name in ("terminals", "timeouts")}
-    ends["terminals"][last], ends["timeouts"][last] = store.terminated, store.truncated
+    steps = transitions.table_of(store)
     arrays = {
-        "observations": store.obs[step],
-        "next_observations": store.obs[np.flatnonzero(step) + 1],
-        "actions": store.action[step],
-        **({"rewards": store.reward[step]} if store.has_rewards else {}),
-        **ends,
-        **{f"infos/{infos[name]}": x[step] for name, x in store.columns.items()},
-        _LAST: last,
+        "observations": steps.obs,
+        "next_observations": steps.next_obs,
+        "actions": steps.action,
+        **({"rewards": steps.reward} if store.has_rewards else {}),
+        "terminals": steps.terminated,
+        "timeouts": steps.truncated,
+        **{f"infos/{infos[name]}": x for name, x in steps.columns.items()},
+        _LAST: np.cumsum(store.lengths()) - 1,
     }
-    with whole.file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
+    with files.written_file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
         for name, x in arrays.items():
             hdf5.put(file, name, x, compress=compress)
         for name, x in store.labels.items():
             text = hdf5.h5py().string_dtype() if x.dtype.kind == "U" else x.dtype
             file.create_dataset(f"{_LABELS}/{name}", data=x.astype(object) if x.dtype.kind == "U" else x, dtype=text)
-        file["metadata"].attrs[_OWN] = json.dumps(about.of_store(store))
+        file["metadata"].attrs[_OWN] = json.dumps(files.about_to_json(store))

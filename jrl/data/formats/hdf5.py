@@ -1,4 +1,4 @@
-"""HDF5 files: the import of h5py, the one place where files are opened, and errors of a file as one."""
+"""HDF5 files: opening those of anybody, reading and writing arrays in them."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from jrl.data.formats import size
-from jrl.errors import InputError, cannot_import
+from jrl.data.formats import files
+from jrl.errors import InputError
 
-_ROWS = 64  # of those of lengths of their own, read at once
+_ROWS = 64  # rows that are read at once where each has a length of its own
 _CHUNK_BYTES = 2**20  # what HDF5 keeps of a data set in memory
 
 
 def h5py() -> Any:
     """Imports h5py. Raises InputError: it is not installed."""
-    try:
-        import h5py as module
-    except ImportError as e:
-        raise InputError(f"data: HDF5 files: {cannot_import('h5py', e, 'h5py')}") from e
-    return module
+    return files.library("h5py", "HDF5 files")
 
 
 @contextlib.contextmanager
@@ -36,13 +32,13 @@ def opened(path: Path) -> Iterator[Any]:
     """
     try:
         with h5py().File(path, "r") as file:
-            size.check(path, _announced(file, path))
+            files.check_size(path, _announced(file, path))
             yield file
     except InputError:
         raise
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as e:
-        why = str(e).strip("\"'")
-        raise InputError(f"data: {path} is damaged, or no HDF5 file ({why}): fetch it again, or write it anew") from e
+        what = f"data: {path} is damaged, or no HDF5 file ({files.reason(e)})"
+        raise InputError(f"{what}: fetch it again, or write it anew") from e
 
 
 def _announced(file: Any, path: Path) -> int:
@@ -60,26 +56,21 @@ def _announced(file: Any, path: Path) -> int:
             raise InputError(f"data: {path}: {place[:200]}: the group stands in the file twice: write the file anew")
         groups.add(address)
         for name in group:
-            where = f"{place}/{name}".lstrip("/")
+            where, outside = f"{place}/{name}".lstrip("/"), ""
             if not isinstance(group.get(name, getlink=True), module.HardLink):
-                raise _refused(path, where, "a link")
-            found = group[name]
-            if isinstance(found, module.Group):
+                outside = "a link"
+            elif isinstance(found := group[name], module.Group):
                 left.append((where, found))
             elif isinstance(found, module.Dataset):
                 if found.external:
-                    raise _refused(path, where, "an array in another file (external storage)")
-                if found.is_virtual:
-                    raise _refused(path, where, "an array of parts of other files (a virtual data set)")
+                    outside = "an array in another file (external storage)"
+                elif found.is_virtual:
+                    outside = "an array of parts of other files (a virtual data set)"
                 total += found.nbytes if found.shape is not None else 0
+            if outside:
+                what = f"expected numbers in this file, got {outside}, which is not followed"
+                raise InputError(f"data: {path}: {where[:200]}: {what}: write the file anew with the arrays themselves")
     return total
-
-
-def _refused(path: Path, where: str, what: str) -> InputError:
-    return InputError(
-        f"data: {path}: {where[:200]}: expected numbers in this file, got {what}, which is not followed: write the "
-        "file anew with the arrays themselves"
-    )
 
 
 def array(found: Any) -> np.ndarray:
@@ -94,7 +85,7 @@ def array(found: Any) -> np.ndarray:
     for first in range(0, len(found), _ROWS):
         part = found[first : first + _ROWS]
         taken += sum(getattr(x, "nbytes", 0) or len(x) for x in part.reshape(-1) if x is not None)
-        size.check(found.file.filename, taken)
+        files.check_size(found.file.filename, taken)
         parts.append(part)
     return np.concatenate(parts) if parts else np.zeros(0, object)
 
@@ -102,27 +93,20 @@ def array(found: Any) -> np.ndarray:
 def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -> None:
     """Raises InputError: two arrays would have one name in the file, or HDF5 cannot keep a name.
 
-    HDF5 takes names with / for paths: "a/b" and the "b" of a Dict "a" are one array.
-
-    Args:
-      path: of the file, for the error.
-      names: of each array and of what it is in, from the outermost.
-      nested: a name with / is found again.
+    HDF5 takes names with / for paths: "a/b" and the "b" of a Dict "a" are one array. `names` has those on the way to
+    each array; `nested` says that a name with / is found again.
     """
     mend = "rename it, or write the format jrl"
-    arrays: dict[tuple[str, ...], tuple[str, ...]] = {}
-    groups: dict[tuple[str, ...], tuple[str, ...]] = {}
+    taken: dict[tuple[str, ...], tuple[tuple[str, ...], bool]] = {}  # place -> name, whether an array is there
     for name in names:
         place = tuple(part for one in name for part in one.split("/"))
         if not all(place) or "." in place or (len(place) > len(name) and not nested):
             raise InputError(f"data: {path}: HDF5 cannot keep the name {name[-1]!r:.80}: {mend}")
-        above = [place[:end] for end in range(1, len(place))]
-        other = next((arrays[one] for one in (*above, place) if one in arrays), groups.get(place))
-        if other is not None:
-            one, two = (str(list(found))[:80] for found in (other, name))
-            raise InputError(f"data: {path}: HDF5 cannot tell the names {one} and {two} apart: {mend}")
-        arrays[place] = name
-        groups |= dict.fromkeys(above, name)
+        for end in range(1, len(place) + 1):
+            other, is_array = taken.setdefault(place[:end], (name, end == len(place)))
+            if other is not name and (is_array or end == len(place)):
+                one, two = (str(list(found))[:80] for found in (other, name))
+                raise InputError(f"data: {path}: HDF5 cannot tell the names {one} and {two} apart: {mend}")
 
 
 def put(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:

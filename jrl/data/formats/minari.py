@@ -1,34 +1,42 @@
-"""Minari's data sets (as of 0.5.4): a directory NAME-vN with data/metadata.json and the episodes, read without Minari.
+"""Minari's data sets (as of 0.5.4): a directory NAME-vN with data/metadata.json and the episodes.
 
-The episodes are in data/main_data.hdf5, or in the Arrow form in a directory each (`minari_arrow`). Observations have
-T + 1 rows. An info with T + 1 rows, the first of which is that of the reset, is a column here without that row.
-What is written has HDF5, pictures as they are (Minari's own default is lossy), and our spaces and meta under "jrl".
+The episodes are in data/main_data.hdf5, or in the Arrow form: a directory each, with tables whose columns are padded to
+T + 1 rows. Observations have T + 1 rows. An info with T + 1 rows, the first of which is that of the reset, is a column
+here without that row. What is written has HDF5, pictures as they are (Minari's own default is lossy), and our spaces
+and meta under "jrl".
+
+The package minari does not read files of anybody. It makes the environment that metadata without spaces name, which
+imports what stands there; opens pictures of any format and size; and lets pyarrow hand extension types to whoever
+registered them.
 """
 
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jrl.data.formats import about, gymnasium_json, hdf5, minari_arrow, size, whole
+from jrl import spaces
+from jrl.data.formats import arrow, files, hdf5
+from jrl.data.spaces_json import gymnasium_starts, space_from_gymnasium, space_to_gymnasium
 from jrl.data.store import Episode, EpisodeStore, of_episodes
-from jrl.errors import InputError, cannot_import
+from jrl.errors import InputError
 from jrl.types import Dict, PyTree, Space, Tuple
 
 VERSION = "0.5.4"  # of Minari, whose layout is written
 LOSSY = "pictures were stored as JPEG, which is lossy: they are not to the bit what the environment showed"
-_METADATA = "metadata.json"
+_METADATA, _MAIN = "metadata.json", "main_data.hdf5"
+_FLAT = ("rewards", "terminations", "truncations")  # a number for each step
+_PARTS = ("observations", "actions", *_FLAT)
+_NOT_ROWS = ("_", ".", _METADATA)  # names of files of an Arrow episode that begin so
 _LABEL = (str, bool, int, float, np.generic)
-_MAIN = "main_data.hdf5"
 
 
 def is_one(directory: Path) -> bool:
@@ -39,11 +47,10 @@ def is_one(directory: Path) -> bool:
 def _data(directory: Path) -> Path | None:
     if (directory / "data" / _METADATA).is_file():
         return directory / "data"
-    found = directory / _METADATA
-    if not found.is_file():
+    if not (directory / _METADATA).is_file():
         return None
-    with open(found, errors="replace") as file:
-        return directory if '"total_episodes"' in file.read(size.MOST_TEXT) else None
+    with open(directory / _METADATA, errors="replace") as file:
+        return directory if '"total_episodes"' in file.read(files.MOST_TEXT) else None
 
 
 # ---------------------------------------------------------------- reading
@@ -53,13 +60,23 @@ def read(directory: Path) -> EpisodeStore:
     """Reads a data set. Raises InputError: something in it is wrong, with the file and the episode."""
     if (data := _data(directory)) is None:
         raise InputError(f"data: {directory} is no Minari data set: data/{_METADATA} is missing")
-    metadata = _read_metadata(data / _METADATA)
-    raw = {name: _raw_space(metadata, name, data) for name in ("observation_space", "action_space")}
-    with _of(f"data: {data / _METADATA}"):
+    with _part(f"data: {data / _METADATA}"):
+        metadata = json.loads(files.small_text(data / _METADATA))
+        if not isinstance(metadata["total_episodes"], int) or metadata["total_episodes"] < 1:
+            raise ValueError("it has no episodes")
+        given = {name: metadata.get(name) for name in ("observation_space", "action_space")}
+        raw = {name: json.loads(space) if isinstance(space, str) else space for name, space in given.items()}
+        if missing := [name for name, space in raw.items() if not isinstance(space, dict)]:
+            mend = f"write the data set anew with Minari {VERSION}, which keeps spaces"
+            raise InputError(f"it has no {' and no '.join(missing)}: {mend}")
         known = _about(raw, metadata)
     notes = list(known.notes)
-    of_form = _hdf5_episodes if metadata.get("data_format", "hdf5") == "hdf5" else _arrow_episodes
-    found = _alike(list(of_form(data, metadata, known, notes)), notes)
+    is_hdf5 = metadata.get("data_format", "hdf5") == "hdf5"
+    found = []
+    for where, episode, labels in (_hdf5_episodes if is_hdf5 else _arrow_episodes)(data, metadata):
+        with _part(where):
+            found.append(_episode(episode, labels, known, "_index_" if is_hdf5 else "", notes))
+    found = _alike(found, notes)
     meta = {"path": str(directory), **known.meta}
     store = of_episodes(known.observation, known.action_space, found, meta=meta, notes=tuple(dict.fromkeys(notes)))
     return dataclasses.replace(
@@ -69,46 +86,157 @@ def read(directory: Path) -> EpisodeStore:
     )
 
 
-def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> about.About:
+def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> files.About:
     """Returns what jrl wrote about a data set of its own, else what Minari says."""
     if "jrl" in metadata:
-        return about.read(metadata["jrl"])
-    observation, action = (gymnasium_json.space(raw[name], name) for name in raw)
-    return about.About(observation, action, _meta(metadata), ())
-
-
-def _read_metadata(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(size.text(path))
-        if not isinstance(found["total_episodes"], int) or found["total_episodes"] < 1:
-            raise ValueError("it has no episodes")
-        return found
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise InputError(f"data: {path} is damaged ({e}): fetch the data set again") from e
-
-
-def _raw_space(metadata: dict[str, Any], name: str, data: Path) -> dict[str, Any]:
-    given = metadata.get(name)
-    try:
-        found = json.loads(given) if isinstance(given, str) else given
-    except ValueError as e:
-        raise InputError(f"data: {data / _METADATA}: {name} is no JSON ({e}): fetch the data set again") from e
-    if not isinstance(found, dict):
-        raise InputError(
-            f"data: {data / _METADATA} has no {name}: write the data set anew with Minari {VERSION}, which keeps spaces"
-        )
-    return found
-
-
-def _meta(metadata: dict[str, Any]) -> dict[str, Any]:
-    meta = {"source": f"Minari {metadata.get('minari_version', '')}: {metadata.get('dataset_id', 'without an id')}"}
-    try:
+        return files.about_from_json(metadata["jrl"])
+    name = f"{metadata.get('minari_version', '')}: {metadata.get('dataset_id', 'without an id')}"
+    meta: dict[str, Any] = {"source": f"Minari {name}"}
+    with contextlib.suppress(KeyError, ValueError, TypeError):
         spec = json.loads(metadata["env_spec"])
-        return {"env": str(spec["id"]), "env_options": dict(spec.get("kwargs") or {}), **meta}
-    except (KeyError, ValueError, TypeError):
-        return meta
+        meta = {"env": str(spec["id"]), "env_options": dict(spec.get("kwargs") or {}), **meta}
+    observation, action = (space_from_gymnasium(raw[name], name) for name in raw)
+    return files.About(observation, action, meta, ())
+
+
+@contextlib.contextmanager
+def _part(where: str) -> Iterator[None]:
+    """Turns errors while a part of a data set is read into an InputError that names the part."""
+    try:
+        yield
+    except InputError as e:
+        raise InputError(*(line if line.startswith("data: ") else f"{where}: {line}" for line in e.errors)) from e
+    except (KeyError, ValueError, TypeError, OSError, IndexError, AttributeError, RuntimeError) as e:
+        raise InputError(f"{where} is damaged ({files.reason(e)}): fetch the data set again") from e
+
+
+def _hdf5_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yields the place, the trees of arrays and the labels of each episode."""
+    path = data / _MAIN
+    with hdf5.opened(path) as file:
+        names = sorted((n for n in file if re.fullmatch(r"episode_\d+", n)), key=lambda n: int(n[8:]))
+        if len(names) != (count := metadata["total_episodes"]):
+            what = f"{len(names)} episodes, where {_METADATA} says {count}"
+            raise InputError(f"data: {path} has {what}: fetch the data set again")
+        for name in names:
+            where = f"data: {path}: {name.replace('_', ' ')}"
+            with _part(where):
+                group = file[name]
+                episode = {part: _hdf5_tree(group[part]) for part in (*_PARTS, "infos") if part in group}
+                labels = {k: v for k, v in group.attrs.items() if "/" not in k}
+            yield where, episode, labels
+
+
+def _hdf5_tree(node: Any) -> Any:
+    return {k: _hdf5_tree(part) for k, part in node.items()} if hasattr(node, "items") else hdf5.array(node)
+
+
+def _arrow_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yields what `_hdf5_episodes` does."""
+    for number in range(metadata["total_episodes"]):
+        directory = data / str(number)
+        if not directory.is_dir():
+            count = metadata["total_episodes"]
+            raise InputError(f"data: {directory} is missing: {data / _METADATA} says {count} episodes")
+        where = f"data: {directory}: episode {number}"
+        with _part(where):
+            paths = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(_NOT_ROWS))
+            table = arrow.pyarrow().concat_tables([_table(path, metadata["data_format"]) for path in paths])
+            table.validate(full=True)  # offsets in a damaged file point anywhere
+            fields = {field.name: field for field in table.schema if field.name in (*_PARTS, "infos")}
+            episode = {name: _arrow_tree(field, table[name].combine_chunks()) for name, field in fields.items()}
+            episode |= {name: jax.tree.map(lambda x: x[:-1], episode[name]) for name in ("actions", *_FLAT)}
+            labels = json.loads(files.small_text(directory / _METADATA))
+        yield where, episode, labels
+
+
+def _table(path: Path, format: str) -> Any:
+    if format not in ("arrow", "parquet"):
+        raise InputError(f"its data_format is {format!r}: hdf5, arrow and parquet are read")
+    return arrow.read_ipc(path) if format == "arrow" else arrow.read_parquet(path, threads=False)
+
+
+def _arrow_tree(field: Any, values: Any) -> Any:
+    types = arrow.pyarrow("types")
+    if types.is_struct(values.type):
+        return {part.name: _arrow_tree(part, values.field(part.name)) for part in values.type}
+    if types.is_fixed_size_list(values.type):
+        shape = (field.metadata or {}).get(b"shape", str(values.type.list_size).encode())  # of an info
+        sizes = [int(n) for n in shape.split(b",") if n]
+        return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), *sizes)
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _episode(found: dict[str, Any], labels: Any, known: files.About, index: str, notes: list[str]) -> Episode:
+    """Makes an episode of what a file has; infos that are no numbers for each step are left out, with a note."""
+    obs = _element(found["observations"], known.observation, index, notes)
+    action = _element(found["actions"], known.action_space, index, notes)
+    for name in _FLAT:
+        if found[name].dtype.kind not in "biuf":
+            raise InputError(f"{name}: expected numbers, got the dtype {found[name].dtype}")
+    shapes = {name: found[name].shape for name in _FLAT}
+    if len({*shapes.values()}) > 1 or len(shapes["rewards"]) != 1 or shapes["rewards"] == (0,):
+        raise InputError(f"rewards, terminations and truncations need one number for each step, not {shapes}")
+    reward, terminations, truncations = (found[name] for name in _FLAT)
+    if terminations[:-1].any() or truncations[:-1].any():
+        notes.append("episodes go on behind a termination or truncation; the last one alone counts as their end")
+    columns = {name: _column(name, x, len(reward), notes) for name, x in found.get("infos", {}).items()}
+    columns = {name: x for name, x in columns.items() if x is not None}
+    is_label = lambda x: isinstance(x, _LABEL) and (not isinstance(x, str | bytes) or len(x) <= files.LONGEST_LABEL)
+    labels = {k: v for k, v in labels.items() if k not in ("id", "total_steps") and is_label(v)}
+    return Episode(obs, action, reward, bool(terminations[-1]), bool(truncations[-1]), columns, labels)
+
+
+def _element(node: Any, space: Space, index: str, notes: list[str]) -> PyTree:
+    """Returns the arrays of an element of `space` in a tree with a Dict's names, and `index` with 0, 1, ..."""
+    match space:
+        case Dict():
+            return {name: _element(node[name], part, index, notes) for name, part in space.items}
+        case Tuple():
+            return tuple(_element(node[f"{index}{i}"], part, index, notes) for i, part in enumerate(space.items))
+    flat = bool(index) and node.dtype == np.uint8 and node.ndim == 2 and len(space.shape) >= 2  # in HDF5
+    if node.dtype == object or flat:  # a JPEG file for each row
+        notes.append(LOSSY)
+        files.check_size("pictures", len(node) * math.prod(space.shape))
+        node = np.stack([_picture(bytes(row), space) for row in node])
+    return node.reshape(len(node), *space.shape)
+
+
+def _picture(file: bytes, space: Any) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(file), formats=("JPEG", "PNG")) as image:
+        if (image.height, image.width) != space.shape[:2]:  # a picture of few bytes can have many more
+            raise ValueError(f"a picture of {image.height} x {image.width} for {space}")
+        return np.array(image, np.uint8)
+
+
+def _column(name: str, given: Any, steps: int, notes: list[str]) -> PyTree | None:
+    """Returns an info as a column, an array or a dict of arrays by path; None: it is none."""
+    flat = {tuple(key.key for key in path): x for path, x in jax.tree.leaves_with_path(given)}
+    arrays = dict(zip(spaces.joined([*flat]), flat.values(), strict=True))
+    is_row = lambda x: x.dtype.kind in "biuf" and x.shape[:1] in ((steps,), (steps + 1,))
+    if not arrays or not all(map(is_row, arrays.values())):
+        notes.append(f"the info {name} is not a number or array for each step, and was left out")
+        return None
+    if any(len(x) > steps and x[0].any() for x in arrays.values()):
+        notes.append(f"the info {name} of resets was left out")
+    columns = {path: x[-steps:] for path, x in arrays.items()}
+    return columns if isinstance(given, dict) else columns[""]
+
+
+def _alike(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]:
+    """Returns the episodes with the columns and labels that all of them have, of the same shapes and dtypes."""
+
+    def shared(parts: list[Any], what: str) -> list[dict[str, Any]]:
+        kind = lambda part: str(jax.tree.map(lambda x: (np.shape(x)[what == "info" :], np.asarray(x).dtype.kind), part))
+        names = dict.fromkeys(name for part in parts for name in part)
+        kept = [n for n in names if len({kind(part[n]) if n in part else None for part in parts}) == 1]
+        notes.extend(f"the {what} {n} is not alike in all episodes, and was left out" for n in names if n not in kept)
+        return [{n: part[n] for n in kept} for part in parts]
+
+    columns, labels = shared([e.columns for e in episodes], "info"), shared([e.labels for e in episodes], "label")
+    return [e._replace(columns=c, labels=ls) for e, c, ls in zip(episodes, columns, labels, strict=True)]
 
 
 def _from_zero(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None = None) -> PyTree:
@@ -120,173 +248,7 @@ def _from_zero(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None = Non
         shifted = x - start.astype(x.dtype).reshape(x.shape[1:] if x.ndim > 1 else ())
         return shifted if steps is None else np.where(steps.reshape(-1, *[1] * (x.ndim - 1)), shifted, 0)
 
-    return jax.tree.map(shift, gymnasium_json.starts(raw), tree)
-
-
-def _hdf5_episodes(data: Path, metadata: dict[str, Any], known: about.About, notes: list[str]) -> Iterator[Episode]:
-    path = data / _MAIN
-    with hdf5.opened(path) as file:
-        names = sorted((n for n in file if re.fullmatch(r"episode_\d+", n)), key=lambda n: int(n[8:]))
-        if len(names) != metadata["total_episodes"]:
-            raise InputError(
-                f"data: {path} has {len(names)} episodes, where {_METADATA} says {metadata['total_episodes']}: fetch "
-                "the data set again"
-            )
-        for name in names:
-            with _of(f"data: {path}: {name.replace('_', ' ')}"):
-                group = file[name]
-                attributes = {k: v for k, v in group.attrs.items() if "/" not in k}
-                infos = group.get("infos", {})
-                decoded = {
-                    "observations": _decoded(group["observations"], known.observation, _hdf5_leaf, notes, "_index_"),
-                    "actions": _decoded(group["actions"], known.action_space, _hdf5_leaf, notes, "_index_"),
-                    **{k: hdf5.array(group[k]) for k in ("rewards", "terminations", "truncations")},
-                }
-                yield _episode(decoded, _flat_infos(infos), attributes, notes)
-
-
-def _arrow_episodes(data: Path, metadata: dict[str, Any], known: about.About, notes: list[str]) -> Iterator[Episode]:
-    for number in range(metadata["total_episodes"]):
-        directory = data / str(number)
-        if not directory.is_dir():
-            raise InputError(
-                f"data: {directory} is missing: {data / _METADATA} says {metadata['total_episodes']} episodes"
-            )
-        with _of(f"data: {directory}: episode {number}"):
-            table = minari_arrow.table(directory, metadata["data_format"])
-            attributes = json.loads(size.text(directory / _METADATA))
-            leaf = functools.partial(_pictures_or, minari_arrow.array)
-            steps = lambda x: x[:-1]
-            decoded = {
-                "observations": _decoded(table["observations"], known.observation, leaf, notes, ""),
-                "actions": jax.tree.map(steps, _decoded(table["actions"], known.action_space, leaf, notes, "")),
-                **{k: steps(minari_arrow.column(table[k])) for k in ("rewards", "terminations", "truncations")},
-            }
-            infos = minari_arrow.infos(table["infos"]) if "infos" in table else {}
-            yield _episode(decoded, infos, attributes, notes)
-
-
-@contextlib.contextmanager
-def _of(where: str) -> Iterator[None]:
-    """Turns errors while a part of a data set is read into an InputError that names the part."""
-    try:
-        yield
-    except InputError as e:
-        raise InputError(*(f"{where}: {line}" for line in e.errors)) from e
-    except (KeyError, ValueError, TypeError, OSError, IndexError, AttributeError, RuntimeError) as e:
-        why = str(e).strip("\"'") or type(e).__name__
-        raise InputError(f"{where} is damaged ({why}): fetch the data set again") from e
-
-
-def _decoded(
-    node: Any, space: Space, leaf: Callable[[Any, Space, list[str]], np.ndarray], notes: list[str], index: str
-) -> PyTree:
-    """Returns the arrays of an element of `space` below `node`, with a Dict's names, or `index` and 0, 1, ..."""
-    match space:
-        case Dict():
-            return {name: _decoded(node[name], part, leaf, notes, index) for name, part in space.items}
-        case Tuple():
-            parts = enumerate(space.items)
-            return tuple(_decoded(node[f"{index}{i}"], part, leaf, notes, index) for i, part in parts)
-    x = leaf(node, space, notes)
-    return x.reshape(len(x), *space.shape)
-
-
-def _hdf5_leaf(node: Any, space: Any, notes: list[str]) -> np.ndarray:
-    return _pictures_or(lambda found, _: hdf5.array(found), node, space, notes)
-
-
-def _pictures_or(array: Callable[[Any, Any], np.ndarray], node: Any, space: Any, notes: list[str]) -> np.ndarray:
-    """Returns `array(node, space)` [n, *], decoded if it is a JPEG file for each row."""
-    found = array(node, space)
-    encoded = found.dtype == object or (len(space.shape) >= 2 and found.dtype == np.uint8 and found.ndim == 2)
-    if not encoded:
-        return found
-    notes.append(LOSSY)
-    size.check("pictures", len(found) * math.prod(space.shape))
-    return np.stack([_picture(bytes(row), space) for row in found])
-
-
-def _picture(file: bytes, space: Any) -> np.ndarray:
-    try:
-        from PIL import Image
-    except ImportError as e:
-        raise InputError(f"its pictures are JPEG files: {cannot_import('PIL', e, 'pillow')}") from e
-    with Image.open(io.BytesIO(file), formats=("JPEG", "PNG")) as image:
-        if (image.height, image.width) != space.shape[:2]:  # a picture of few bytes can have many more
-            raise ValueError(f"a picture of {image.height} x {image.width} for {space}")
-        return np.array(image, np.uint8)
-
-
-def _flat_infos(group: Any) -> dict[str, PyTree]:
-    """Yields infos as columns: arrays, and dicts of arrays by path."""
-
-    def leaves(node: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
-        for name, part in node.items():
-            if hasattr(part, "items"):
-                yield from leaves(part, f"{path}{name}/")
-            else:
-                yield f"{path}{name}", hdf5.array(part)
-
-    return {
-        name: dict(leaves(part, "")) if hasattr(part, "items") else hdf5.array(part) for name, part in group.items()
-    }
-
-
-def _episode(found: dict[str, Any], infos: dict[str, PyTree], attributes: dict[str, Any], notes: list[str]) -> Episode:
-    """Makes an episode of what a file has; infos that are no numbers for each step are left out, with a note."""
-    for name in ("rewards", "terminations", "truncations"):
-        if np.asarray(found[name]).dtype.kind not in "biuf":
-            raise InputError(f"{name}: expected numbers, got the dtype {np.asarray(found[name]).dtype}")
-    reward = np.asarray(found["rewards"])
-    ends = {name: np.asarray(found[name]).astype(bool) for name in ("terminations", "truncations")}
-    if any(x.shape != reward.shape for x in ends.values()) or reward.ndim != 1 or not len(reward):
-        shapes = {"rewards": reward.shape, **{k: x.shape for k, x in ends.items()}}
-        raise InputError(f"rewards, terminations and truncations need one number for each step, not {shapes}")
-    if any(x[:-1].any() for x in ends.values()):
-        notes.append("episodes go on behind a termination or truncation; the last one alone counts as their end")
-    columns = {name: x for name, given in infos.items() if (x := _column(name, given, len(reward), notes)) is not None}
-    return Episode(
-        obs=found["observations"],
-        action=found["actions"],
-        reward=reward,
-        terminated=bool(ends["terminations"][-1]),
-        truncated=bool(ends["truncations"][-1]),
-        columns=columns,
-        labels={k: v for k, v in attributes.items() if k not in ("id", "total_steps") and _is_label(v)},
-    )
-
-
-def _is_label(x: Any) -> bool:
-    return isinstance(x, _LABEL) and (not isinstance(x, str | bytes) or len(x) <= size.LONGEST_LABEL)
-
-
-def _column(name: str, given: PyTree, steps: int, notes: list[str]) -> PyTree | None:
-    arrays = [np.asarray(x) for x in jax.tree.leaves(given)]
-    if not arrays or any(x.dtype.kind not in "biuf" or x.ndim < 1 or len(x) not in (steps, steps + 1) for x in arrays):
-        notes.append(f"the info {name} is not a number or array for each step, and was left out")
-        return None
-    if any(len(x) > steps and x[0].any() for x in arrays):
-        notes.append(f"the info {name} of resets was left out")
-    return jax.tree.map(lambda x: np.asarray(x)[-steps:], given)
-
-
-def _alike(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]:
-    """Returns the episodes with the columns and labels that all of them have, of the same shapes and dtypes."""
-
-    def shared(parts: list[dict[str, Any]], what: str) -> list[str]:
-        kind = lambda part: str(jax.tree.map(lambda x: (np.shape(x)[what == "info" :], np.asarray(x).dtype.kind), part))
-        names = dict.fromkeys(name for part in parts for name in part)
-        kept = [n for n in names if len({kind(part[n]) if n in part else None for part in parts}) == 1]
-        notes.extend(f"the {what} {n} is not alike in all episodes, and was left out" for n in names if n not in kept)
-        return kept
-
-    columns = shared([dict(e.columns) for e in episodes], "info")
-    labels = shared([dict(e.labels) for e in episodes], "label")
-    return [
-        e._replace(columns={n: e.columns[n] for n in columns}, labels={n: e.labels[n] for n in labels})
-        for e in episodes
-    ]
+    return jax.tree.map(shift, gymnasium_starts(raw), tree)
 
 
 # ---------------------------------------------------------------- writing
@@ -297,68 +259,44 @@ def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:
 
     That name gets -v0 in the metadata if it has no version.
     """
-    hdf5.check_names(directory, _names(store), nested=True)
+    trees = {"observations": store.obs, "actions": store.action, "infos": store.columns}
+    hdf5.check_names(directory, [names for names, _ in _arrays(trees)], nested=True)
     hdf5.check_names(directory, [(name,) for name in store.labels], nested=False)
-    with whole.directory(directory) as temporary:
+    with files.written_directory(directory) as temporary:
         data = temporary / "data"
         data.mkdir()
         with hdf5.h5py().File(data / _MAIN, "w", track_order=True) as file:
             for e, episode in enumerate(store.episodes()):
                 group = file.create_group(f"episode_{e}")
-                group.attrs.update({"id": e, "total_steps": len(episode.reward), **_attributes(episode.labels)})
-                _write_episode(group, episode, store, compress)
+                labels = {name: str(x) if isinstance(x, str) else x for name, x in episode.labels.items()}
+                group.attrs.update({"id": e, "total_steps": len(episode.reward), **labels})
+                for names, x in _arrays(_trees(episode)):
+                    hdf5.put(group, "/".join(names), x, compress=compress)
         size = round((data / _MAIN).stat().st_size / 1e6, 1)
         (data / _METADATA).write_text(json.dumps(_written_metadata(store, directory, size)))
 
 
-def _names(store: EpisodeStore) -> list[tuple[str, ...]]:
-    """Returns the names on the way to each array of an episode."""
-
-    def of(space: Space) -> list[tuple[str, ...]]:
-        match space:
-            case Dict():
-                return [(key, *names) for key, part in space.items for names in of(part)]
-            case Tuple():
-                return [(f"_index_{i}", *names) for i, part in enumerate(space.items) for names in of(part)]
-        return [()]
-
-    spaces = {"observations": store.observation, "actions": store.action_space}
-    found = [(name, *names) for name, space in spaces.items() for names in of(space)]
-    for name, column in store.columns.items():
-        found += [("infos", name, *path) for path in ([(key,) for key in column] if isinstance(column, dict) else [()])]
-    return found
+def _arrays(tree: PyTree, *names: str) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Yields the arrays of a tree, each with the names on the way to it."""
+    if isinstance(tree, np.ndarray):
+        yield names, tree
+        return
+    parts = tree.items() if isinstance(tree, dict) else ((f"_index_{i}", part) for i, part in enumerate(tree))
+    for name, part in parts:
+        yield from _arrays(part, *names, name)
 
 
-def _attributes(labels: Any) -> dict[str, Any]:
-    return {name: str(x) if isinstance(x, str) else x for name, x in labels.items()}
-
-
-def _write_episode(group: Any, episode: Episode, store: EpisodeStore, compress: bool) -> None:
-    put = functools.partial(hdf5.put, compress=compress)
-
-    def tree(parent: Any, name: str, space: Space, x: PyTree) -> None:
-        match space:
-            case Dict():
-                inner = parent.create_group(name)
-                for key, part in space.items:
-                    tree(inner, key, part, x[key])
-            case Tuple():
-                inner = parent.create_group(name)
-                for i, part in enumerate(space.items):
-                    tree(inner, f"_index_{i}", part, x[i])
-            case _:
-                put(parent, name, x)
-
-    tree(group, "observations", store.observation, episode.obs)
-    tree(group, "actions", store.action_space, episode.action)
-    steps = len(episode.reward)
-    put(group, "rewards", episode.reward)
-    for name, end in (("terminations", episode.terminated), ("truncations", episode.truncated)):
-        put(group, name, np.arange(steps) == (steps - 1 if end else steps))
-    for name, column in episode.columns.items():
-        for path, x in column.items() if isinstance(column, dict) else [("", column)]:
-            of_reset = np.zeros((1, *x.shape[1:]), x.dtype)
-            put(group, f"infos/{name}/{path}".rstrip("/"), np.concatenate([of_reset, x]))
+def _trees(episode: Episode) -> dict[str, Any]:
+    is_last = np.arange(len(episode.reward)) == len(episode.reward) - 1
+    with_reset = lambda x: np.concatenate([np.zeros((1, *x.shape[1:]), x.dtype), x])
+    return {
+        "observations": episode.obs,
+        "actions": episode.action,
+        "rewards": episode.reward,
+        "terminations": is_last & episode.terminated,
+        "truncations": is_last & episode.truncated,
+        "infos": jax.tree.map(with_reset, dict(episode.columns)),
+    }
 
 
 def _written_metadata(store: EpisodeStore, directory: Path, size_mb: float) -> dict[str, Any]:
@@ -369,13 +307,13 @@ def _written_metadata(store: EpisodeStore, directory: Path, size_mb: float) -> d
         "total_steps": store.num_steps,
         "data_format": "hdf5",
         "jpeg_encoding": False,
-        "observation_space": json.dumps(gymnasium_json.plain(store.observation)),
-        "action_space": json.dumps(gymnasium_json.plain(store.action_space)),
+        "observation_space": json.dumps(space_to_gymnasium(store.observation)),
+        "action_space": json.dumps(space_to_gymnasium(store.action_space)),
         "dataset_id": name if re.search(r"-v\d+$", name) else f"{name}-v0",
         "minari_version": VERSION,
         "dataset_size": size_mb,
         **({"env_spec": spec} if spec else {}),
-        "jrl": about.of_store(store),
+        "jrl": files.about_to_json(store),
     }
 
 

@@ -1,17 +1,14 @@
-"""Columns of RLlib's files, JSON and Parquet alike: their names, their packing, their place in a store."""
+"""Columns of RLlib's files, JSON and Parquet alike: their names and their place in a store."""
 
-import base64
-import binascii
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jrl import spaces
-from jrl.data.formats import lz4, numpy_pickles, size
-from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of
+from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of, table_of
 from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
@@ -24,46 +21,30 @@ LOGP, PROB = "action_logp", "action_prob"
 POLICY, AGENT_LABEL = "policy", "agent"  # labels of the store
 REQUIRED = (OBS, ACTIONS)  # imitation needs no rewards
 KEYS = {EPISODE, T, AGENT, AGENT_ID, MODULE_ID, UNROLL}  # whose step a row is
-NEEDED = {
-    *REQUIRED,
-    REWARDS,
-    NEXT_OBS,
-    TERMINATED,
-    TRUNCATED,
-    DONE,
-    EPISODE,
-    T,
-    AGENT,
-    LOGP,
-    PROB,
-}  # wrong is worse than missing
+NEEDED = {*REQUIRED, REWARDS, NEXT_OBS, TERMINATED, TRUNCATED, DONE, EPISODE, T, AGENT, LOGP, PROB}  # wrong is an error
 # what follows from other columns, or says nothing of a step
 LEFT_OUT = {"prev_actions", "prev_rewards", "prev_obs", "seq_lens", "batch_indexes", UNROLL, INFOS}
-_SMALL = 2**26  # bytes that are unpacked without a look at the free memory
 _FLAT = (REWARDS, TERMINATED, TRUNCATED, DONE, T, LOGP, PROB)  # a number for each step
 _OWN = NEEDED | KEYS | LEFT_OUT
 
 
-def packed(tree: PyTree) -> str:
-    """Packs a tree of arrays as RLlib does: base64 of an LZ4 frame of a pickle."""
-    return base64.b64encode(lz4.compress(numpy_pickles.dumps(tree))).decode("ascii")
-
-
-def unpacked(text: str) -> PyTree:
-    """Unpacks the array, or tree of arrays, that RLlib packed. Raises ValueError: it is damaged, or something else."""
-    try:
-        frame = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise ValueError("it is a text, and none that RLlib packs arrays in (base64)") from e
-    most = _SMALL if lz4.MOST * len(frame) <= _SMALL else size.most()
-    return numpy_pickles.loads(lz4.decompress(frame, most))
-
-
-def shapes(tree: PyTree, first: int = 1) -> Any:
-    """Returns the shapes of a tree of arrays, from axis `first` on, in a tree that can be compared."""
+def shapes(tree: PyTree) -> Any:
+    """Returns the shapes of the rows of a tree of arrays [n, *], in a tree that can be compared."""
     if isinstance(tree, dict):
-        return {name: shapes(part, first) for name, part in tree.items()}
-    return tuple(shapes(part, first) for part in tree) if isinstance(tree, tuple) else [*tree.shape[first:]]
+        return {name: shapes(part) for name, part in tree.items()}
+    return tuple(map(shapes, tree)) if isinstance(tree, tuple) else [*tree.shape[1:]]
+
+
+def joined(parts: Sequence[PyTree]) -> PyTree:
+    """Returns trees of arrays [n, *] end to end. Raises ValueError: their rows have different shapes."""
+    if len({str(shapes(part)) for part in parts}) > 1:
+        raise ValueError("its rows have different shapes: they make no array")
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def name_of(paths: Sequence[Path]) -> str:
+    """Returns the name of files that are read together, for messages."""
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
 def store_of_columns(
@@ -71,16 +52,10 @@ def store_of_columns(
     texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
-    """Returns the episodes of RLlib's columns [N, *].
+    """Returns the episodes of RLlib's columns [N, *], by RLlib's names.
 
-    Args:
-      columns: by RLlib's names.
-      labels: of the store, [N], which tell episodes apart.
-      path: for messages.
-      notes: what was left out so far.
-      texts: what the numbers of labels stand for.
-      known: the spaces, if the file says them; None: they are guessed.
-      meta: of the store.
+    The `labels` [N] of the store tell episodes apart; `texts` are what numbers of labels stand for; `notes` say what
+    was left out so far. `known` are the spaces, which are guessed where the file does not say them.
     """
     if wrong := [k for k in _FLAT if k in columns and not isinstance(columns[k], np.ndarray)]:
         raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each step, got parts by name")
@@ -94,10 +69,11 @@ def store_of_columns(
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
     if not flags:
         notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")
+    reward = columns[REWARDS].reshape(count)
     steps = Transitions(
         obs=columns[OBS],
         action=action,
-        reward=_numbers(columns[REWARDS].reshape(count)),
+        reward=reward if reward.dtype.kind == "f" else reward.astype(np.float32),
         terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))),
         truncated=flags.get(TRUNCATED, np.zeros(count, bool)),
         next_obs=columns.get(NEXT_OBS),
@@ -109,10 +85,6 @@ def store_of_columns(
     space = known or (guessed(guessed_observation, steps.obs), guessed(guessed_action, steps.action))
     store = store_of(steps, *space, meta={**meta, "path": path}, notes=notes)
     return dataclasses.replace(store, labels=store.labels | {k: of[store.labels[k]] for k, of in texts.items()})
-
-
-def _numbers(x: np.ndarray) -> np.ndarray:
-    return x if x.dtype.kind == "f" else x.astype(np.float32)
 
 
 def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -132,28 +104,20 @@ def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
     Raises:
       InputError: a column has the name of one of RLlib's that means something else.
     """
-    is_step = store.is_step()
-    steps = store.map_rows(lambda x: x[is_step])
-    follows = np.flatnonzero(is_step) + 1
-    lengths = store.lengths()
-    clash = sorted(_OWN & {*store.columns})
-    if clash:
+    if clash := sorted(_OWN & {*store.columns}):
         raise InputError(f"{store.name}: the columns {', '.join(clash)} are RLlib's own, and mean something else there")
-    last = np.cumsum(lengths) - 1
-    ends = {TERMINATED: np.zeros(len(steps.reward), bool), TRUNCATED: np.zeros(len(steps.reward), bool)}
-    ends[TERMINATED][last], ends[TRUNCATED][last] = store.terminated, store.truncated
-    found = {
+    steps = table_of(store)
+    return {
         OBS: steps.obs,
         ACTIONS: steps.action,
         **({REWARDS: steps.reward} if store.has_rewards else {}),
-        NEXT_OBS: spaces.map_leaves(lambda leaf, x: x[follows], store.observation, store.obs),
-        **ends,
-        T: np.arange(len(follows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),
-        EPISODE: np.repeat(episode_ids(store), lengths),
+        NEXT_OBS: steps.next_obs,
+        TERMINATED: steps.terminated,
+        TRUNCATED: steps.truncated,
+        T: steps.t,
+        EPISODE: episode_ids(store)[steps.episode],
+        **{LOGP if name == LOG_PROB else name: column for name, column in steps.columns.items()},
     }
-    for name, column in steps.columns.items():
-        found[LOGP if name == LOG_PROB else name] = column
-    return found
 
 
 def episode_ids(store: EpisodeStore) -> np.ndarray:

@@ -5,7 +5,6 @@ which no pickle is executed. Lists have no dtypes: their numbers are float32 and
 """
 
 import contextlib
-import dataclasses
 import gzip
 import io
 import json
@@ -13,13 +12,13 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jrl.data.formats import files, packed_arrays
 from jrl.data.formats import rllib_columns as names
-from jrl.data.formats import size, whole
 from jrl.data.formats.transitions import numbered
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError
@@ -32,43 +31,32 @@ _OBJECTS = 16  # bytes that Python's objects take for a character of JSON, at mo
 _DEFAULT = "default_policy"  # RLlib's name of the only one
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Rows of one policy in a line."""
 
     where: str  # file and line
     policy: str | None  # None: a SampleBatch
     columns: dict[str, PyTree]  # [n, *] each
-    texts: frozenset[str]  # columns that were lists: they have no dtypes
+    lists: frozenset[str]  # columns that were lists: they have no dtypes
 
-    def __len__(self) -> int:
+    @property
+    def num_steps(self) -> int:
         return len(jax.tree.leaves(self.columns[names.ACTIONS])[0])
-
-    def without(self, left_out: set[str]) -> "_Rows":
-        """Returns the rows without some columns."""
-        return dataclasses.replace(self, columns={k: x for k, x in self.columns.items() if k not in left_out})
-
-
-def read_file(path: Path) -> EpisodeStore:
-    """Reads one file. Raises InputError: its line and what is wrong."""
-    return read_files([path])
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
     """Reads files whose episodes may go on from one to the next. Raises InputError: file, line and what is wrong."""
     left_out: set[str] = set()
-    rows = [part for path in paths for part in _file(path, left_out) if len(part)]
-    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    rows = [part for path in paths for part in _file(path, left_out) if part.num_steps]
+    name = names.name_of(paths)
     if not rows:
         raise InputError(f"data: {name}: there is no transition in it")
-    notes = (
-        [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] if left_out else []
-    )
-    columns = _joined([part.without(left_out) for part in rows], notes)
+    notes = [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] * bool(left_out)
+    columns = _joined(rows, left_out, notes)
     labels = {}
     if any(part.policy is not None for part in rows):
         each = np.array([part.policy or _DEFAULT for part in rows])
-        labels[names.POLICY] = np.repeat(each, [len(part) for part in rows])
+        labels[names.POLICY] = np.repeat(each, [part.num_steps for part in rows])
     agents = columns.get(names.AGENT_ID, columns.get(names.AGENT))
     if agents is not None and (labels or (agents != agents[0]).any()):
         labels[names.AGENT_LABEL] = agents.reshape(-1)
@@ -78,46 +66,38 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
 
 
 def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
+    # NotImplementedError is zipfile's for a compression that it does not know, RuntimeError for a password
+    damaged = (OSError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
     try:
         read, looked_at = 0, 0
-        with _opened(path) as members:
-            for name, lines in members:
-                number = 0
-                while line := lines.readline(_LONGEST):
-                    number += 1
-                    read += len(line)  # a compressed file may unpack to anything: no header announces how much
-                    if read > looked_at + _PART or len(line) > _PART:
-                        size.check(path, read + _OBJECTS * len(line))
-                        looked_at = read
-                    if line.strip():
-                        yield from _line(line, f"{name}, line {number}", left_out)
+        for name, lines in _texts(path):
+            number = 0
+            while line := lines.readline(_LONGEST):
+                number += 1
+                read += len(line)  # a compressed file may unpack to anything: no header announces how much
+                if read > looked_at + _PART or len(line) > _PART:
+                    files.check_size(path, read + _OBJECTS * len(line))
+                    looked_at = read
+                if line.strip():
+                    yield from _line(line, f"{name}, line {number}", left_out)
     except InputError:
         raise
-    except (
-        OSError,
-        EOFError,
-        UnicodeDecodeError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,  # what zipfile says of a compression that it does not know
-        RuntimeError,  # and of an archive with a password
-    ) as e:
+    except damaged as e:
         raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Iterator[tuple[str, io.TextIOBase]]]:
+def _texts(path: Path) -> Iterator[tuple[str, io.TextIOBase]]:
     """Yields the texts of a file, each with its name: one, or those of an archive."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            found = [name for name in sorted(archive.namelist()) if name.endswith(".json")]
-            if not found:
-                raise InputError(f"data: {path} has no member NAME.json: it is no archive of RLlib's")
-            yield ((f"data: {path}, {name}", io.TextIOWrapper(archive.open(name), "utf-8")) for name in found)
-    else:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            yield iter([(f"data: {path}", file)])
+    if path.suffix != ".zip":
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            yield f"data: {path}", file
+        return
+    with zipfile.ZipFile(path) as archive:
+        found = [name for name in sorted(archive.namelist()) if name.endswith(".json")]
+        if not found:
+            raise InputError(f"data: {path} has no member NAME.json: it is no archive of RLlib's")
+        for name in found:
+            yield f"data: {path}, {name}", io.TextIOWrapper(archive.open(name), "utf-8")
 
 
 def _line(line: str, where: str, left_out: set[str]) -> Iterator[_Rows]:
@@ -135,9 +115,8 @@ def _line(line: str, where: str, left_out: set[str]) -> Iterator[_Rows]:
                 raise InputError(f"{where}: policy {policy} has no columns: write the file anew")
             yield _rows(columns, where, policy, left_out)
     else:
-        raise InputError(
-            f"{where}: this is no line of RLlib's: expected an object whose type is SampleBatch or MultiAgentBatch"
-        )
+        expected = "expected an object whose type is SampleBatch or MultiAgentBatch"
+        raise InputError(f"{where}: this is no line of RLlib's: {expected}")
 
 
 def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[str]) -> _Rows:
@@ -161,11 +140,8 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
                 raise InputError(f"{where}: column {name}: it has not {rows} rows, as {counts} has: give each step one")
             left_out.add(name)
             del columns[name]
-    if (
-        rows > 0
-        and names.NEXT_OBS in columns
-        and names.shapes(columns[names.OBS]) != names.shapes(columns[names.NEXT_OBS])
-    ):
+    following = columns.get(names.NEXT_OBS) if rows else None
+    if following is not None and names.shapes(columns[names.OBS]) != names.shapes(following):
         raise InputError(f"{where}: obs and new_obs have different shapes: write both alike")
     return _Rows(where, policy, columns, frozenset(k for k in columns if not isinstance(given[k], str)))
 
@@ -173,11 +149,11 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
 def _column(value: Any, *, texts: bool = False) -> PyTree:
     """Returns the array of a column, or the tree of arrays, of numbers or of `texts`. Raises ValueError: it is none."""
     if isinstance(value, str):
-        return names.unpacked(value)
+        return packed_arrays.unpacked(value)
     if isinstance(value, dict):
         return {name: _column(part) for name, part in value.items()}
     if texts and isinstance(value, list) and value and all(isinstance(x, str) for x in value):
-        return size.texts(value, "its ids")
+        return files.texts(value, "its ids")
     try:
         found = np.array(value)
     except ValueError as e:
@@ -187,30 +163,25 @@ def _column(value: Any, *, texts: bool = False) -> PyTree:
     return found
 
 
-def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
+def _joined(rows: Sequence[_Rows], left_out: set[str], notes: list[str]) -> dict[str, PyTree]:
     """Returns the columns of all lines, and notes on those that were left out."""
-    first = rows[0]
-    everywhere = [name for name in first.columns if all(name in part.columns for part in rows)]
-    for name in dict.fromkeys(name for part in rows for name in part.columns):
-        if name not in everywhere:
+    first, found = rows[0], {}
+    for name in dict.fromkeys(name for part in rows for name in part.columns if name not in left_out):
+        if lacking := [part for part in rows if name not in part.columns]:
             if name in (names.REWARDS, names.NEXT_OBS, names.EPISODE, names.T):
-                lacking = next(part for part in rows if name not in part.columns)
-                raise InputError(
-                    f"{lacking.where}: the column {name} is missing, which other lines have: write it, too"
-                )
+                where = lacking[0].where
+                raise InputError(f"{where}: the column {name} is missing, which other lines have: write it, too")
             notes.append(f"the column {name} is not in all of the lines, and was left out")
-    for part in rows:
-        for name in everywhere:
-            if (found := names.shapes(part.columns[name])) != (expected := names.shapes(first.columns[name])):
-                raise InputError(
-                    f"{part.where}: column {name} has rows of the shape {found}, where the first line has {expected}: "
-                    "policies with spaces of their own go into files of their own"
-                )
-    found = {}
-    for name in everywhere:
+            continue
+        expected = names.shapes(first.columns[name])
+        for part in rows:
+            if (shape := names.shapes(part.columns[name])) != expected:
+                what = f"column {name} has rows of the shape {shape}, where the first line has {expected}"
+                mend = "policies with spaces of their own go into files of their own"
+                raise InputError(f"{part.where}: {what}: {mend}")
         column = jax.tree.map(lambda *x: np.concatenate(x), *(part.columns[name] for part in rows))
-        texts = name not in names.KEYS and all(name in part.texts for part in rows)
-        found[name] = jax.tree.map(_narrow, column) if texts else column
+        is_list = name not in names.KEYS and all(name in part.lists for part in rows)
+        found[name] = jax.tree.map(_narrow, column) if is_list else column
     return found
 
 
@@ -239,7 +210,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     for what, space in (("observations", store.observation), ("actions", store.action_space)):
         if not compress and _has_tuple(space):
             raise InputError(f"{store.name}: the {what} have a Tuple, which lists cannot tell: write with compression")
-    with whole.file(path) as temporary, contextlib.ExitStack() as stack:
+    with files.written_file(path) as temporary, contextlib.ExitStack() as stack:
         raw: Any = stack.enter_context(open(temporary, "wb"))
         if path.suffix == ".zip":
             archive = stack.enter_context(zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED, compresslevel=1))
@@ -255,6 +226,7 @@ def _has_tuple(space: Space) -> bool:
 
 
 def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
+    """Yields a line for each episode, or of several agents for each game, with the rows of each policy."""
     columns = names.columns_of(store)
     packs = {name for name, column in columns.items() if compress and _is_packed(name, column)}
     several = names.POLICY in store.labels or names.AGENT_LABEL in store.labels
@@ -265,21 +237,16 @@ def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
     columns[names.AGENT] = np.repeat(agents, store.lengths())
     columns[names.UNROLL] = np.repeat(np.arange(store.num_episodes), store.lengths())
     ends = np.cumsum(store.lengths())
-    starts = ends - store.lengths()
+    bounds = np.stack([ends - store.lengths(), ends], 1)
     for game in _groups(numbered(names.episode_ids(store))):
         batches = {}
-        for group in _groups(numbered(policies[game])):
-            rows = np.concatenate([np.arange(starts[e], ends[e]) for e in game[group]])
+        for policy in dict.fromkeys(policies[game]):
+            rows = np.concatenate([np.arange(*bounds[e]) for e in game if policies[e] == policy])
             part = {name: jax.tree.map(lambda x, rows=rows: x[rows], column) for name, column in columns.items()}
-            batches[str(policies[game[group[0]]])] = {
-                name: names.packed(x) if name in packs else _lists(x) for name, x in part.items()
-            }
+            packed = {name: packed_arrays.packed(x) if name in packs else _lists(x) for name, x in part.items()}
+            batches[str(policy)] = packed
         if several:
-            yield {
-                "type": "MultiAgentBatch",
-                "count": int(store.lengths()[game].max()),
-                "policy_batches": batches,
-            }
+            yield {"type": "MultiAgentBatch", "count": int(store.lengths()[game].max()), "policy_batches": batches}
         else:
             yield {"type": "SampleBatch", **batches[str(policies[game[0]])]}
 
@@ -294,10 +261,8 @@ def _is_packed(name: str, column: PyTree) -> bool:
     """Returns whether a column is packed where columns may be: lists would change it, or take more room."""
     if name in (names.OBS, names.NEXT_OBS) or not isinstance(column, np.ndarray):
         return True
-    as_read = (
-        column.astype(np.float64 if column.dtype.kind == "f" else np.int64) if column.dtype.kind in "iuf" else column
-    )
-    return name not in names.KEYS and _narrow(as_read).dtype != column.dtype
+    wide = {"f": np.float64, "i": np.int64, "u": np.int64}.get(column.dtype.kind, column.dtype)  # as a list is read
+    return name not in names.KEYS and _narrow(column.astype(wide)).dtype != column.dtype
 
 
 def _lists(tree: PyTree) -> Any:

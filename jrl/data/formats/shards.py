@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, size, whole
+from jrl.data.formats import files
 from jrl.data.store import NO_REWARDS, EpisodeStore, checked, concatenated
 from jrl.errors import InputError
-from jrl.types import PyTree, Space
+from jrl.types import PyTree
 
 SUFFIXES = (".npz",)
 _FORMAT = "jrl-data-1"
@@ -31,22 +31,16 @@ _PART = 2**18  # bytes that are read at once: they stay in the processor's cache
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a shard, which is there whole or not at all."""
-    columns = {name: _paths(tree) for name, tree in store.columns.items()}
-    said = {"format": _FORMAT, **about.of_store(store), "columns": columns}
+    said = {"format": _FORMAT, **files.about_to_json(store), "columns": _column_paths(store)}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with (
-        whole.file(path) as temporary,
+        files.written_file(path) as temporary,
         zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive,
     ):
         archive.writestr(_ABOUT, json.dumps(said, allow_nan=False))
         for name, array in _arrays(store).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-
-
-def read_file(path: Path) -> EpisodeStore:
-    """Reads a shard. Raises InputError: it is damaged, or none."""
-    return read_files([path])
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
@@ -57,7 +51,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     """
     shards = [_shard(path) for path in paths]
     announced = sum(math.prod(h.shape) * h.dtype.itemsize for shard in shards for h in shard.heads.values())
-    size.check(paths[0] if len(paths) == 1 else paths[0].parent, announced)
+    files.check_size(paths[0] if len(paths) == 1 else paths[0].parent, announced)
     blocks: dict[str, np.ndarray] = {}  # what the rows of all shards go into
     for name in [n for n in shards[0].heads if n.startswith(_OF_ROWS)]:
         heads = [shard.heads.get(name) for shard in shards]
@@ -80,7 +74,7 @@ class _Head(NamedTuple):
 class _Shard(NamedTuple):
     path: Path
     said: dict[str, Any]  # about.json
-    heads: dict[str, _Head]  # of its arrays, by name
+    heads: dict[str, _Head]  # by the names of the arrays
 
 
 @contextlib.contextmanager
@@ -97,20 +91,15 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _shard(path: Path) -> _Shard:
     with _opened(path) as archive:
-        said = json.loads(_text(archive, path)) if _ABOUT in archive.namelist() else None
+        names = archive.namelist()
+        if _ABOUT in names and archive.getinfo(_ABOUT).file_size > files.MOST_TEXT:
+            raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
+        said = json.loads(archive.read(_ABOUT)) if _ABOUT in names else None
         if not isinstance(said, dict) or said.get("format") != _FORMAT:
-            raise InputError(
-                f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
-                "docs/data.md tells how to make one of arrays"
-            )
-        names = [name for name in archive.namelist() if name != _ABOUT]
-        return _Shard(path, said, {name.removesuffix(".npy"): _head(archive, name) for name in names})
-
-
-def _text(archive: zipfile.ZipFile, path: Path) -> bytes:
-    if archive.getinfo(_ABOUT).file_size > size.MOST_TEXT:
-        raise InputError(f"data: {path}: {_ABOUT} takes more than {size.MOST_TEXT} bytes: write it anew")
-    return archive.read(_ABOUT)
+            expected = f"{_ABOUT} in it should say {_FORMAT}: docs/data.md tells how to make one of arrays"
+            raise InputError(f"data: {path} is no data set of jrl's: {expected}")
+        heads = {name.removesuffix(".npy"): _head(archive, name) for name in names if name != _ABOUT}
+        return _Shard(path, said, heads)
 
 
 def _head(archive: zipfile.ZipFile, name: str) -> _Head:
@@ -159,22 +148,22 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     """Returns every array of a store by its name in the file."""
     named = {"reward": store.reward, "offsets": store.offsets}
     named |= {"terminated": store.terminated, "truncated": store.truncated}
-    for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
-        paths = [path for path, _ in spaces.leaves(space)]
-        named |= {_join(name, path): x for path, x in zip(paths, jax.tree.leaves(tree), strict=True)}
-    for (name, path), key in _column_keys({name: _paths(tree) for name, tree in store.columns.items()}).items():
+    named |= {_join("obs", path): x for path, _, x in store.observations()}
+    named |= {_join("action", path): x for path, _, x in store.actions()}
+    for (name, path), key in _column_keys(_column_paths(store)).items():
         column = store.columns[name]
         named[key] = column[path] if isinstance(column, dict) else column
     return named | {f"label/{name}": label for name, label in store.labels.items()}
 
 
 def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
-    known = about.read(said)
-    action = _tree(known.action_space, "action", arrays)
+    known = files.about_from_json(said)
+    tree = lambda space, name: spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
+    action = tree(known.action_space, "action")
     return EpisodeStore(
         observation=known.observation,
         action_space=known.action_space,
-        obs=_tree(known.observation, "obs", arrays),
+        obs=tree(known.observation, "obs"),
         action=action,
         reward=arrays["reward"] if "reward" in arrays else np.zeros(len(jax.tree.leaves(action)[0]), np.float32),
         offsets=arrays["offsets"],
@@ -187,13 +176,9 @@ def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> E
     )
 
 
-def _tree(space: Space, name: str, arrays: dict[str, np.ndarray]) -> PyTree:
-    return spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
-
-
-def _paths(tree: PyTree) -> list[str]:
-    """Returns paths of a column's leaves; a column is an array or a dict of such."""
-    return sorted(tree) if isinstance(tree, dict) else [""]
+def _column_paths(store: EpisodeStore) -> dict[str, list[str]]:
+    """Returns the paths of each column's arrays; a column is an array or a dict of arrays."""
+    return {name: sorted(tree) if isinstance(tree, dict) else [""] for name, tree in store.columns.items()}
 
 
 def _columns(paths: Mapping[str, Sequence[str]], arrays: dict[str, np.ndarray]) -> dict[str, PyTree]:

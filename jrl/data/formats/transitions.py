@@ -1,4 +1,4 @@
-"""Episodes made of tables of steps: files that have a row for each transition, in whatever order."""
+"""Tables of steps: episodes made of files that have a row for each transition, in whatever order, and the reverse."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ def store_of(
 
     The rows of an episode may stand apart. It ends where they say so, where a step is missing, and where the next
     observation of a row is not the observation of the following one, up to float32's rounding: no transition becomes
-    another one. Without next
-    observations a true end repeats the last observation, and of any other end the last transition is left out.
+    another one. Without next observations a true end repeats the last observation, and of any other end the last
+    transition is left out.
 
     Raises:
       InputError: there is no transition in it, or its columns are not arrays of numbers of the same length.
@@ -92,24 +92,40 @@ def store_of(
     )
 
 
+def table_of(store: EpisodeStore) -> Transitions:
+    """Returns the table of all steps of a store, one episode after the other."""
+    is_step, lengths = store.is_step(), store.lengths()
+    steps, follows = store.map_rows(lambda x: x[is_step]), np.flatnonzero(is_step) + 1
+    last = np.cumsum(lengths) - 1
+    terminated, truncated = np.zeros((2, store.num_steps), bool)
+    terminated[last], truncated[last] = store.terminated, store.truncated
+    return Transitions(
+        obs=steps.obs,
+        action=steps.action,
+        reward=steps.reward,
+        terminated=terminated,
+        truncated=truncated,
+        next_obs=jax.tree.map(lambda x: x[follows], store.obs),
+        episode=np.repeat(np.arange(store.num_episodes), lengths),
+        t=np.arange(len(follows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),
+        columns=steps.columns,
+    )
+
+
 def _check(steps: Transitions, name: str) -> None:
     """Raises InputError: a column is not an array of numbers with a row for each step."""
-    size = len(steps.reward)
-    faults = [
-        array_fault(what, x, size, shape, kinds)
-        for what, tree, shape, kinds in (
-            ("observations", steps.obs, None, "biuf"), ("next observations", steps.next_obs, None, "biuf"),
-            ("actions", steps.action, None, "biuf"), ("rewards", steps.reward, (), "biuf"),
-            ("terminated", steps.terminated, (), "b"), ("truncated", steps.truncated, (), "b"),
-            ("episode", steps.episode, (), "iu"), ("the step in its episode", steps.t, (), "iuf"),
-            *((f"column {k}", x, None, "biuf") for k, x in steps.columns.items()),
-            *((f"label {k}", x, (), "biufUS") for k, x in steps.labels.items()),
-        )
-        for x in jax.tree.leaves(tree)
-    ]  # fmt: skip
-    if not size:
+    if not (size := len(steps.reward)):
         raise InputError(f"{name}: there is no transition in it")
-    if faults := [fault for fault in faults if fault]:
+    expected: Any = (
+        ("observations", steps.obs, None, "biuf"), ("next observations", steps.next_obs, None, "biuf"),
+        ("actions", steps.action, None, "biuf"), ("rewards", steps.reward, (), "biuf"),
+        ("terminated", steps.terminated, (), "b"), ("truncated", steps.truncated, (), "b"),
+        ("episode", steps.episode, (), "iu"), ("the step in its episode", steps.t, (), "iuf"),
+        *((f"column {k}", x, None, "biuf") for k, x in steps.columns.items()),
+        *((f"label {k}", x, (), "biufUS") for k, x in steps.labels.items()),
+    )  # fmt: skip
+    found = (array_fault(what, x, size, *how) for what, tree, *how in expected for x in jax.tree.leaves(tree))
+    if faults := list(filter(None, found)):
         raise InputError(f"data: {name} is damaged: {'; '.join(faults[:8])}: write it anew")
 
 
@@ -213,13 +229,10 @@ def _known(steps: Transitions, last: np.ndarray, notes: list[str]) -> np.ndarray
     """Returns which rows can be used without next observations: all but the last of episodes without a true end."""
     unknown = last & ~steps.terminated
     if count := int(unknown.sum()):
-        notes.append(
-            f"new_obs is missing: of {counted(count, 'episode')} without a true end the last transition was left out, "
-            "whose next observation is not known"
-        )
+        which = f"of {counted(count, 'episode')} without a true end the last transition was left out"
+        notes.append(f"new_obs is missing: {which}, whose next observation is not known")
     if (last & steps.terminated).any():
-        notes.append(
-            "new_obs is missing: the final observation of true ends, which nothing reads, is the last one again"
-        )
+        what = "the final observation of true ends, which nothing reads, is the last one again"
+        notes.append(f"new_obs is missing: {what}")
     first = np.concatenate([[True], last[:-1]])
     return ~(unknown & first)

@@ -1,6 +1,6 @@
 """Faults in what an environment of several agents returned: for the first steps of runs, and for the checker.
 
-The words are those of `jrl.envs.step_faults`, with the agent's name before them. A kind that ends in `manners` is for
+The words are those of `jrl.gym.faults`, with the agent's name before them. A kind that ends in `manners` is for
 the checker alone: a run can do without.
 """
 
@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from jrl.envs.step_faults import Fault, is_flag, of_observation, of_reward
+from jrl.gym.faults import Fault, is_flag, of_observation, of_reward
 
 ALL, COMMON = "__all__", "__common__"  # keys of RLlib's dicts that are no agents
 # what a reset and a step return, each a dict by agent

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs import step_faults
-from jrl.envs.step_faults import Fault, described, place
+from jrl.gym import faults as step_faults
+from jrl.gym.faults import Fault, described, place
 from jrl.spaces import ACTION_MASK, leaves
 from jrl.types import Box, Dict, Discrete, MultiDiscrete, PyTree, Space, StepResult, Tuple
 
@@ -26,7 +26,7 @@ class Findings:
         self._notes.setdefault(kind, message)
 
     def add(self, kind: str, wrong: bool, message: str) -> None:
-        """Takes a fault as `jrl.envs.step_faults` tells it."""
+        """Takes a fault as `jrl.gym.faults` tells it."""
         (self.problem if wrong else self.note)(kind, message)
 
     def __len__(self) -> int:

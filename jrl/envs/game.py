@@ -14,10 +14,10 @@ import numpy as np
 from jrl.envs import masks, plays
 from jrl.envs import spec as spaces
 from jrl.envs.agent_faults import refused
-from jrl.envs.masked import MaskError, shapes
 from jrl.envs.plays import Play, Turn
-from jrl.envs.step_faults import Breach, Fault, bounds, kind, of_observation
-from jrl.envs.worker_process import element, leaves, row
+from jrl.gym.block import element, leaves, row
+from jrl.gym.faults import Breach, Fault, bounds, kind, of_observation
+from jrl.gym.masked import MaskError, shapes
 from jrl.spaces import ACTION_MASK, STATE, kinds
 from jrl.types import InputError
 

@@ -20,9 +20,9 @@ from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
 from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.precision import Precision
-from jrl.envs.step_faults import of_making, own
 from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
+from jrl.gym.faults import of_making, own
 from jrl.spaces import columns
 from jrl.types import EnvSpec, InputError, PyTree, Several, StepResult, Tuple
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jrl.envs import agent_faults
 from jrl.envs.agent_faults import ALL, COMMON, misnamed
-from jrl.envs.step_faults import Breach, Fault, place_in_time, seeded
+from jrl.gym.faults import Breach, Fault, place_in_time, seeded
 from jrl.types import InputError
 
 # takes what gives the faults of the latest result and, for results that are not looked at closely, what tells whether

@@ -15,9 +15,9 @@ from typing import Any
 from jrl import registry
 from jrl.envs import context as contexts
 from jrl.envs import jaxmarl_env
-from jrl.envs.step_faults import line, own
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
+from jrl.gym.faults import line, own
 from jrl.types import InputError
 
 PREFIX = "pettingzoo:"

@@ -9,10 +9,10 @@ import numpy as np
 
 from jrl.envs import spec as spaces
 from jrl.envs.context import SeveralAgents
-from jrl.envs.masked import put_around, shapes
-from jrl.envs.step_faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
-from jrl.envs.worker_process import Block, row, sizes
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym.block import Block, row, sizes
+from jrl.gym.faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
+from jrl.gym.masked import put_around, shapes
 from jrl.host.room import check_observations
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jrl import envs
-from jrl.envs import step_faults
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym import faults as step_faults
 from jrl.host import faults, room
 
 RESTART = envs.OnFailure(restart=True)

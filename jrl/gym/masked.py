@@ -1,6 +1,6 @@
 """One Gymnasium environment with the action mask of its infos in its observations.
 
-Worker processes load this file by itself: it imports nothing of jrl but `jrl.envs.step_faults`.
+Worker processes load this file by itself: it imports nothing of jrl but `jrl.gym.faults`.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs.step_faults import Breach, kind
+from jrl.gym.faults import Breach, kind
 
 
 class MaskError(Breach):

@@ -27,7 +27,7 @@ ARROWS = {
     "networks": {"errors", "fields", "ops", "registry", "spaces", "types"},
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},
     "replay": {"errors", "host", "ops", "types"},
-    "gym": set(),
+    "gym": {"errors"},
     "envs": {"errors", "fields", "gym", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "report": {"errors", "fields", "metrics"},
@@ -87,7 +87,7 @@ THIRD_PARTY = {
     "fields": {"annotated_types", "pydantic", "yaml"},
     "ops": {"jax", "flax"},  # flax.struct makes a pytree of a dataclass
     "types": {"jax", "flax", "numpy"},
-    "gym": {"numpy", "gymnasium"},  # what worker processes import
+    "gym": {"numpy", "gymnasium", "pettingzoo"},  # what worker processes import
 }
 # modules that are copied without the others
 ALONE = ("serve/client.py", "serve/acting.py", "export/interpreter.py")

@@ -212,7 +212,7 @@ def choices(action: Space) -> list[tuple[str, int]]:
 
 
 def look_at_turns(found: Findings, play: Any, steps: int, seed: int) -> None:
-    """Plays a `jrl.envs.plays.TurnTaking` with random actions that its masks allow, and looks at each result."""
+    """Plays a `jrl.gym.plays.TurnTaking` with random actions that its masks allow, and looks at each result."""
 
     def look(faults: Callable[[], Iterator[Fault]], may_be: Any = None) -> None:
         for fault in faults():

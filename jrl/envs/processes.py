@@ -65,7 +65,6 @@ class Workers:
         the same process if that can go on.
       step_timeout_s: the time limit of a step and of a reset, in seconds; None: none.
       check_steps: how many of the first steps of each are looked at: see `jrl.gym.block.Block`.
-      module: imported once by the fork server, if this call starts it.
     Raises:
       InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
       SeveralAgents: an environment has several agents.
@@ -83,7 +82,6 @@ class Workers:
         restart_failed: bool = False,
         step_timeout_s: float | None = None,
         check_steps: int = FIRST_STEPS,
-        module: str = "gymnasium",
     ):
         self.restarts = Restarts(id, num_envs, seed, options)
         self.ready: set[int] = set()  # environments whose results have come
@@ -102,8 +100,7 @@ class Workers:
         self._poller = select.poll()
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
-        environ = dict(os.environ)
-        self._setup, self._module = process.Setup(make, num_envs, check_steps, environ), module
+        self._setup = process.Setup(make, num_envs, check_steps, dict(os.environ))
         # runs at the latest when Python ends, before multiprocessing waits for the processes
         self._finish = util.Finalize(self, _finish, (self._workers,), exitpriority=1)
         try:
@@ -216,7 +213,7 @@ class Workers:
         worker.fd, worker.has_memory = worker.link.fileno(), False
         worker.process = _CONTEXT.Process(target=process.main, args=(theirs, i, self._setup), name=f"environment {i}")
         with theirs:
-            _launch(worker.process, self._module)
+            _launch(worker.process)
         self._poller.register(worker.fd, select.POLLIN)
         self._owner[worker.fd] = i
 
@@ -397,7 +394,7 @@ def _pid(worker: _Worker) -> int | None:
     return None if worker.process is None else worker.process.pid
 
 
-def _launch(started: BaseProcess, module: str) -> None:
+def _launch(started: BaseProcess) -> None:
     """Starts a process that does not import the script of the run, which need not have an `if __name__` for that.
 
     Raises:
@@ -412,7 +409,7 @@ def _launch(started: BaseProcess, module: str) -> None:
             # multiprocessing reads the script's name here, and lets no daemon of its own start others
             main.update(dict.fromkeys(kept))
             current.daemon = False
-            _CONTEXT.set_forkserver_preload(["jrl.gym.preload", "jrl.gym.worker", module])
+            _CONTEXT.set_forkserver_preload(["jrl.gym.preload", "jrl.gym.worker", "jrl.gym.game", "gymnasium"])
             started.start()
         except (EOFError, ConnectionError) as e:
             raise OSError("cannot start a worker process: the fork server has ended") from e

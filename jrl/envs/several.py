@@ -2,7 +2,7 @@
 
 `pettingzoo:MODULE` names a module of PettingZoo's kind: `pettingzoo:mpe2.simple_spread_v3`,
 `pettingzoo:classic.tictactoe_v3`. A class or function of the user's gives an object with PettingZoo's members or with
-those of RLlib's MultiAgentEnv; see `jrl.envs.plays`.
+those of RLlib's MultiAgentEnv; see `jrl.gym.plays`.
 """
 
 import importlib

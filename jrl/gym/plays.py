@@ -6,10 +6,10 @@ Neither PettingZoo nor Ray is needed for an object that has their members: which
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from jrl.envs import agent_faults
-from jrl.envs.agent_faults import ALL, COMMON, misnamed
+from jrl.errors import InputError
+from jrl.gym import agent_faults
+from jrl.gym.agent_faults import ALL, COMMON, misnamed
 from jrl.gym.faults import Breach, Fault, place_in_time, seeded
-from jrl.types import InputError
 
 # takes what gives the faults of the latest result and, for results that are not looked at closely, what tells whether
 # there may be some; without it there are none that matter to a run under way

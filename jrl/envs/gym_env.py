@@ -16,7 +16,7 @@ from jrl.envs.precision import Precision
 from jrl.envs.processes import Workers
 from jrl.envs.vector import Infos, Vector
 from jrl.fields.env import EnvConfig
-from jrl.gym.faults import line, mend_of_import, own
+from jrl.gym.exceptions import line, mend_of_import, own
 from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
 
 

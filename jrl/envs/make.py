@@ -34,7 +34,7 @@ from jrl.envs.wrappers import wrap
 from jrl.fields import schema
 from jrl.fields.bounds import Backend, renamed
 from jrl.fields.env import EnvConfig
-from jrl.gym import faults as step_faults
+from jrl.gym import exceptions as step_faults
 from jrl.host.room import check_observations
 from jrl.spaces import by_kind, columns, elements, leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv

@@ -22,8 +22,8 @@ from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.precision import Precision
 from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
-from jrl.gym.agent_faults import refused
-from jrl.gym.faults import Fault, kind, of_making, own
+from jrl.gym.exceptions import of_making, own
+from jrl.gym.faults import Fault, kind, refused
 from jrl.gym.game import Begun, Kind, Layout, Maker, own_spaces
 from jrl.gym.masked import shapes
 from jrl.gym.plays import Play

@@ -17,7 +17,7 @@ from jrl.envs import context as contexts
 from jrl.envs import jaxmarl_env
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
-from jrl.gym.faults import line, own
+from jrl.gym.exceptions import line, own
 from jrl.types import InputError
 
 PREFIX = "pettingzoo:"

@@ -121,8 +121,7 @@ class Block:
                     array[i] = value
             self.reward[i], self.terminated[i], self.truncated[i] = reward, terminated, truncated
         except Exception:  # what the space does not allow may fail in any way
-            lines = faults.refused(self._observation, result, reset=reset)
-            if not lines:
+            if not (lines := self._refused(result, reset, "a reset" if reset else "a step")):
                 raise
             raise ValueError("; ".join(lines)) from None
         return info
@@ -130,11 +129,14 @@ class Block:
     def _look(self, i: int, result: Any, reset: bool) -> None:
         self._unseen[i] -= not reset
         where = faults.place_in_time(self._check_steps - self._unseen[i], reset=reset)
-        if lines := faults.refused(self._observation, result, reset=reset, where=where):
+        if lines := self._refused(result, reset, where):
             raise faults.Breach(*lines)
 
+    def _refused(self, result: Any, reset: bool, where: str) -> list[str]:
+        return faults.refused((faults.of_reset if reset else faults.of_step)(self._observation, result, where))
+
     def _look_at_rest(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        if self._checks and not faults.plain(reward, terminated, truncated, info):
+        if self._checks and not faults.is_plain(reward, terminated, truncated, info):
             raise ValueError("no step")
 
     def _look_at_dtype(self, value: np.ndarray, dtype: np.dtype) -> None:

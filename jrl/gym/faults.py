@@ -1,19 +1,14 @@
-"""Faults in what a Gymnasium environment returned, and the user's line that raised.
+"""Faults of environments: one table for `check_env`, the first steps of a run and worker processes.
 
-One set of words for `jrl.envs.checker`, for the first steps of every run and for worker processes. These load this file
-by itself: it imports nothing of jrl.
+Functions that look at a result yield its faults. Agents of an environment of several have the same faults, with the
+agent's name before them.
 """
 
 import contextlib
-import dis
 import inspect
 import math
-import os
-import signal
-import sysconfig
-import traceback
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,33 +16,213 @@ FIRST_STEPS = 32  # of each environment, that a run looks at closely
 # types of rewards and flags with which nothing is wrong
 NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_))
 FLAGS = frozenset((bool, np.bool_))
+ALL, COMMON = "__all__", "__common__"  # keys of RLlib's dicts that are no agents
+# what a reset and a step of several agents return, each a dict by agent
+RESET = ("observations", "infos")
+PARALLEL = ("observations", "rewards", "terminations", "truncations", "infos")
+RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _ROUNDING = 1e-5  # of a bound, by which float32 may be beyond it
 _KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
-Fault = tuple[str, bool, str]  # kind, whether it is a problem, message
+RUN, CHECK, NOTE = "run", "check", "note"  # ends a run in its first steps; a problem or a note of check_env alone
+_SAME = "return the same object each time, such as self.observation_spaces[agent]: its seed is lost otherwise"
+_FIVE = "return (observation, reward, terminated, truncated, info)"
+_TURNS = "say turn_based = True in the class, or env.options.turn_based=true"
+
+# name: (who reports it, what is wrong, what fixes it)
+FAULTS: dict[str, tuple[str, str, str]] = {
+    # results of one agent
+    "no pair": (RUN, "{where} returned no pair", "return (observation, info)"),
+    "no five": (RUN, "{where} returned {got}", _FIVE),
+    "no seed": (RUN, "reset takes no seed", "declare reset(self, *, seed=None, options=None)"),
+    "info": (RUN, "{where}: {what} is {got}, a {type}", "return a dict, such as {{}}"),
+    "reward shape": (RUN, "{where}: reward of shape {got}", "return one number, such as float(reward.sum())"),
+    "reward": (RUN, "{where}: reward {got} is no number", "return a float"),
+    "reward finite": (
+        CHECK,
+        "{where}: reward is {got}",
+        "no algorithm can learn from it; find the division or logarithm",
+    ),
+    "flag": (RUN, "{where}: {what} is {got}, a {type}", "return bool({what})"),
+    # parts of observations
+    "keys": (RUN, "{where}: {what} has {got}, but the space has {want}", "return a dict"),
+    "tuple": (RUN, "{where}: {what} is {got}, but the space is a Tuple of {want}", "return one"),
+    "array": (RUN, "{where}: {what} is {got}, no array", "return one of the space {want}"),
+    "shape": (RUN, "{where}: {what} of shape {got}, but the space has {want}", "change the one or the other"),
+    "no numbers": (RUN, "{where}: {what} of {got}, no numbers", "return {want}"),
+    "fractions": (
+        RUN,
+        "{where}: {what} of {got}, but the space has {want}, which cuts fractions off",
+        "return {want}, or change the space",
+    ),
+    "converted": (
+        NOTE,
+        "{where}: {what} of {got}, but the space has {want}",
+        "it is converted; return {want} to save that",
+    ),
+    "dtype": (RUN, "{where}: {what} of {got}, but the space has {want}", "convert it with astype"),
+    "finite": (CHECK, "{where}: {what}{index} is {got}", "no network can read it; find the division or overflow"),
+    "range": (RUN, "{where}: {what}{index} is {got:g}, outside {want}", "widen the space, or clip it"),
+    "bounds": (CHECK, "{where}: {what}{index} is {got:g}, outside {want}", "widen the space, or clip it"),
+    # dicts by agent
+    "dicts": (RUN, "{where} returned {got}", "return ({want}), a dict of each by agent"),
+    "dict": (RUN, "{where}: {what} is a {got}, no dict by agent", "return one"),
+    "unseen": (RUN, "{where}: {what} has nothing of agent {agent!r}, which {why}", "give one"),
+    "lacking": (RUN, "{where}: {what} has nothing of agent {agent!r}", "give one"),
+    "no info": (CHECK, "{where}: {what} has nothing of agent {agent!r}", "give one"),
+    "no last": (CHECK, "{where}: {what} has nothing of agent {agent!r}", "give the last one of its episode"),
+    "none": (RUN, "{where}: the observation is None", "give one of its space"),
+    "unknown": (RUN, "{where}: {what} has {agent!r}, which is not in possible_agents", "add it to them"),
+    "extra": (NOTE, "{where}: {what} has agent {agent!r}, which is not in agents", "leave it out"),
+    "dead": (NOTE, "{where}: {what} has agent {agent!r}, which is not there", "leave out agents that have ended"),
+    "flags": (RUN, "{where}: {what}[{agent!r}] is {got!r}, a {type}", "put bool(...) around it"),
+    "infos": (RUN, "{where}: infos[{agent!r}] is a {type}", "put a dict there, such as {{}}"),
+    # who is there
+    "stranger": (RUN, "{where}: agent {agent!r} is not in possible_agents {want}", "add it to them"),
+    "twice": (RUN, "{where}: agents {got} names one twice", "name each once"),
+    "nobody": (RUN, "{where}: agents is empty", "put the agents into it that act first"),
+    "nobody seen": (RUN, "{where}: observations is empty", "give one for each agent that acts first"),
+    "stays": (RUN, "{where}: agent {agent!r} has ended, but is in agents still", "take it out of them"),
+    "leaves": (RUN, "{where}: agent {agent!r} is not in agents any more, but has not ended", "{fix}"),
+    "skipped": (
+        CHECK,
+        "{where}: agent {agent!r} has ended, but was skipped",
+        "select it, and keep it until its step(None)",
+    ),
+    "undead": (
+        RUN,
+        "{where}: agent {agent!r} has ended, but is in agents after its step(None)",
+        "remove it there from agents and all dicts, such as by `self._was_dead_step(action); return` first in step",
+    ),
+    "back": (
+        NOTE,
+        "{where}: agent {agent!r} has ended in this episode before, and is back",
+        "jrl begins a new episode of its own for it; PettingZoo wants another name for it",
+    ),
+    "ended": (RUN, "{where}: agent {agent!r} has ended already", "set its flags to False"),
+    "selection": (RUN, "{where}: agent_selection is {agent!r}, but agents {want}", "select one"),
+    # RLlib's interface
+    "no all": (RUN, f"{{where}}: terminateds has no {ALL!r}", "put it there, True where the episode ends for all"),
+    "turns": (
+        NOTE,
+        "{where}: agent {agent!r} has not ended, but has no observation",
+        f"where agents take turns {_TURNS}",
+    ),
+    "returns": (
+        RUN,
+        "{where}: agent {agent!r} acted before, had no observation since, and has one again",
+        f"{_TURNS}, where it waits for its turns and earns meanwhile for its action before; or false where it leaves "
+        "and comes back",
+    ),
+    # what PettingZoo's api_test asserts, too
+    "step value": (CHECK, "{where} returned a {got}", "step of an AECEnv returns nothing"),
+    "last size": (CHECK, "{where}: last() returned a {got}, no 5 values", _FIVE),
+    "last reward": (
+        CHECK,
+        "{where}: last() tells agent {agent!r} of a reward of {got:g}, but its rewards sum to {want:g}",
+        "set self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last",
+    ),
+    "last flag": (
+        CHECK,
+        "{where}: last() tells agent {agent!r} {got!r}, but {what}[{agent!r}] is {want!r}",
+        "return that",
+    ),
+    "last info": (CHECK, "{where}: last() tells agent {agent!r} another info than infos[{agent!r}]", "return that"),
+    "last observe": (CHECK, "last takes no observe", "PettingZoo wants last(self, observe=True)"),
+    "last unseen": (CHECK, "{where}: last(observe=False) gives an observation", "give None, which costs nothing"),
+    "new space": (CHECK, "{where}: {what}({agent!r}) is another object at each call", _SAME),
+    "count": (CHECK, "{where}: num_agents is {got!r}, but agents has {want}", "return len(self.agents)"),
+    "no count": (NOTE, "num_agents is missing", "PettingZoo wants the property, len(self.agents)"),
+    "no names": (
+        NOTE,
+        "possible_agents is missing, and agents stands for it",
+        "give a list of all names that may ever be there",
+    ),
+    "no close": (NOTE, "render is there, but no close", "write one, which closes what render opened"),
+    "no options": (NOTE, "reset takes no options", "PettingZoo wants reset(self, seed=None, options=None)"),
+    # of check_env alone: rows of environments side by side
+    "rewards": (CHECK, "{where}: rewards of shape {got}, not ({want},)", "one per environment"),
+    "flags of all": (CHECK, "{where}: {what} is {got}, not bool ({want},)", "one per environment"),
+    "stuck": (
+        CHECK,
+        "{where}: the action_mask of environment {env} allows no action{what}, but its episode goes on",
+        "allow one, or end the episode on this step",
+    ),
+    "acts nothing": (CHECK, "{where} is absent, but has a reward or an end", "give it neither"),
+    "after an end": (CHECK, "{where} has ended on the step before, but is not absent", "mark it absent"),
+    "new game": (CHECK, "{where} is not absent on the step that begins a new game", "mark all absent"),
+    "over": (CHECK, "{where} has not ended, but the game is over", "terminate or truncate it"),
+    "not over": (CHECK, "{where} and all others have ended, but the game is not over", "say so in Several.over"),
+    # whole streams
+    "make": (CHECK, "{id} cannot be made: {error}", "fix it, or give the options"),
+    "raises": (
+        CHECK,
+        "environment {env} raises in {where}: {error}",
+        "fix it; with env_runners.restart_failed_sub_environments a run goes on and makes it anew",
+    ),
+    "cannot step": (CHECK, "{id} cannot be stepped", "{error}"),
+    "close": (CHECK, "close() raises {error}", "fix it"),
+    "memory": (CHECK, "an observation takes {got}: {steps} x {envs} take {needed}, but {free} are free", "{fix}"),
+    "seed twice": (CHECK, "the same seed and actions gave another stream, from {where} on", "{fix}"),
+    "other seed": (
+        NOTE,
+        "another seed gives the same stream",
+        "nothing is random, or reset does not pass its seed on",
+    ),
+    "contract": (
+        CHECK,
+        "{where} of environment {env} follows an end, but has reward {got:g} and {ends} end",
+        "environments reset on the step after an end, with reward 0 and no end (see jrl.types.StepResult)",
+    ),
+    "final observation": (
+        NOTE,
+        "the last observation of each episode is also the first of the next",
+        "if the environment resets itself, let it return the true final observation, from which the value after a time "
+        "limit is estimated",
+    ),
+    "no end": (
+        NOTE,
+        "no episode ended within {got} steps, and no time limit is known",
+        "if episodes should end, set env.horizon; an episode without an end is in no statistics of returns",
+    ),
+    "uneven": (
+        NOTE,
+        "{got} of {want} steps and resets take {slow:.2g} ms, most {median:.2g} ms",
+        "all wait for the slowest, unless env.remote_worker_envs and env.batch_wait_ms are set",
+    ),
+    "slow": (
+        NOTE,
+        "a step takes {median:.2g} ms",
+        "with env.remote_worker_envs each environment has a process of its own, which pays where cores are idle",
+    ),
+}
 
 
-def kind(space: Any) -> str:
-    """Returns the name of a space's class, or of the first known one that it extends."""
-    names = [cls.__name__ for cls in type(space).__mro__]
-    return next((name for name in names if name in _KINDS), names[0])
+class Fault(NamedTuple):
+    """A fault that was found."""
+
+    name: str  # in `FAULTS`, with what it is of
+    level: str  # who reports it
+    message: str  # one line, with the fix
 
 
-# ---------------------------------------------------------------- what a reset or step returned
+def fault(name: str, where: str = "", **values: Any) -> Fault:
+    """Returns the fault of a row of `FAULTS`, with `values` in the places that its texts have."""
+    level, wrong, fix = FAULTS[name]
+    return Fault(f"{name} {values.get('what', '')}", level, f"{wrong}: {fix}".format(where=where, **values))
 
 
 class Breach(ValueError):
     """An environment does not keep to its interface, so that making it anew would not help. A line for each fault."""
 
 
-def refused(space: Any, result: Any, *, reset: bool, where: str = "") -> list[str]:
-    """Returns a line for each fault in the result of a reset or step that a run cannot learn from.
+def refused(found: Iterable[Fault]) -> list[str]:
+    """Returns a line for each fault that a run cannot learn from.
 
-    Bounds of floats are not among it, which many environments exceed by a little; nor are numbers that are not finite,
-    which a transform of the user's may replace: `run.on_nonfinite` says what becomes of an update.
+    Bounds of floats are not among these, which many environments exceed by a little; nor are numbers that are not
+    finite, which a transform of the user's may replace: `run.on_nonfinite` says what becomes of an update.
     """
-    found = (of_reset if reset else of_step)(space, result, where or ("a reset" if reset else "a step"))
-    return [message for fault, wrong, message in found if wrong and not fault.endswith(("bounds", "finite"))]
+    return [one.message for one in found if one.level == RUN]
 
 
 def place_in_time(steps: int, *, reset: bool) -> str:
@@ -57,58 +232,51 @@ def place_in_time(steps: int, *, reset: bool) -> str:
     return f"the reset after step {steps}" if steps else "the first reset"
 
 
+# ---------------------------------------------------------------- one agent
+
+
 def of_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults in the result of a reset."""
+    """Yields faults in the result of a reset, whose observation is of `space`."""
     if not isinstance(result, tuple) or len(result) != 2:
-        yield "reset", True, f"{where} returned no pair: return (observation, info)"
-    else:
-        for fault, wrong, message in of_observation("observation", space, result[0]):
-            yield fault, wrong, f"{where}: {message}"
-        yield from _of_info(result[1], where)
+        yield fault("no pair", where)
+        return
+    yield from of_observation("observation", space, result[0], where)
+    yield from _of_info(result[1], where)
 
 
 def of_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults in the result of a step."""
+    """Yields faults in the result of a step, whose observation is of `space`."""
     if not isinstance(result, tuple) or len(result) != 5:
-        size = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        mend = "return (observation, reward, terminated, truncated, info)"
-        yield "step", True, f"{where} returned {size}: {mend}"
+        yield fault("no five", where, got=_size(result))
         return
     obs, reward, terminated, truncated, info = result
-    for fault, wrong, message in of_observation("observation", space, obs):
-        yield fault, wrong, f"{where}: {message}"
-    yield from _of_rest(reward, terminated, truncated, info, where)
-
-
-def _of_rest(reward: Any, terminated: Any, truncated: Any, info: Any, where: str) -> Iterator[Fault]:
+    yield from of_observation("observation", space, obs, where)
     yield from _of_info(info, where)
-    for fault, message in of_reward(reward):
-        yield fault, True, f"{where}: {message}"
+    yield from of_reward(reward, where)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not is_flag(flag):
-            message = f"{where}: {name} is {_short(flag)}, a {type(flag).__name__}: return bool({name})"
-            yield name, True, message
+            yield fault("flag", where, what=name, got=_short(flag), type=type(flag).__name__)
 
 
 def _of_info(info: Any, where: str) -> Iterator[Fault]:
     if not isinstance(info, dict):
-        yield "info", True, f"{where}: info is {_short(info)}, a {type(info).__name__}: return a dict, such as {{}}"
+        yield fault("info", where, what="info", got=_short(info), type=type(info).__name__)
 
 
-def of_reward(reward: Any) -> Iterator[tuple[str, str]]:
-    """Yields faults of a reward: kind and message."""
+def of_reward(reward: Any, where: str) -> Iterator[Fault]:
+    """Yields faults of a reward."""
     number = None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if shape := np.shape(reward):
-            yield "reward", f"reward of shape {shape}: return one number, such as float(reward.sum())"
+            yield fault("reward shape", where, got=shape)
             return
         # of a text, too, float makes a number, and of a complex one
         if not isinstance(reward, str | bytes) and getattr(getattr(reward, "dtype", None), "kind", "f") not in "cmMSU":
             number = float(reward)
     if number is None:
-        yield "reward", f"reward {_short(reward)} is no number: return a float"
+        yield fault("reward", where, got=_short(reward))
     elif not math.isfinite(number):
-        yield "reward finite", f"reward is {number}: no algorithm can learn from it; find the division or logarithm"
+        yield fault("reward finite", where, got=number)
 
 
 def is_flag(value: Any) -> bool:
@@ -121,81 +289,95 @@ def is_flag(value: Any) -> bool:
     return False
 
 
-def plain(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
-    """Returns whether `of_step` would find nothing wrong beside the observation."""
+def is_plain(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
+    """Returns whether `of_step` would find nothing that ends a run, beside the observation."""
     if not (isinstance(info, dict) and is_flag(terminated) and is_flag(truncated)):
         return False
-    return type(reward) in NUMBERS or all(fault.endswith("finite") for fault, _ in of_reward(reward))
+    return type(reward) in NUMBERS or not refused(of_reward(reward, ""))
 
 
-def of_observation(name: str, space: Any, obs: Any) -> Iterator[Fault]:
-    """Yields faults in the observation of one environment, in Gymnasium's space."""
+# ---------------------------------------------------------------- observations
+
+
+def kind(space: Any) -> str:
+    """Returns the name of a space's class, or of the first known one that it extends."""
+    names = [cls.__name__ for cls in type(space).__mro__]
+    return next((name for name in names if name in _KINDS), names[0])
+
+
+def of_observation(name: str, space: Any, obs: Any, where: str, num_envs: int | None = None) -> Iterator[Fault]:
+    """Yields faults in an observation.
+
+    Args:
+      name: of the observation, for the messages.
+      space: Gymnasium's or ours.
+      obs: the observation of one environment, before it is converted.
+      where: when, in words.
+      num_envs: observations [B, *] of so many environments, which nothing converts; None: of one.
+    """
     what = kind(space)
-    if what == "Dict":
-        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
-            keys = sorted(map(str, obs)) if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
-            yield name, True, f"{name} has {keys}, but the space has {sorted(map(str, space.spaces))}: return a dict"
-            return
-        for key, part in space.spaces.items():
-            yield from of_observation(f"{name}[{key!r}]", part, obs[key])
-    elif what == "Tuple":
-        if not isinstance(obs, tuple | list) or len(obs) != len(space.spaces):
-            yield name, True, f"{name} is {_short(obs)}, but the space is a Tuple of {len(space.spaces)}: return one"
-            return
-        for i, part in enumerate(space.spaces):
-            yield from of_observation(f"{name}[{i}]", part, obs[i])
-    else:
-        try:
-            value = np.asarray(obs)
-        except (TypeError, ValueError):
-            yield name, True, f"{name} is {_short(obs)}, no array: return one of the space {space}"
-            return
-        yield from of_array(name, value, tuple(space.shape), np.dtype(space.dtype), *bounds(space))
+    if what in ("Dict", "Tuple"):
+        inner = space.spaces if hasattr(space, "spaces") else space.items  # ours
+        parts = dict(inner if what == "Dict" else enumerate(inner))
+        if what == "Dict" and not (isinstance(obs, Mapping) and set(obs) == set(parts)):
+            got = sorted(map(str, obs)) if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
+            yield fault("keys", where, what=name, got=got, want=sorted(map(str, parts)))
+        elif what == "Tuple" and not (isinstance(obs, tuple | list) and len(obs) == len(parts)):
+            yield fault("tuple", where, what=name, got=_short(obs), want=len(parts))
+        else:
+            for key, part in parts.items():
+                yield from of_observation(f"{name}[{key!r}]", part, obs[key], where, num_envs)
+        return
+    try:
+        value = np.asarray(obs)
+    except (TypeError, ValueError):
+        yield fault("array", where, what=name, got=_short(obs), want=space)
+        return
+    yield from _of_array(name, space, value, where, num_envs)
+
+
+def _of_array(name: str, space: Any, value: np.ndarray, where: str, num_envs: int | None) -> Iterator[Fault]:
+    dtype, shape = np.dtype(space.dtype), tuple(space.shape)
+    low, high = (np.asarray(bound, np.float64) for bound in bounds(space))
+    typed: dict[str, Any] = {"what": name, "got": value.dtype, "want": dtype}
+    if num_envs is not None:
+        shape = (num_envs, *shape)
+        if value.dtype != dtype:
+            yield fault("dtype", where, **typed)
+    if value.shape != shape:
+        yield fault("shape", where, what=name, got=value.shape, want=shape)
+        return
+    whole, floating = dtype.kind in "biu", value.dtype.kind == "f"
+    if value.dtype.kind not in "biuf":
+        yield fault("no numbers", where, **typed)
+        return
+    if num_envs is None and floating and whole:
+        yield fault("fractions", where, **typed)
+    elif num_envs is None and value.dtype != dtype and (floating or not whole):
+        yield fault("converted", where, **typed)
+    if floating and not np.isfinite(value).all():
+        at = place(~np.isfinite(value))
+        yield fault("finite", where, what=name, index=_index(at), got=value[at])
+        return
+    low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+    slack = [np.where(np.isfinite(b), _ROUNDING * (1 + np.abs(b)), 0.0) if floating else 0.0 for b in (low, high)]
+    outside = (value < low - slack[0]) | (value > high + slack[1])
+    if outside.any():
+        at = place(outside)
+        limits = f"[{low[at]:g}, {high[at]:g}]"
+        kept = "range" if whole else "bounds"
+        yield fault(kept, where, what=name, index=_index(at), got=float(value[at]), want=limits)
 
 
 def bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lowest and highest values [*shape] of a space that is one array."""
     what = kind(space)
     if what == "Box":
-        return np.asarray(space.low), np.asarray(space.high)
+        return space.bounds() if hasattr(space, "bounds") else (np.asarray(space.low), np.asarray(space.high))
     low = np.asarray(getattr(space, "start", 0))
     sizes = {"Discrete": lambda: space.n, "MultiDiscrete": lambda: space.nvec, "MultiBinary": lambda: 2}[what]()
     shape = tuple(space.shape)
     return np.broadcast_to(low, shape), np.broadcast_to(low + np.asarray(sizes) - 1, shape)
-
-
-def of_array(
-    name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, low: np.ndarray, high: np.ndarray
-) -> Iterator[Fault]:
-    """Yields faults in an array of a space; `low` and `high` broadcast to `shape`."""
-    if value.shape != shape:
-        message = f"{name} of shape {value.shape}, but the space has {shape}: change the one or the other"
-        yield f"{name} shape", True, message
-        return
-    plain = lambda x: np.issubdtype(x, np.integer) or np.issubdtype(x, np.bool_)
-    floating = np.issubdtype(value.dtype, np.floating)
-    if not (plain(value.dtype) or floating):
-        yield f"{name} dtype", True, f"{name} of {value.dtype}, no numbers: return {dtype}"
-        return
-    if floating and plain(dtype):
-        message = f"{name} of {value.dtype}, but the space has {dtype}, which cuts fractions off: return {dtype}"
-        yield f"{name} dtype", True, f"{message}, or change the space"
-    elif value.dtype != dtype and not (plain(value.dtype) and plain(dtype)):
-        message = f"{name} of {value.dtype}, but the space has {dtype}: it is converted; return {dtype} to save that"
-        yield f"{name} dtype", False, message
-    if floating and not np.isfinite(value).all():
-        where = place(~np.isfinite(value))
-        message = f"{name}{_index(where)} is {value[where]}: no network can read it; find the division or overflow"
-        yield f"{name} finite", True, message
-        return
-    low, high = (np.broadcast_to(np.asarray(b, np.float64), shape) for b in (low, high))
-    slack = [np.where(np.isfinite(b), _ROUNDING * (1 + np.abs(b)), 0.0) if floating else 0.0 for b in (low, high)]
-    outside = (value < low - slack[0]) | (value > high + slack[1])
-    if outside.any():
-        where = place(outside)
-        limits = f"[{low[where]:g}, {high[where]:g}]"
-        message = f"{name}{_index(where)} is {float(value[where]):g}, outside {limits}: widen the space, or clip it"
-        yield f"{name} range" if plain(dtype) else f"{name} bounds", True, message
 
 
 def place(wrong: np.ndarray) -> tuple[int, ...]:
@@ -203,18 +385,20 @@ def place(wrong: np.ndarray) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(wrong)[0])
 
 
-def _index(where: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, where))}]" if where else ""
+def _index(at: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, at))}]" if at else ""
 
 
-def takes_seed(env: Any) -> bool:
-    """Returns whether the reset of an environment, or of what it wraps, takes a seed."""
-    reset = getattr(env, "unwrapped", env).reset
+# ---------------------------------------------------------------- seeds
+
+
+def takes(env: Any, name: str) -> bool:
+    """Returns whether the reset of an environment, or of what it wraps, takes an argument, such as `seed`."""
     try:
-        parameters = inspect.signature(reset).parameters
+        parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
     except (TypeError, ValueError):  # of a builtin
         return True
-    return "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def seeded(env: Any, seed: int) -> Any:
@@ -222,131 +406,320 @@ def seeded(env: Any, seed: int) -> Any:
     try:
         return env.reset(seed=seed)
     except TypeError as e:
-        if takes_seed(env):
+        if takes(env, "seed"):
             raise
-        raise Breach(NO_SEED) from e
+        raise Breach(fault("no seed").message) from e
 
 
-NO_SEED = "reset takes no seed: declare reset(self, *, seed=None, options=None)"
+# ---------------------------------------------------------------- several agents
 
 
-# ---------------------------------------------------------------- exceptions
+def misnamed(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) -> bool:
+    """Returns whether dicts by agent lack an agent, name one that may not be there, or have None: for every step.
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_CALLER = os.path.join("gymnasium", "envs", "registration.py")  # calls constructors, too
-_IN_JAX = os.path.join("", "jax", "_src", "")
-_INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    A fault that this sees is one that the functions below describe. It costs a microsecond or two.
 
-
-def own(error: BaseException) -> bool:
-    """Returns whether an exception is the environment's own, and not a Ctrl-C or other signal that came while it ran.
-
-    SystemExit and KeyboardInterrupt are, where the environment raises them: it has no say in when the run ends.
+    Args:
+      possible: all agents that may ever be there, and other keys that are allowed.
+      parts: dicts by agent, as a reset or step returns them.
+      wanted: the agents that each of them must have; None: it is not looked at.
     """
-    if isinstance(error, Exception):
+    try:
+        if len(parts) != len(wanted):
+            return True
+        for part, agents in zip(parts, wanted):
+            if agents is None:
+                continue
+            names = part.keys()
+            if not (names <= possible and names >= agents):
+                return True
+            for value in part.values():
+                if value is None:
+                    return True
+    except (AttributeError, TypeError):  # not a dict, or names that have no hash
         return True
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-    trace = last = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return False
-        last, trace = trace, trace.tb_next
-    if isinstance(error, KeyboardInterrupt) and last is not None:  # Python's own handler has no frame, and no `raise`
-        return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]].startswith("RAISE")
-    return not isinstance(error, GeneratorExit)
+    return False
 
 
-def _code(handler: Any) -> Any:
-    return getattr(getattr(handler, "__func__", handler), "__code__", handler)
+def of_parts(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
+    """Returns the fault that keeps a result from being read: it is not a tuple of a dict for each of `names`."""
+    if not isinstance(result, tuple) or len(result) != len(names):
+        return fault("dicts", where, got=_size(result), want=", ".join(names))
+    return next(_dicts(names, result, where), None)
 
 
-def line(error: BaseException) -> str:
-    """Returns `file:line: Type: text` of the user's line that raised, or of what it called."""
-    error, frames = _traced(error)
-    if not frames:
-        return _said(error)
-    return f"{_shown(frames[-1].filename)}:{frames[-1].lineno}: {_said(error)}"
+def _dicts(names: Collection[str], parts: Collection[Any], where: str) -> Iterator[Fault]:
+    for name, part in zip(names, parts):
+        if not isinstance(part, Mapping):
+            yield fault("dict", where, what=name, got=type(part).__name__)
 
 
-def described(error: BaseException) -> str:
-    """Returns kind, message and place of an exception, as part of a sentence."""
-    error, frames = _traced(error)
-    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return _said(error) + where
+def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
+    """Yields faults of the reset of a PettingZoo parallel environment, whose agents may be `possible`."""
+    if (wrong := of_parts(result, RESET, where)) is not None:
+        yield wrong
+        return
+    obs, infos = result
+    yield from _of_agents(env.agents, possible, where)
+    if not env.agents:
+        yield fault("nobody", where)
+    yield from _unknown("observations", obs, possible, where)
+    yield from _each("unseen", _lacking(obs, env.agents), where, what="observations", why="is in agents")
+    yield from _observed(env.observation_space, obs, env.agents, where)
+    yield from _each("no info", _lacking(infos, env.agents), where, what="infos")
+    for name, part in zip(RESET, result):
+        yield from _each("extra", _lacking(env.agents, part)[:1], where, what=name)
+    yield from _of_class(env)
+    yield from _of_spaces(env, possible, where)
 
 
-def stack(error: BaseException) -> str:
-    """Returns the user's frames of an exception, a line each, outermost first."""
-    return "".join(f"\n  {_shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in _traced(error)[1])
+def of_parallel_step(
+    env: Any, possible: Collection[Any], acted: Collection[Any], ended: Collection[Any], result: Any, where: str
+) -> Iterator[Fault]:
+    """Yields faults of a step of a PettingZoo parallel environment, and of its agents after it.
 
-
-def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    text = text if len(text) <= 400 else text[:400] + "..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _traced(error: BaseException) -> tuple[BaseException, list[traceback.FrameSummary]]:
-    """Returns the exception, or its cause where only others' frames are in it, and its frames, outermost first, of the
-    user's files or, where there are none, of all that are not jrl's."""
-    others: list[traceback.FrameSummary] = []
-    at: BaseException | None = error
-    while at is not None:
-        if isinstance(at, SyntaxError) and at.filename:
-            return at, [traceback.FrameSummary(at.filename, at.lineno or 0, "", lookup_line=False, line="")]
-        frames = [f for f in traceback.extract_tb(at.__traceback__) if not f.filename.startswith((_OURS, "<frozen"))]
-        if users := [f for f in frames if not f.filename.startswith(_INSTALLED)]:
-            return at, users
-        # of an installed environment that jax traces, the line that called jax
-        others = others or [f for f in frames if _IN_JAX not in f.filename] or frames
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-    return error, others
-
-
-def place_of(fn: Any) -> str:
-    """Returns ` (file:line)`, where a function is defined; empty where that is not known."""
-    code = getattr(getattr(fn, "func", fn), "__code__", None)  # `func`: of a functools.partial
-    return f" ({_shown(code.co_filename)}:{code.co_firstlineno})" if code else ""
-
-
-def of_making(error: BaseException) -> tuple[str, str] | None:
-    """Returns the key, `options` or `id`, that keeps an environment from being made, and why; None where it is another.
-
-    A TypeError of the call itself, an argument that the constructor does not take, is told from one in its body.
+    Args:
+      env: the environment.
+      possible: all agents that may ever be there.
+      acted: agents that had an action.
+      ended: agents whose end came before, in this game.
+      result: what `step` returned.
+      where: when, in words.
     """
-    if type(error).__name__ == "NotAnEnvironment":  # a worker process has another copy of its class
-        return "id", str(error)
-    if isinstance(error, ImportError):
-        return "id", line(error) + mend_of_import(error)
-    if "gymnasium.error" in {cls.__module__ for cls in type(error).__mro__}:
-        return "id", str(error)
-    if isinstance(error, TypeError):
-        return ("options", str(error)) if _of_call(error) else ("id", line(error))
-    return None
+    if (wrong := of_parts(result, PARALLEL, where)) is not None:
+        yield wrong
+        return
+    obs, reward, terminated, truncated, infos = result
+    agents = list(env.agents)
+    yield from _of_agents(agents, possible, where)
+    over = [agent for agent in acted if terminated.get(agent) or truncated.get(agent)]
+    going = [agent for agent in acted if agent not in over]
+    for name, part in zip(PARALLEL[1:4], result[1:4]):
+        yield from _each("lacking", _lacking(part, acted), where, what=name)
+    yield from _each("no info", _lacking(infos, acted), where, what="infos")
+    yield from _each("no last", _lacking(obs, over), where, what="observations")
+    there = list(dict.fromkeys([*going, *agents]))
+    yield from _each("unseen", _lacking(obs, there), where, what="observations", why="has not ended")
+    yield from _observed(env.observation_space, obs, dict.fromkeys([*there, *over]), where)
+    for name, part in zip(PARALLEL[:4], result):
+        yield from _unknown(name, part, possible, where)
+    yield from _of_numbers(reward, {"terminations": terminated, "truncations": truncated}, where)
+    yield from _each("stays", [agent for agent in over if agent in agents], where)
+    fix = "say so in terminations or truncations on its last step"
+    yield from _each("leaves", _lacking(agents, going), where, fix=fix)
+    for name, part in zip(PARALLEL, result):
+        gone = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
+        yield from _each("dead", gone[:1], where, what=name)
+    yield from _each("back", [agent for agent in agents if agent in ended][:1], where)
+    yield from _of_spaces(env, possible, where)
 
 
-def _of_call(error: BaseException) -> bool:
-    at: BaseException | None = error
-    while at is not None:
-        files = [f.filename for f in traceback.extract_tb(at.__traceback__)]
-        if not isinstance(at, TypeError) or not all(f.startswith(_OURS) or f.endswith(_CALLER) for f in files):
-            return False
-        at = at.__cause__ or at.__context__
-    return True
+def of_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
+    """Yields faults of the reset of an environment with RLlib's interface.
+
+    Args:
+      agents: all that may ever be there.
+      space: from an agent to its observation space, Gymnasium's.
+      result: what `reset` returned.
+      where: when, in words.
+    """
+    if (wrong := of_parts(result, RESET, where)) is not None:
+        yield wrong
+        return
+    if not result[0]:
+        yield fault("nobody seen", where)
+    yield from _of_agents(result[0], agents, where)
+    yield from _observed(space, result[0], agents, where)
 
 
-def _shown(path: str) -> str:
-    """Returns the path relative to the working directory, where that is shorter."""
-    with contextlib.suppress(OSError, ValueError):
-        relative = os.path.relpath(path)
-        return relative if not relative.startswith("..") and os.path.isabs(path) else path
-    return path
+def of_rllib_step(
+    agents: Collection[Any],
+    space: Callable[[Any], Any],
+    acted: Collection[Any],
+    ended: Collection[Any],
+    result: Any,
+    where: str,
+    *,
+    waits: bool,
+) -> Iterator[Fault]:
+    """Yields faults of a step of an environment with RLlib's interface; arguments as of the functions above.
+
+    Args:
+      waits: an agent that has not ended and has no observation waits for its turn.
+    """
+    if (wrong := of_parts(result, RLLIB, where)) is not None:
+        yield wrong
+        return
+    obs, reward, terminated, truncated, _ = result
+    if ALL not in terminated:
+        yield fault("no all", where)
+    for name, part in zip(RLLIB, result):
+        yield from _unknown(name, part, agents, where)
+    yield from _observed(space, obs, agents, where)
+    rewards = {agent: number for agent, number in reward.items() if agent in agents}
+    yield from _of_numbers(rewards, {"terminateds": terminated, "truncateds": truncated}, where)
+    if not (waits or terminated.get(ALL) or truncated.get(ALL)):
+        silent = [a for a in acted if a not in obs and not (terminated.get(a) or truncated.get(a))]
+        yield from _each("turns", silent, where)
+    yield from _each("back", [agent for agent in obs if agent in ended][:1], where)
 
 
-def mend_of_import(error: BaseException) -> str:
-    """Returns `: pip install NAME` of a module that is missing."""
-    name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-    return f": pip install {name.partition('.')[0]}" if name else ""
+def of_turn(
+    env: Any, possible: Collection[Any], ended: Collection[Any], where: str, *, reset: bool, returned: Any = None
+) -> Iterator[Fault]:
+    """Yields faults in the attributes of a PettingZoo environment whose agents take turns, after a reset or step.
+
+    Args:
+      env: the environment.
+      possible: all agents that may ever be there.
+      ended: agents whose end came before, in this game.
+      where: when, in words.
+      reset: it is a reset.
+      returned: by `step`.
+    """
+    agents, selected = list(env.agents), env.agent_selection
+    yield from _of_agents(agents, possible, where)
+    if reset and not agents:
+        yield fault("nobody", where)
+    if agents and selected not in agents:
+        yield fault("selection", where, agent=selected, want=agents)
+    names = ("rewards", "terminations", "truncations", "infos")
+    parts: dict[str, Any] = {name: getattr(env, name, None) for name in names}
+    if wrong := list(_dicts(names, parts.values(), where)):
+        yield from wrong
+        return
+    for name, part in parts.items():
+        yield from _each("lacking", _lacking(part, agents), where, what=name)
+        yield from _unknown(name, part, possible, where)
+        extra = [agent for agent in _lacking(agents, part) if agent in possible]
+        yield from _each("extra", extra[:1], where, what=name)
+    flags = {name: parts[name] for name in names[1:3]}
+    yield from _of_numbers(parts["rewards"], flags, where)
+    for agent, info in parts["infos"].items():
+        if not isinstance(info, dict):
+            yield fault("infos", where, agent=agent, type=type(info).__name__)
+    count = getattr(env, "num_agents", None)
+    if count is None:
+        yield fault("no count")
+    elif isinstance(count, bool) or not isinstance(count, int) or count != len(agents):
+        yield fault("count", where, got=count, want=len(agents))
+    if reset:
+        yield from _of_class(env)
+        for part in flags.values():
+            yield from _each("ended", [agent for agent in agents if part.get(agent)][:1], where)
+    if returned is not None:
+        yield fault("step value", where, got=type(returned).__name__)
+    yield from _each("back", [agent for agent in agents if agent in ended][:1], where)
+    yield from _of_spaces(env, possible, where)
+
+
+def of_gone(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
+    """Yields faults of agents that left without a `step(None)`; those in `over` ended, but `last()` did not say so."""
+    fix = "set its flags, and keep it in agents until its step(None)"
+    yield from _each("skipped", [agent for agent in gone if agent in over], where)
+    yield from _each("leaves", [agent for agent in gone if agent not in over], where, fix=fix)
+
+
+def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
+    """Yields faults of `last()`, which must agree with the attributes and sum the rewards since the agent's own step.
+
+    Args:
+      env: after a reset or step.
+      before: by agent, what it earned since its own step and before this one.
+      reward: by agent, what it earned in this one.
+      where: when, in words.
+    """
+    agent = env.agent_selection
+    if agent not in env.agents or agent not in reward:
+        return
+    last = env.last()
+    if not isinstance(last, tuple) or len(last) != 5:
+        yield fault("last size", where, got=type(last).__name__)
+        return
+    earned, summed, info = float(last[1]), before[agent] + float(reward[agent]), env.infos[agent]
+    if abs(earned - summed) > 1e-6 * (1 + abs(summed)):
+        yield fault("last reward", where, agent=agent, got=earned, want=summed)
+    for name, flag in zip(("terminations", "truncations"), last[2:4]):
+        if bool(flag) != bool(kept := getattr(env, name)[agent]):
+            yield fault("last flag", where, agent=agent, what=name, got=flag, want=kept)
+    if last[4] is not info and set(last[4] or ()) != set(info):  # not ==, which arrays do not have
+        yield fault("last info", where, agent=agent)
+    try:
+        unseen = env.last(observe=False)[0]
+    except TypeError:
+        yield fault("last observe")
+        return
+    if unseen is not None:
+        yield fault("last unseen", where)
+
+
+def of_one(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
+    """Yields faults in one agent's observation; none where the agent's space is not known."""
+    where = f"{where}: agent {agent!r}"
+    if obs is None:
+        yield fault("none", where)
+        return
+    with contextlib.suppress(LookupError):
+        found = space(agent)
+        yield from of_observation("observation", found, obs, where)
+
+
+def _each(name: str, agents: Iterable[Any], where: str, **values: Any) -> Iterator[Fault]:
+    return (fault(name, where, agent=agent, **values) for agent in agents)
+
+
+def _lacking(part: Collection[Any], agents: Iterable[Any]) -> list[Any]:
+    return [agent for agent in agents if agent not in part]
+
+
+def _unknown(name: str, part: Mapping[Any, Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
+    return _each("unknown", _lacking((*possible, ALL, COMMON), part)[:1], where, what=name)
+
+
+def _observed(
+    space: Callable[[Any], Any], obs: Mapping[Any, Any], agents: Iterable[Any], where: str
+) -> Iterator[Fault]:
+    for agent in agents:
+        if agent in obs:
+            yield from of_one(agent, space, obs[agent], where)
+
+
+def _of_agents(agents: Collection[Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
+    yield from _each("stranger", _lacking(possible, agents)[:1], where, want=list(possible))
+    if len(set(agents)) < len(agents):
+        yield fault("twice", where, got=list(agents))
+
+
+def _of_numbers(reward: Mapping[Any, Any], flags: Mapping[str, Mapping[Any, Any]], where: str) -> Iterator[Fault]:
+    for agent, number in reward.items():
+        yield from of_reward(number, f"{where}: agent {agent!r}")
+    for name, part in flags.items():
+        for agent, flag in part.items():
+            if not is_flag(flag):
+                yield fault("flags", where, what=name, agent=agent, got=flag, type=type(flag).__name__)
+
+
+def _of_spaces(env: Any, possible: Collection[Any], where: str) -> Iterator[Fault]:
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name)
+        changing = [agent for agent in env.agents if agent in possible and space(agent) is not space(agent)]
+        yield from _each("new space", changing, where, what=name)
+
+
+def _of_class(env: Any) -> Iterator[Fault]:
+    """Yields faults in members of the class, which stay the same."""
+    if getattr(env, "possible_agents", None) is None:
+        yield fault("no names")
+    mro = type(env).__mro__
+    makers = [next((c.__name__ for c in mro if name in vars(c)), "AECEnv") for name in ("render", "close")]
+    if makers[0] != "AECEnv" and makers[1] == "AECEnv":
+        yield fault("no close")
+    if not takes(env, "options"):
+        yield fault("no options")
+
+
+def _size(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
 
 
 def _short(value: Any) -> str:

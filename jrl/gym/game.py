@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.gym import plays
-from jrl.gym.agent_faults import refused
 from jrl.gym.block import element, leaves, row
-from jrl.gym.faults import Breach, Fault, bounds, kind, of_observation
+from jrl.gym.faults import Breach, Fault, bounds, kind, of_observation, place_in_time, refused
 from jrl.gym.masked import MaskError
 from jrl.gym.plays import Play, Turn
 
@@ -100,7 +99,7 @@ class Game:
       check_steps: how many of its first steps are looked at closely; 0: none is looked at.
     Attributes:
       turns: the AECEnv that was made parallel, where there is one (see `plays.Parallel`).
-      found: takes (kind, whether it is a problem, message) of whatever is wrong; None: a run ends with it.
+      found: takes each fault; None: a fault ends the run.
     """
 
     spec = None
@@ -112,7 +111,7 @@ class Game:
         self.env, self._play, self._layout, self._horizon = play.env, play, layout, horizon
         self.metadata = getattr(play.env, "metadata", None) or {}
         self.turns: plays.TurnTaking | None = getattr(play, "turns", None)
-        self.found: Callable[[str, bool, str], None] | None = None
+        self.found: Callable[[Fault], None] | None = None
         self._begun: Begun | None = None
         self._unseen, self._checks = check_steps, check_steps > 0
         size = len(layout.agents)
@@ -223,7 +222,8 @@ class Game:
         if self._layout.state is not None:
             view = np.asarray(self.env.state())
             if self._unseen > 0 or self.found is not None:
-                self._look(lambda: of_observation("state()", self._layout.state, view))
+                where = place_in_time(self._steps, reset=not self._steps)
+                self._look(lambda: of_observation("state()", self._layout.state, view, where))
             for rows in self._kinds:
                 rows.state[:] = view
 
@@ -252,7 +252,7 @@ class Game:
         """Looks at a result: closely in the first steps, and later where a glance says that something may be wrong."""
         if self.found is not None:
             for fault in faults():
-                self.found(*fault)
+                self.found(fault)
         elif self._checks and (self._unseen > 0 or (may_be is not None and may_be())) and (lines := refused(faults())):
             raise Breach(*lines)
 

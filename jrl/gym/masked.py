@@ -67,7 +67,7 @@ class Masked:
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         result = self.env.step(action)
-        if len(result) != 5:  # `step_faults` has the words
+        if len(result) != 5:  # `jrl.gym.faults` has the words
             return result
         obs, reward, terminated, truncated, info = result
         return self.joined(obs, info), reward, terminated, truncated, info

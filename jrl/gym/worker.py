@@ -18,7 +18,7 @@ import traceback
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
-from jrl.gym import faults, masked
+from jrl.gym import exceptions, faults, masked
 from jrl.gym.block import Block
 
 # Requests. Those in `ARGUED` bring an argument. In capitals, a request asks for the info, too
@@ -95,8 +95,8 @@ class _Worker:
                     value = pickle.dumps(_sendable(value) if answer == INFO else value)
             except BaseException as e:  # SystemExit, too: an environment has no say in when its process ends
                 breach = e.args if isinstance(e, faults.Breach) else ()
-                said = faults.line(e), faults.stack(e), traceback.format_exc()
-                answer, value = ERROR, pickle.dumps((breach, faults.of_making(e) if kind == MAKE else None, said))
+                said = exceptions.line(e), exceptions.stack(e), traceback.format_exc()
+                answer, value = ERROR, pickle.dumps((breach, exceptions.of_making(e) if kind == MAKE else None, said))
                 if kind == MAKE and type(e).__name__ == "SeveralAgents":  # of jrl.envs.context, which needs jax
                     answer = SEVERAL
             os.write(fd, answer)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jrl import check_env
-from jrl.envs.check_values import Findings, look_at_columns
+from jrl.envs.checker import of_columns
 
 NAME = "agent_envs"
 
@@ -129,9 +129,7 @@ def columns(**changed):
     }
     for name, (at, value) in changed.items():
         told[name][at] = value
-    found = Findings()
-    look_at_columns(found, ("a", "b"), **told)
-    return found.problems
+    return [fault.message for fault in of_columns(("a", "b"), **told)]
 
 
 def test_columns_that_keep_to_the_contract():

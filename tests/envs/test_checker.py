@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.envs.check_values import Findings
-from jrl.envs.checker import _speed, check_env
+from jrl.envs.checker import _of_speed, check_env
 from jrl.envs.jax_env import Definition
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete
@@ -276,9 +275,8 @@ def test_notes_on_how_long_steps_take():
         ([2e-5] * 54 + [4e-3] * 6, "6 of 60 steps and resets take 4 ms, most 0.02 ms: all wait for the slowest"),
         ([2e-5] * 59 + [4e-3], None),
     ):
-        found = Findings()
-        _speed(seconds, found)
-        assert len(found.notes) == (words is not None) and all(words in note for note in found.notes)
+        notes = [fault.message for fault in _of_speed(seconds)]
+        assert len(notes) == (words is not None) and all(words in note for note in notes)
 
 
 @pytest.mark.parametrize("env", [Sound, AtTheBound, Integers, by_context, lambda context: Sound()])

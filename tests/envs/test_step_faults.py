@@ -9,7 +9,7 @@ import pytest
 from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
-from jrl.gym import faults as step_faults
+from jrl.gym import faults as env_faults
 from jrl.host import faults, room
 
 RESTART = envs.OnFailure(restart=True)
@@ -95,7 +95,7 @@ def test_a_reset_without_seed(remote):
 
 @HERE_AND_THERE
 def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
-    late = {"at": step_faults.FIRST_STEPS + 3}
+    late = {"at": env_faults.FIRST_STEPS + 3}
     for what, words in BREACHES.items():
         if what in ("no info", "Discrete") or (remote and what not in ("four", "reward")):
             continue  # no step, and too dear to look at
@@ -130,11 +130,14 @@ def test_steps_that_check_env_cannot_hold(monkeypatch):
 
 def test_only_the_first_steps_are_looked_at(monkeypatch):
     """And floats a little out of their bounds, or not finite, are no reason to end a run."""
-    looked, real = [], step_faults.refused
-    monkeypatch.setattr(step_faults, "refused", lambda *a, **k: looked.append(k["where"]) or real(*a, **k))
+    looked = []
+    for name in ("of_reset", "of_step"):
+        real = getattr(env_faults, name)
+        spy = lambda space, result, where, real=real: looked.append(where) or real(space, result, where)
+        monkeypatch.setattr(env_faults, name, spy)
     stepped(made(what="bounds"), steps=100)
-    assert looked[0] == "the first reset" and looked[-1] == f"step {step_faults.FIRST_STEPS}"
-    assert len(looked) == 1 + step_faults.FIRST_STEPS + 1  # with the reset after the first episode
+    assert looked[0] == "the first reset" and looked[-1] == f"step {env_faults.FIRST_STEPS}"
+    assert len(looked) == 1 + env_faults.FIRST_STEPS + 1  # with the reset after the first episode
     looked.clear()
     stepped(made(what="bounds", on_failure=envs.OnFailure(check_steps=0)))
     assert looked == []

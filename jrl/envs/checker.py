@@ -20,7 +20,6 @@ from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
 from jrl.gym.exceptions import described, own
 from jrl.gym.faults import (
-    NOTE,
     Breach,
     Fault,
     fault,
@@ -38,7 +37,6 @@ from jrl.spaces import (
     ACTION_MASK,
     by_kind,
     leaves,
-    map_leaves,
     masks_actions,
     num_bytes,
     of_kinds,
@@ -52,6 +50,7 @@ from jrl.types import (
     InputError,
     JaxEnv,
     Leaf,
+    MultiBinary,
     MultiDiscrete,
     PyTree,
     Several,
@@ -95,7 +94,7 @@ class Findings:
 
     def report(self) -> Report:
         found = self._faults.values()
-        problems, notes = ([f.message for f in found if (f.level == NOTE) == is_note] for is_note in (False, True))
+        problems, notes = ([f.message for f in found if f.is_note == is_note] for is_note in (False, True))
         return Report(problems, notes)
 
 
@@ -203,7 +202,8 @@ class _Runs:
             if not isinstance(env, JaxEnv):
                 self.close()
         precision = getattr(env, "precision", None)
-        self._found.add(*(Fault(text, NOTE, text) for text in (precision.messages() if precision is not None else ())))
+        lost = precision.messages() if precision is not None else ()
+        self._found.add(*(Fault(text, text, is_note=True) for text in lost))
         if looks_itself and not self.seconds:
             self.seconds = [s for w in watches for s in w.seconds]
         return stream
@@ -235,7 +235,7 @@ class _Runs:
             self._open = env = self._make(seed=seed)
         except InputError as e:
             lines = ("; ".join(part.strip() for part in text.splitlines()) for text in e.errors)  # with users' frames
-            self._found.add(*(Fault(line, "check", line) for line in lines))
+            self._found.add(*(Fault(line, line) for line in lines))
             return None
         except Exception as e:  # as above
             self._found.add(fault("make", id=self._id, error=described(e)))
@@ -248,7 +248,7 @@ class _Runs:
         spec: EnvSpec = env.spec
         each = by_kind(spec)
         parts = lambda tree: tree if spec.kinds else (tree,)
-        drawn = [_random_actions(one.action, self._steps, one.num_envs, self._seed) for one in each]
+        rng = np.random.default_rng(self._seed)
         key, in_jax = jax.random.key(seed), isinstance(env, JaxEnv)
         state, first = env.reset(key) if in_jax else (None, env.reset())
         obs, rewards, done, told = [jax.tree.map(np.array, first)], [], [], list[Several]()
@@ -271,8 +271,7 @@ class _Runs:
 
         mask = look("reset", obs[0], np.zeros(spec.num_envs, bool), None)
         for t in range(self._steps):
-            rows = zip(each, (jax.tree.map(lambda x: x[t], own) for own in drawn), mask, strict=True)  # noqa: B023
-            chosen = [own if m is None else _allowed(one.action, own, m) for one, own, m in rows]
+            chosen = [_random_action(one.action, rng, one.num_envs, t, m) for one, m in zip(each, mask, strict=True)]
             action = tuple(chosen) if spec.kinds else chosen[0]
             if in_jax:
                 state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
@@ -352,63 +351,38 @@ def _play_turns(found: Findings, play: Any, steps: int, seed: int) -> None:
         turn = play.step({agent: space.sample(np.asarray(masks[0], np.int8)) if has_mask else space.sample()})
 
 
-# ---------------------------------------------------------------- actions
-
-
-def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> PyTree:
-    """Draws actions [T, B, *] of the space that a policy acts in.
+def _random_action(space: Space, rng: np.random.Generator, num_envs: int, t: int, mask: np.ndarray | None) -> PyTree:
+    """Draws actions [B, *] of the space that a policy acts in, of the choices that `mask` [B, K] allows.
 
     A Box's are uniform and reach beyond its bounds, as a policy's do, so that the environment gets its extreme actions:
     the lowest of all elements in step 1, the highest in step 2. They are normal where a bound is infinite.
     """
-    rng = np.random.default_rng(seed)
-    return map_leaves(lambda leaf: _random(leaf, rng, (steps, num_envs, *leaf.shape)), space)
-
-
-def _random(space: Leaf, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    if isinstance(space, Box):
-        low, high = space.bounds()
-        bounded = np.isfinite(low) & np.isfinite(high)
-        low, high = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
-        low, high = low - (high - low) / 8, high + (high - low) / 8
-        drawn = np.where(bounded, rng.uniform(low, high, shape), rng.normal(size=shape))
-        drawn[:1], drawn[1:2] = np.where(bounded, low, drawn[:1]), np.where(bounded, high, drawn[1:2])
-        return drawn.astype(space.dtype)
-    sizes = space.n if isinstance(space, Discrete) else np.asarray(getattr(space, "nvec", 2))
-    return rng.integers(0, sizes, shape).astype(space.dtype)
-
-
-def _choices(action: Space) -> list[tuple[str, int]]:
-    """Returns the choices that a mask is of, in its order: the path to each and how many values it has."""
-    found: list[tuple[str, int]] = []
-    for path, leaf in leaves(action):
-        if isinstance(leaf, Discrete):
-            found.append((path, leaf.n))
-        elif isinstance(leaf, MultiDiscrete):
-            found += [(f"{path}/{i}" if path else str(i), n) for i, n in enumerate(leaf.nvec)]
-    return found
-
-
-def _allowed(space: Space, action: PyTree, mask: np.ndarray) -> PyTree:
-    """Returns the actions, each choice replaced by the next one that `mask` [B, K] allows, if any."""
-    sizes = iter(_choices(space))
-    at = 0
-
-    def moved(leaf: Leaf, x: np.ndarray) -> np.ndarray:
-        nonlocal at
-        if not isinstance(leaf, Discrete | MultiDiscrete):
-            return x
-        columns = []
-        for column in x.reshape(len(x), -1).T:
-            size = next(sizes)[1]
-            order = (column[:, None] + np.arange(size)) % size  # [B, size], what is asked first
-            allowed = np.take_along_axis(mask[:, at : at + size], order, axis=-1)
-            columns.append(order[np.arange(len(x)), allowed.argmax(axis=-1)])
-            at += size
-        return np.stack(columns, -1).reshape(x.shape).astype(x.dtype)
-
-    parts = [moved(leaf, x) for (_, leaf), x in zip(leaves(space), jax.tree.leaves(action))]
+    parts, at = [], 0
+    for _, leaf in leaves(space):
+        shape = (num_envs, *leaf.shape)
+        if isinstance(leaf, Box):
+            low, high = (np.broadcast_to(bound, shape) for bound in leaf.bounds())
+            drawn, bounded = rng.normal(size=shape), np.isfinite(low) & np.isfinite(high)
+            low, high = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
+            low, high = low - (high - low) / 8, high + (high - low) / 8
+            drawn = np.where(bounded, (low, high)[t] if t < 2 else rng.uniform(low, high), drawn)
+        else:
+            chosen = []
+            for size in _sizes(leaf):
+                u = rng.random((num_envs, size))
+                if mask is not None and not isinstance(leaf, MultiBinary):
+                    u[~mask[:, at : at + size]] = -1
+                    at += size
+                chosen.append(u.argmax(axis=-1))
+            drawn = np.stack(chosen, -1).reshape(shape)
+        parts.append(drawn.astype(leaf.dtype))
     return of_leaves(space, parts)
+
+
+def _sizes(leaf: Leaf) -> list[int]:
+    """Returns how many values each element of a space of whole numbers has."""
+    sizes = leaf.n if isinstance(leaf, Discrete) else getattr(leaf, "nvec", 2)
+    return np.broadcast_to(sizes, leaf.shape).reshape(-1).tolist()
 
 
 # ---------------------------------------------------------------- rows of environments
@@ -431,11 +405,13 @@ def _of_rest(num_envs: int, where: str, result: StepResult) -> Iterator[Fault]:
 def _of_mask(action: Space, where: str, mask: np.ndarray, done: np.ndarray) -> Iterator[Fault]:
     """Yields environments [B] that go on with no action that `mask` [B, K] bool allows, for one of the choices."""
     at = 0
-    for path, size in _choices(action):
-        none = ~mask[:, at : at + size].any(axis=-1) & ~done
-        at += size
-        if none.any():
-            yield fault("stuck", where, env=place(none)[0], what=f" for {path}" if path else "")
+    for path, leaf in leaves(action):
+        for i, size in enumerate(_sizes(leaf) if isinstance(leaf, Discrete | MultiDiscrete) else ()):
+            none = ~mask[:, at : at + size].any(axis=-1) & ~done
+            at += size
+            names = [path] * bool(path) + [str(i)] * isinstance(leaf, MultiDiscrete)
+            if none.any():
+                yield fault("stuck", where, env=place(none)[0], what=f" for {'/'.join(names)}" if names else "")
 
 
 def of_columns(

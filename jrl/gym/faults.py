@@ -24,192 +24,125 @@ RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _ROUNDING = 1e-5  # of a bound, by which float32 may be beyond it
 _KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
-RUN, CHECK, NOTE = "run", "check", "note"  # ends a run in its first steps; a problem or a note of check_env alone
-_SAME = "return the same object each time, such as self.observation_spaces[agent]: its seed is lost otherwise"
-_FIVE = "return (observation, reward, terminated, truncated, info)"
-_TURNS = "say turn_based = True in the class, or env.options.turn_based=true"
-
-# name: (who reports it, what is wrong, what fixes it)
-FAULTS: dict[str, tuple[str, str, str]] = {
-    # results of one agent
-    "no pair": (RUN, "{where} returned no pair", "return (observation, info)"),
-    "no five": (RUN, "{where} returned {got}", _FIVE),
-    "no seed": (RUN, "reset takes no seed", "declare reset(self, *, seed=None, options=None)"),
-    "info": (RUN, "{where}: {what} is {got}, a {type}", "return a dict, such as {{}}"),
-    "reward shape": (RUN, "{where}: reward of shape {got}", "return one number, such as float(reward.sum())"),
-    "reward": (RUN, "{where}: reward {got} is no number", "return a float"),
-    "reward finite": (
-        CHECK,
-        "{where}: reward is {got}",
-        "no algorithm can learn from it; find the division or logarithm",
-    ),
-    "flag": (RUN, "{where}: {what} is {got}, a {type}", "return bool({what})"),
-    # parts of observations
-    "keys": (RUN, "{where}: {what} has {got}, but the space has {want}", "return a dict"),
-    "tuple": (RUN, "{where}: {what} is {got}, but the space is a Tuple of {want}", "return one"),
-    "array": (RUN, "{where}: {what} is {got}, no array", "return one of the space {want}"),
-    "shape": (RUN, "{where}: {what} of shape {got}, but the space has {want}", "change the one or the other"),
-    "no numbers": (RUN, "{where}: {what} of {got}, no numbers", "return {want}"),
-    "fractions": (
-        RUN,
-        "{where}: {what} of {got}, but the space has {want}, which cuts fractions off",
-        "return {want}, or change the space",
-    ),
-    "converted": (
-        NOTE,
-        "{where}: {what} of {got}, but the space has {want}",
-        "it is converted; return {want} to save that",
-    ),
-    "dtype": (RUN, "{where}: {what} of {got}, but the space has {want}", "convert it with astype"),
-    "finite": (CHECK, "{where}: {what}{index} is {got}", "no network can read it; find the division or overflow"),
-    "range": (RUN, "{where}: {what}{index} is {got:g}, outside {want}", "widen the space, or clip it"),
-    "bounds": (CHECK, "{where}: {what}{index} is {got:g}, outside {want}", "widen the space, or clip it"),
-    # dicts by agent
-    "dicts": (RUN, "{where} returned {got}", "return ({want}), a dict of each by agent"),
-    "dict": (RUN, "{where}: {what} is a {got}, no dict by agent", "return one"),
-    "unseen": (RUN, "{where}: {what} has nothing of agent {agent!r}, which {why}", "give one"),
-    "lacking": (RUN, "{where}: {what} has nothing of agent {agent!r}", "give one"),
-    "no info": (CHECK, "{where}: {what} has nothing of agent {agent!r}", "give one"),
-    "no last": (CHECK, "{where}: {what} has nothing of agent {agent!r}", "give the last one of its episode"),
-    "none": (RUN, "{where}: the observation is None", "give one of its space"),
-    "unknown": (RUN, "{where}: {what} has {agent!r}, which is not in possible_agents", "add it to them"),
-    "extra": (NOTE, "{where}: {what} has agent {agent!r}, which is not in agents", "leave it out"),
-    "dead": (NOTE, "{where}: {what} has agent {agent!r}, which is not there", "leave out agents that have ended"),
-    "flags": (RUN, "{where}: {what}[{agent!r}] is {got!r}, a {type}", "put bool(...) around it"),
-    "infos": (RUN, "{where}: infos[{agent!r}] is a {type}", "put a dict there, such as {{}}"),
-    # who is there
-    "stranger": (RUN, "{where}: agent {agent!r} is not in possible_agents {want}", "add it to them"),
-    "twice": (RUN, "{where}: agents {got} names one twice", "name each once"),
-    "nobody": (RUN, "{where}: agents is empty", "put the agents into it that act first"),
-    "nobody seen": (RUN, "{where}: observations is empty", "give one for each agent that acts first"),
-    "stays": (RUN, "{where}: agent {agent!r} has ended, but is in agents still", "take it out of them"),
-    "leaves": (RUN, "{where}: agent {agent!r} is not in agents any more, but has not ended", "{fix}"),
-    "skipped": (
-        CHECK,
-        "{where}: agent {agent!r} has ended, but was skipped",
-        "select it, and keep it until its step(None)",
-    ),
-    "undead": (
-        RUN,
-        "{where}: agent {agent!r} has ended, but is in agents after its step(None)",
-        "remove it there from agents and all dicts, such as by `self._was_dead_step(action); return` first in step",
-    ),
-    "back": (
-        NOTE,
-        "{where}: agent {agent!r} has ended in this episode before, and is back",
-        "jrl begins a new episode of its own for it; PettingZoo wants another name for it",
-    ),
-    "ended": (RUN, "{where}: agent {agent!r} has ended already", "set its flags to False"),
-    "selection": (RUN, "{where}: agent_selection is {agent!r}, but agents {want}", "select one"),
-    # RLlib's interface
-    "no all": (RUN, f"{{where}}: terminateds has no {ALL!r}", "put it there, True where the episode ends for all"),
-    "turns": (
-        NOTE,
-        "{where}: agent {agent!r} has not ended, but has no observation",
-        f"where agents take turns {_TURNS}",
-    ),
-    "returns": (
-        RUN,
-        "{where}: agent {agent!r} acted before, had no observation since, and has one again",
-        f"{_TURNS}, where it waits for its turns and earns meanwhile for its action before; or false where it leaves "
-        "and comes back",
-    ),
-    # what PettingZoo's api_test asserts, too
-    "step value": (CHECK, "{where} returned a {got}", "step of an AECEnv returns nothing"),
-    "last size": (CHECK, "{where}: last() returned a {got}, no 5 values", _FIVE),
-    "last reward": (
-        CHECK,
-        "{where}: last() tells agent {agent!r} of a reward of {got:g}, but its rewards sum to {want:g}",
-        "set self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last",
-    ),
-    "last flag": (
-        CHECK,
-        "{where}: last() tells agent {agent!r} {got!r}, but {what}[{agent!r}] is {want!r}",
-        "return that",
-    ),
-    "last info": (CHECK, "{where}: last() tells agent {agent!r} another info than infos[{agent!r}]", "return that"),
-    "last observe": (CHECK, "last takes no observe", "PettingZoo wants last(self, observe=True)"),
-    "last unseen": (CHECK, "{where}: last(observe=False) gives an observation", "give None, which costs nothing"),
-    "new space": (CHECK, "{where}: {what}({agent!r}) is another object at each call", _SAME),
-    "count": (CHECK, "{where}: num_agents is {got!r}, but agents has {want}", "return len(self.agents)"),
-    "no count": (NOTE, "num_agents is missing", "PettingZoo wants the property, len(self.agents)"),
-    "no names": (
-        NOTE,
-        "possible_agents is missing, and agents stands for it",
-        "give a list of all names that may ever be there",
-    ),
-    "no close": (NOTE, "render is there, but no close", "write one, which closes what render opened"),
-    "no options": (NOTE, "reset takes no options", "PettingZoo wants reset(self, seed=None, options=None)"),
-    # of check_env alone: rows of environments side by side
-    "rewards": (CHECK, "{where}: rewards of shape {got}, not ({want},)", "one per environment"),
-    "flags of all": (CHECK, "{where}: {what} is {got}, not bool ({want},)", "one per environment"),
-    "stuck": (
-        CHECK,
-        "{where}: the action_mask of environment {env} allows no action{what}, but its episode goes on",
-        "allow one, or end the episode on this step",
-    ),
-    "acts nothing": (CHECK, "{where} is absent, but has a reward or an end", "give it neither"),
-    "after an end": (CHECK, "{where} has ended on the step before, but is not absent", "mark it absent"),
-    "new game": (CHECK, "{where} is not absent on the step that begins a new game", "mark all absent"),
-    "over": (CHECK, "{where} has not ended, but the game is over", "terminate or truncate it"),
-    "not over": (CHECK, "{where} and all others have ended, but the game is not over", "say so in Several.over"),
-    # whole streams
-    "make": (CHECK, "{id} cannot be made: {error}", "fix it, or give the options"),
-    "raises": (
-        CHECK,
-        "environment {env} raises in {where}: {error}",
-        "fix it; with env_runners.restart_failed_sub_environments a run goes on and makes it anew",
-    ),
-    "cannot step": (CHECK, "{id} cannot be stepped", "{error}"),
-    "close": (CHECK, "close() raises {error}", "fix it"),
-    "memory": (CHECK, "an observation takes {got}: {steps} x {envs} take {needed}, but {free} are free", "{fix}"),
-    "seed twice": (CHECK, "the same seed and actions gave another stream, from {where} on", "{fix}"),
-    "other seed": (
-        NOTE,
-        "another seed gives the same stream",
-        "nothing is random, or reset does not pass its seed on",
-    ),
-    "contract": (
-        CHECK,
-        "{where} of environment {env} follows an end, but has reward {got:g} and {ends} end",
-        "environments reset on the step after an end, with reward 0 and no end (see jrl.types.StepResult)",
-    ),
-    "final observation": (
-        NOTE,
-        "the last observation of each episode is also the first of the next",
-        "if the environment resets itself, let it return the true final observation, from which the value after a time "
-        "limit is estimated",
-    ),
-    "no end": (
-        NOTE,
-        "no episode ended within {got} steps, and no time limit is known",
-        "if episodes should end, set env.horizon; an episode without an end is in no statistics of returns",
-    ),
-    "uneven": (
-        NOTE,
-        "{got} of {want} steps and resets take {slow:.2g} ms, most {median:.2g} ms",
-        "all wait for the slowest, unless env.remote_worker_envs and env.batch_wait_ms are set",
-    ),
-    "slow": (
-        NOTE,
-        "a step takes {median:.2g} ms",
-        "with env.remote_worker_envs each environment has a process of its own, which pays where cores are idle",
-    ),
+# The table: what is wrong and, after the colon, what fixes it. Faults that end a run in its first steps
+RUN = {
+    "no pair": "{where} returned no pair: return (observation, info)",
+    "no five": "{where} returned {got}: return (observation, reward, terminated, truncated, info)",
+    "no seed": "reset takes no seed: declare reset(self, *, seed=None, options=None)",
+    "info": "{where}: {what} is {got}, a {type}: return a dict, such as {{}}",
+    "reward shape": "{where}: reward of shape {got}: return one number, such as float(reward.sum())",
+    "reward": "{where}: reward {got} is no number: return a float",
+    "flag": "{where}: {what} is {got}, a {type}: return bool({what})",
+    "keys": "{where}: {what} has {got}, but the space has {want}: return a dict",
+    "tuple": "{where}: {what} is {got}, but the space is a Tuple of {want}: return one",
+    "array": "{where}: {what} is {got}, no array: return one of the space {want}",
+    "shape": "{where}: {what} of shape {got}, but the space has {want}: change the one or the other",
+    "no numbers": "{where}: {what} of {got}, no numbers: return {want}",
+    "fractions": "{where}: {what} of {got}, but the space has {want}, which cuts fractions off: return {want}, or "
+    "change the space",
+    "dtype": "{where}: {what} of {got}, but the space has {want}: convert it with astype",
+    "range": "{where}: {what}{index} is {got:g}, outside {want}: widen the space, or clip it",
+    "dicts": "{where} returned {got}: return ({want}), a dict of each by agent",
+    "dict": "{where}: {what} is a {got}, no dict by agent: return one",
+    "unseen": "{where}: {what} has nothing of agent {agent!r}, which {why}: give one",
+    "lacking": "{where}: {what} has nothing of agent {agent!r}: give one",
+    "none": "{where}: the observation is None: give one of its space",
+    "unknown": "{where}: {what} has {agent!r}, which is not in possible_agents: add it to them",
+    "flags": "{where}: {what}[{agent!r}] is {got!r}, a {type}: put bool(...) around it",
+    "infos": "{where}: infos[{agent!r}] is a {type}: put a dict there, such as {{}}",
+    "stranger": "{where}: agent {agent!r} is not in possible_agents {want}: add it to them",
+    "twice": "{where}: agents {got} names one twice: name each once",
+    "nobody": "{where}: agents is empty: put the agents into it that act first",
+    "nobody seen": "{where}: observations is empty: give one for each agent that acts first",
+    "stays": "{where}: agent {agent!r} has ended, but is in agents still: take it out of them",
+    "leaves": "{where}: agent {agent!r} is not in agents any more, but has not ended: {fix}",
+    "undead": "{where}: agent {agent!r} has ended, but is in agents after its step(None): remove it there from agents "
+    "and all dicts, such as by `self._was_dead_step(action); return` first in step",
+    "ended": "{where}: agent {agent!r} has ended already: set its flags to False",
+    "selection": "{where}: agent_selection is {agent!r}, but agents {want}: select one",
+    "no all": "{where}: terminateds has no '__all__': put it there, True where the episode ends for all",
+    "returns": "{where}: agent {agent!r} acted before, had no observation since, and has one again: say turn_based = "
+    "True in the class, or env.options.turn_based=true, where it waits for its turns and earns meanwhile for its "
+    "action before; or false where it leaves and comes back",
+}
+# problems that only `check_env` reports
+CHECK = {
+    "reward finite": "{where}: reward is {got}: no algorithm can learn from it; find the division or logarithm",
+    "finite": "{where}: {what}{index} is {got}: no network can read it; find the division or overflow",
+    "bounds": "{where}: {what}{index} is {got:g}, outside {want}: widen the space, or clip it",
+    "no info": "{where}: {what} has nothing of agent {agent!r}: give one",
+    "no last": "{where}: {what} has nothing of agent {agent!r}: give the last one of its episode",
+    "skipped": "{where}: agent {agent!r} has ended, but was skipped: select it, and keep it until its step(None)",
+    "step value": "{where} returned a {got}: step of an AECEnv returns nothing",
+    "last size": "{where}: last() returned a {got}, no 5 values: return (observation, reward, terminated, truncated, "
+    "info)",
+    "last reward": "{where}: last() tells agent {agent!r} of a reward of {got:g}, but its rewards sum to {want:g}: set"
+    " self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last",
+    "last flag": "{where}: last() tells agent {agent!r} {got!r}, but {what}[{agent!r}] is {want!r}: return that",
+    "last info": "{where}: last() tells agent {agent!r} another info than infos[{agent!r}]: return that",
+    "last observe": "last takes no observe: PettingZoo wants last(self, observe=True)",
+    "last unseen": "{where}: last(observe=False) gives an observation: give None, which costs nothing",
+    "new space": "{where}: {what}({agent!r}) is another object at each call: return the same object each time, such as"
+    " self.observation_spaces[agent]: its seed is lost otherwise",
+    "count": "{where}: num_agents is {got!r}, but agents has {want}: return len(self.agents)",
+    "rewards": "{where}: rewards of shape {got}, not ({want},): one per environment",
+    "flags of all": "{where}: {what} is {got}, not bool ({want},): one per environment",
+    "stuck": "{where}: the action_mask of environment {env} allows no action{what}, but its episode goes on: allow "
+    "one, or end the episode on this step",
+    "acts nothing": "{where} is absent, but has a reward or an end: give it neither",
+    "after an end": "{where} has ended on the step before, but is not absent: mark it absent",
+    "new game": "{where} is not absent on the step that begins a new game: mark all absent",
+    "over": "{where} has not ended, but the game is over: terminate or truncate it",
+    "not over": "{where} and all others have ended, but the game is not over: say so in Several.over",
+    "make": "{id} cannot be made: {error}: fix it, or give the options",
+    "raises": "environment {env} raises in {where}: {error}: fix it; with env_runners.restart_failed_sub_environments "
+    "a run goes on and makes it anew",
+    "cannot step": "{id} cannot be stepped: {error}",
+    "close": "close() raises {error}: fix it",
+    "memory": "an observation takes {got}: {steps} x {envs} take {needed}, but {free} are free: {fix}",
+    "seed twice": "the same seed and actions gave another stream, from {where} on: {fix}",
+    "contract": "{where} of environment {env} follows an end, but has reward {got:g} and {ends} end: environments "
+    "reset on the step after an end, with reward 0 and no end (see jrl.types.StepResult)",
+}
+# notes of `check_env`
+NOTE = {
+    "converted": "{where}: {what} of {got}, but the space has {want}: it is converted; return {want} to save that",
+    "extra": "{where}: {what} has agent {agent!r}, which is not in agents: leave it out",
+    "dead": "{where}: {what} has agent {agent!r}, which is not there: leave out agents that have ended",
+    "back": "{where}: agent {agent!r} has ended in this episode before, and is back: jrl begins a new episode of its "
+    "own for it; PettingZoo wants another name for it",
+    "turns": "{where}: agent {agent!r} has not ended, but has no observation: where agents take turns say turn_based ="
+    " True in the class, or env.options.turn_based=true",
+    "no count": "num_agents is missing: PettingZoo wants the property, len(self.agents)",
+    "no names": "possible_agents is missing, and agents stands for it: give a list of all names that may ever be there",
+    "no close": "render is there, but no close: write one, which closes what render opened",
+    "no options": "reset takes no options: PettingZoo wants reset(self, seed=None, options=None)",
+    "other seed": "another seed gives the same stream: nothing is random, or reset does not pass its seed on",
+    "final observation": "the last observation of each episode is also the first of the next: if the environment "
+    "resets itself, let it return the true final observation, from which the value after a time limit is estimated",
+    "no end": "no episode ended within {got} steps, and no time limit is known: if episodes should end, set "
+    "env.horizon; an episode without an end is in no statistics of returns",
+    "uneven": "{got} of {want} steps and resets take {slow:.2g} ms, most {median:.2g} ms: all wait for the slowest, "
+    "unless env.remote_worker_envs and env.batch_wait_ms are set",
+    "slow": "a step takes {median:.2g} ms: with env.remote_worker_envs each environment has a process of its own, "
+    "which pays where cores are idle",
 }
 
 
 class Fault(NamedTuple):
     """A fault that was found."""
 
-    name: str  # in `FAULTS`, with what it is of
-    level: str  # who reports it
+    name: str  # in the table, with what it is of
     message: str  # one line, with the fix
+    ends_run: bool = False
+    is_note: bool = False
 
 
 def fault(name: str, where: str = "", **values: Any) -> Fault:
-    """Returns the fault of a row of `FAULTS`, with `values` in the places that its texts have."""
-    level, wrong, fix = FAULTS[name]
-    return Fault(f"{name} {values.get('what', '')}", level, f"{wrong}: {fix}".format(where=where, **values))
+    """Returns the fault of an entry of the table, with `values` in the places that its text has."""
+    text = RUN.get(name) or CHECK.get(name) or NOTE[name]
+    message = text.format(where=where, **values)
+    return Fault(f"{name} {values.get('what', '')}", message, name in RUN, name in NOTE)
 
 
 class Breach(ValueError):
@@ -222,7 +155,7 @@ def refused(found: Iterable[Fault]) -> list[str]:
     Bounds of floats are not among these, which many environments exceed by a little; nor are numbers that are not
     finite, which a transform of the user's may replace: `run.on_nonfinite` says what becomes of an update.
     """
-    return [one.message for one in found if one.level == RUN]
+    return [one.message for one in found if one.ends_run]
 
 
 def place_in_time(steps: int, *, reset: bool) -> str:
@@ -412,6 +345,9 @@ def seeded(env: Any, seed: int) -> Any:
 
 
 # ---------------------------------------------------------------- several agents
+# Arguments: env, the environment after a reset or step; possible, all agents that may ever be there; acted, agents that
+# had an action; ended, agents whose end came before, in this game; result, what `reset` or `step` returned; where, when
+# the result came, in words; space, from an agent to its observation space.
 
 
 def misnamed(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) -> bool:
@@ -455,7 +391,7 @@ def _dicts(names: Collection[str], parts: Collection[Any], where: str) -> Iterat
 
 
 def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults of the reset of a PettingZoo parallel environment, whose agents may be `possible`."""
+    """Yields faults of the reset of a PettingZoo parallel environment, and of its agents after it."""
     if (wrong := of_parts(result, RESET, where)) is not None:
         yield wrong
         return
@@ -476,16 +412,7 @@ def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: s
 def of_parallel_step(
     env: Any, possible: Collection[Any], acted: Collection[Any], ended: Collection[Any], result: Any, where: str
 ) -> Iterator[Fault]:
-    """Yields faults of a step of a PettingZoo parallel environment, and of its agents after it.
-
-    Args:
-      env: the environment.
-      possible: all agents that may ever be there.
-      acted: agents that had an action.
-      ended: agents whose end came before, in this game.
-      result: what `step` returned.
-      where: when, in words.
-    """
+    """Yields faults of a step of a PettingZoo parallel environment, and of its agents after it."""
     if (wrong := of_parts(result, PARALLEL, where)) is not None:
         yield wrong
         return
@@ -515,14 +442,7 @@ def of_parallel_step(
 
 
 def of_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults of the reset of an environment with RLlib's interface.
-
-    Args:
-      agents: all that may ever be there.
-      space: from an agent to its observation space, Gymnasium's.
-      result: what `reset` returned.
-      where: when, in words.
-    """
+    """Yields faults of the reset of an environment with RLlib's interface."""
     if (wrong := of_parts(result, RESET, where)) is not None:
         yield wrong
         return
@@ -542,11 +462,7 @@ def of_rllib_step(
     *,
     waits: bool,
 ) -> Iterator[Fault]:
-    """Yields faults of a step of an environment with RLlib's interface; arguments as of the functions above.
-
-    Args:
-      waits: an agent that has not ended and has no observation waits for its turn.
-    """
+    """Yields faults of a step of an environment with RLlib's interface. waits: a silent agent waits for its turn."""
     if (wrong := of_parts(result, RLLIB, where)) is not None:
         yield wrong
         return
@@ -567,16 +483,7 @@ def of_rllib_step(
 def of_turn(
     env: Any, possible: Collection[Any], ended: Collection[Any], where: str, *, reset: bool, returned: Any = None
 ) -> Iterator[Fault]:
-    """Yields faults in the attributes of a PettingZoo environment whose agents take turns, after a reset or step.
-
-    Args:
-      env: the environment.
-      possible: all agents that may ever be there.
-      ended: agents whose end came before, in this game.
-      where: when, in words.
-      reset: it is a reset.
-      returned: by `step`.
-    """
+    """Yields faults in the attributes of a PettingZoo AECEnv. returned: by its step."""
     agents, selected = list(env.agents), env.agent_selection
     yield from _of_agents(agents, possible, where)
     if reset and not agents:
@@ -621,13 +528,10 @@ def of_gone(gone: Collection[Any], over: Collection[Any], where: str) -> Iterato
 
 
 def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
-    """Yields faults of `last()`, which must agree with the attributes and sum the rewards since the agent's own step.
+    """Yields faults of `last()`, which agrees with the attributes and sums the rewards since the agent's own step.
 
     Args:
-      env: after a reset or step.
-      before: by agent, what it earned since its own step and before this one.
-      reward: by agent, what it earned in this one.
-      where: when, in words.
+      before, reward: by agent, what it earned since its own step and before this one, and in this one.
     """
     agent = env.agent_selection
     if agent not in env.agents or agent not in reward:

@@ -60,7 +60,7 @@ def test_turns_that_nobody_declared_are_a_problem():
 
 def test_an_agent_that_stays_after_its_end_is_a_problem():
     report = check_env(f"{NAME}:Undying", steps=40)
-    assert any("agent 'p_1' has ended, but is in agents after its step(None)" in line for line in report.problems)
+    assert any("has ended, but is in agents after its step(None)" in line for line in report.problems)
 
 
 @pytest.mark.parametrize(

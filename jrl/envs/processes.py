@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
@@ -41,6 +42,7 @@ _starting = threading.Lock()
 @dataclasses.dataclass(slots=True)
 class _Worker:
     process: BaseProcess | None = None
+    pid: int = 0
     link: Connection | None = None  # None: its process is gone
     fd: int = -1  # of the link
     has_memory: bool = False  # its process
@@ -126,7 +128,8 @@ class Workers:
     def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
         """Puts the mask of the infos into observations; see `masked.put_around`. Call it before the first reset."""
         self._mask = (name, shape, limited)
-        self.observation_space = masked.Masked(_Seen(self.observation_space), name, shape).observation_space
+        shown = masked.Masked(types.SimpleNamespace(observation_space=self.observation_space), name, shape)
+        self.observation_space = shown.observation_space
         for i in range(len(self._workers)):
             self._ask(i, process.MASK, self._mask)
         self.wait()
@@ -208,12 +211,13 @@ class Workers:
     # ------------------------------------------------------------ one environment
 
     def _start(self, i: int) -> None:
-        worker = self._workers[i]
-        worker.link, theirs = _CONTEXT.Pipe()
-        worker.fd, worker.has_memory = worker.link.fileno(), False
-        worker.process = _CONTEXT.Process(target=process.main, args=(theirs, i, self._setup), name=f"environment {i}")
+        link, theirs = _CONTEXT.Pipe()
+        started = _CONTEXT.Process(target=process.main, args=(theirs, i, self._setup), name=f"environment {i}")
         with theirs:
-            _launch(worker.process)
+            _launch(started)
+        worker = self._workers[i]
+        worker.process, worker.pid, worker.link, worker.fd = started, started.pid or 0, link, link.fileno()
+        worker.has_memory = False
         self._poller.register(worker.fd, select.POLLIN)
         self._owner[worker.fd] = i
 
@@ -221,9 +225,9 @@ class Workers:
         """Asks environment i, which was just made, for its first reset."""
         worker, lacks = self._workers[i], not self._workers[i].has_memory
         self._ask(i, process.SEED, (seed, self._mask, lacks))
-        if lacks and worker.link is not None and worker.process is not None:
+        if lacks and worker.link is not None:
             with contextlib.suppress(ConnectionError):  # its process has ended, which the next answer shows
-                reduction.send_handle(worker.link, self._memory.fileno(), worker.process.pid)
+                reduction.send_handle(worker.link, self._memory.fileno(), worker.pid)
             worker.has_memory = True
 
     def _ask(self, i: int, kind: bytes, argument: Any = None) -> None:
@@ -239,7 +243,7 @@ class Workers:
                 raise ConnectionError
             if self.infos.wanted and kind in (process.STEP, process.RESET, process.SEED):
                 kind = kind.upper()
-            os.write(worker.fd, kind)
+            os.write(worker.fd, kind)  # a message of multiprocessing's costs CartPole a fifth of its speed
             if argument is not None:
                 worker.link.send(argument)
         except ConnectionError:
@@ -259,9 +263,8 @@ class Workers:
                 if self._workers[i].asked == process.LOOK:
                     self._blind(i)
                     continue
-                self._ended(
-                    i, f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}"
-                )
+                cause = f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}"
+                self._ended(i, cause)
 
     def _answered(self, i: int) -> None:
         worker = self._workers[i]
@@ -291,7 +294,7 @@ class Workers:
             first = worker.asked == process.MAKE and self._seed is not None
             if first and (fault or not self._restart_failed):
                 raise self.restarts.not_made(fault, said)
-            where = f" in its worker process {_pid(worker)}"
+            where = f" in its worker process {worker.pid}"
             return self._fail(i, said[2], self.restarts.failure(i, said, where), said[0])
         if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
@@ -330,7 +333,7 @@ class Workers:
         """Handles a worker whose process ended by itself."""
         worker = self._workers[i]
         how = self._bury(i)
-        cause = f"its worker process {_pid(worker)} ended: {how}"
+        cause = f"its worker process {worker.pid} ended: {how}"
         if worker.asked == process.CALL:
             worker.answer = (False, cause)
             self._settled(i)
@@ -378,20 +381,9 @@ class Workers:
         self._ask(i, process.MAKE)
 
 
-class _Seen:
-    """The part of an environment elsewhere that `masked.Masked` reads."""
-
-    def __init__(self, observation_space: Any):
-        self.observation_space = observation_space
-
-
 def _anonymous_file() -> Any:
     """Opens a file without a name, for memory that processes share: unlike /dev/shm, no container limits it."""
     return open(os.memfd_create("jrl"), "w+b", buffering=0) if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
-
-
-def _pid(worker: _Worker) -> int | None:
-    return None if worker.process is None else worker.process.pid
 
 
 def _launch(started: BaseProcess) -> None:
@@ -424,7 +416,7 @@ def _finish(workers: list[_Worker]) -> None:
             worker.link.close()  # which tells its process to end
     end = time.monotonic() + process.GRACE_S
     for worker in workers:
-        if worker.link is not None and worker.process is not None and worker.process.pid is not None:
+        if worker.link is not None and worker.process is not None:
             worker.process.join(max(0.0, end - time.monotonic()))
             worker.process.kill()
             worker.process.join()

@@ -1,7 +1,4 @@
-"""One Gymnasium environment with the action mask of its infos in its observations.
-
-Worker processes load this file by itself: it imports nothing of jrl but `jrl.gym.faults`.
-"""
+"""One Gymnasium environment with the action mask of its infos in its observations."""
 
 import contextlib
 import math

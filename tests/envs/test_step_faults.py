@@ -1,11 +1,15 @@
 """Environments that break Gymnasium's interface, or try to end the run: one clear error, in the words of check_env."""
 
+import ast
 import re
 import signal
+import string
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jrl
 from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
@@ -218,3 +222,19 @@ def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
         with pytest.raises(InputError, match=rf"env.id {name}:Env: cannot import {name}: \S*{words}"):
             made(f"{name}:Env")
+
+
+def test_each_fault_of_the_table_is_found_somewhere_and_gets_the_values_of_its_text():
+    table, used = env_faults.RUN | env_faults.CHECK | env_faults.NOTE, set()
+    for file in ("gym/faults.py", "gym/plays.py", "envs/checker.py"):
+        for call in ast.walk(ast.parse((Path(jrl.__file__).parent / file).read_text())):
+            name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+            if name not in ("fault", "_each") or not isinstance(call.args[0], ast.Constant):
+                continue
+            given = {keyword.arg for keyword in call.keywords} | {"where"} | ({"agent"} if name == "_each" else set())
+            wanted = {field for _, field, _, _ in string.Formatter().parse(table[call.args[0].value]) if field}
+            if None not in given:  # **values
+                assert wanted <= given, (call.args[0].value, wanted - given)
+            used.add(call.args[0].value)
+    of_agents = {"acts nothing", "after an end", "new game", "over", "not over"}  # in a loop
+    assert used | of_agents | {"range", "bounds"} == set(table)

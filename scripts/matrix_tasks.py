@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 import jax.numpy as jnp
+from nested import nested
 
 from jrl import algos, data, registry
 from jrl.algos import dqn
@@ -17,7 +18,7 @@ from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.settings import config
 from jrl.types import Box
 
-ECHO, TWO = "matrix-echo", "matrix-two"  # env.id of `echo` and of `two`
+ECHO, NESTED, TWO = "matrix-echo", "matrix-nested", "matrix-two"  # env.id of `echo`, `nested` and `two`
 
 
 def echo(delay: int = 0, length: int = 10) -> Definition:
@@ -39,10 +40,11 @@ def echo(delay: int = 0, length: int = 10) -> Definition:
 
 def two(task: str, **options: Any) -> MultiDefinition:
     """Two agents, each of which has a task of its own, of this id."""
-    return copies((echo if task == ECHO else IN_JAX[task])(**options), 2)
+    return copies((registry.registered(task) or IN_JAX[task])(**options), 2)
 
 
 registry.register(ECHO, echo)
+registry.register(NESTED, nested)
 registry.register(TWO, two)
 
 
@@ -65,15 +67,15 @@ class Task:
         return dataclasses.replace(self, id=TWO, options={"task": self.id, **self.options}, **twice)
 
 
-# of Nested-v0, whoever does not read the image gets 4, 12, 28 and, with a mask, 6 at best
+# of `nested`, whoever does not read the image gets 4, 12, 28 and, with a mask, 6 at best
 _nested = lambda **options: {"length": 8, **options}
 TASKS = {
     "catch": Task("Catch-v0", {}, random=-0.63, threshold=0.6, best=1.0, gamma=0.95),
     "echo": Task(ECHO, {}, random=-3.4, threshold=6.0, best=10.0),
-    "dict": Task("Nested-v0", _nested(), random=1.33, threshold=6.5, best=8.0),
-    "dict, box": Task("Nested-v0", _nested(action="box"), random=6.6, threshold=13.0, best=16.0),
-    "dict, multi_discrete": Task("Nested-v0", _nested(action="multi_discrete"), random=13.4, threshold=30.0, best=32.0),
-    "mask": Task("Nested-v0", _nested(mask=True), random=2.6, threshold=7.0, best=8.0),
+    "dict": Task(NESTED, _nested(), random=1.33, threshold=6.5, best=8.0),
+    "dict, box": Task(NESTED, _nested(action="box"), random=6.6, threshold=13.0, best=16.0),
+    "dict, multi_discrete": Task(NESTED, _nested(action="multi_discrete"), random=13.4, threshold=30.0, best=32.0),
+    "mask": Task(NESTED, _nested(mask=True), random=2.6, threshold=7.0, best=8.0),
     "repeat": Task("RepeatAfterMe-v0", {"delay": 0, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
     # without memory: 1 at best
     "memory": Task("RepeatAfterMe-v0", {"delay": 1, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),

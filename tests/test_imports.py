@@ -27,7 +27,8 @@ ARROWS = {
     "networks": {"errors", "fields", "ops", "registry", "spaces", "types"},
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},
     "replay": {"errors", "host", "ops", "types"},
-    "envs": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
+    "gym": {"errors"},
+    "envs": {"errors", "fields", "gym", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "report": {"errors", "fields", "metrics"},
     "rollout": {"envs", "errors", "host", "metrics", "ops", "spaces", "types"},
@@ -86,6 +87,7 @@ THIRD_PARTY = {
     "fields": {"annotated_types", "pydantic", "yaml"},
     "ops": {"jax", "flax"},  # flax.struct makes a pytree of a dataclass
     "types": {"jax", "flax", "numpy"},
+    "gym": {"numpy", "gymnasium", "pettingzoo"},  # what worker processes import
 }
 # modules that are copied without the others
 ALONE = ("serve/client.py", "serve/acting.py", "export/interpreter.py")
@@ -93,7 +95,7 @@ ALONE = ("serve/client.py", "serve/acting.py", "export/interpreter.py")
 CONFINED = {
     "ray": ("rollout/runner_group.py", "api/"),
     "envpool": ("envs/",),
-    "gymnasium": ("envs/", "data/formats/minari.py"),
+    "gymnasium": ("envs/", "gym/", "data/formats/minari.py"),
     "orbax": ("run/checkpoint.py",),
 }
 # of a room that is a command, too: the modules of the command

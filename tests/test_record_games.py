@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from late_arrivals import late_arrivals
 from PIL import Image
 from saved import save_games
 
@@ -19,8 +20,8 @@ def square(red, shade=0):
 
 
 def painted() -> MultiDefinition:
-    """LateArrivals-v0, whose red is the number of its steps that are over."""
-    return multi_toys.late_arrivals()._replace(draw=lambda t: square(30 * int(t)), fps=5.0)
+    """late_arrivals, whose red is the number of its steps that are over."""
+    return late_arrivals()._replace(draw=lambda t: square(30 * int(t)), fps=5.0)
 
 
 def rigged() -> MultiDefinition:
@@ -198,7 +199,11 @@ def test_videos_of_a_run_under_way(tmp_path):
 @pytest.mark.parametrize(
     ("id", "options", "said"),
     [
-        ("LateArrivals-v0", {}, "it has no picture of its own (a MultiDefinition's draw); and its agents observe"),
+        (
+            "late_arrivals:late_arrivals",
+            {},
+            "it has no picture of its own (a MultiDefinition's draw); and its agents observe",
+        ),
         (f"{__name__}:Countdown", {"draws": False}, "its own render(): render(): frame 1 is None: return a picture"),
     ],
 )

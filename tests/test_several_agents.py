@@ -108,8 +108,8 @@ def test_one_agent_of_several_is_the_environment_of_one():
 
 
 def late_arrivals(act_by, *, length=20, num_envs=2):
-    """A rollout of LateArrivals-v0 in which everybody takes the same action, where it is allowed."""
-    env = envs.make("LateArrivals-v0", num_envs=num_envs)
+    """A rollout of late_arrivals in which everybody takes the same action, where it is allowed."""
+    env = envs.make("late_arrivals:late_arrivals", num_envs=num_envs)
 
     def act(actor, obs, carry, key, explore):
         allowed = obs["action_mask"][:, act_by] != 0
@@ -167,7 +167,7 @@ def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
 @pytest.mark.parametrize("algo", [{}, REPLAY])
 def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
     monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
-    cfg = made(env={"id": "LateArrivals-v0"}, **algo)
+    cfg = made(env={"id": "late_arrivals:late_arrivals"}, **algo)
     with Session(cfg, endless=True) as session:
         session.start()
         program, found = session.run.program, []

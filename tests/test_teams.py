@@ -66,7 +66,7 @@ VDN = {
     "run": {"compile_cache": False, "log": ["jsonl"]},
 }  # fmt: skip
 PPO = {
-    "env": {"id": "LateArrivals-v0", "num_envs": 4},
+    "env": {"id": "late_arrivals:late_arrivals", "num_envs": 4},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": 14, "iterations_per_call": 1},
@@ -136,8 +136,8 @@ def test_the_first_action_of_a_late_agent_is_learned(tmp_path, capsys, algo):
 
 
 def test_what_replay_gives_is_the_plain_record_of_the_members():
-    """LateArrivals-v0, random joint actions: each transition of a team is that of a loop over its members' own rows."""
-    made = envs.make("LateArrivals-v0", num_envs=3)
+    """late_arrivals, random joint actions: each transition of a team is that of a loop over its members' own rows."""
+    made = envs.make("late_arrivals:late_arrivals", num_envs=3)
     groups = {"comers": ["late", "guest"], "stayers": ["steady", "waiting"]}
     env = transformed(made, functools.partial(grouped, groups=groups))
     width, steps, size = len(env.spec.agents), 40, 2

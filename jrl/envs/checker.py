@@ -5,7 +5,8 @@ assert report.ok, report.problems
 """
 
 import functools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,25 +14,36 @@ import numpy as np
 
 from jrl import registry
 from jrl.envs.backends import resolve
-from jrl.envs.check_values import (
-    Findings,
-    Watch,
-    choices,
-    described,
-    look_at_columns,
-    look_at_mask,
-    look_at_rest,
-    look_at_row,
-    look_at_turns,
-    place,
-)
 from jrl.envs.context import OnFailure
 from jrl.envs.jax_env import Definition
 from jrl.envs.make import make
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
+from jrl.gym.exceptions import described, own
+from jrl.gym.faults import (
+    Breach,
+    Fault,
+    fault,
+    kind,
+    of_observation,
+    of_reset,
+    of_reward,
+    of_step,
+    place,
+    place_in_time,
+    takes,
+)
 from jrl.host import room
-from jrl.spaces import by_kind, leaves, map_leaves, masks_actions, num_bytes, of_kinds, of_leaves, split_mask
+from jrl.spaces import (
+    ACTION_MASK,
+    by_kind,
+    leaves,
+    masks_actions,
+    num_bytes,
+    of_kinds,
+    of_leaves,
+    split_mask,
+)
 from jrl.types import (
     Box,
     Discrete,
@@ -39,6 +51,7 @@ from jrl.types import (
     InputError,
     JaxEnv,
     Leaf,
+    MultiBinary,
     MultiDiscrete,
     PyTree,
     Several,
@@ -48,10 +61,15 @@ from jrl.types import (
 
 _SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
 _UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medians, and so many seconds
+_RANDOMNESS = {
+    "gymnasium": "draw from self.np_random, which super().reset(seed=seed) seeds; share nothing between environments",
+    "jax": "draw from `draws` only, with no Python state",
+    "envpool": "its results depend on more than its seed; runs cannot be repeated",
+}
 
 
 class Report(NamedTuple):
-    """Findings of `check_env`; each entry is a sentence that names what is wrong and the mend."""
+    """Findings of `check_env`; each entry is a sentence that names what is wrong and the fix."""
 
     problems: list[str]  # learning from this environment would be wrong, or fail
     notes: list[str]  # worth knowing
@@ -60,6 +78,25 @@ class Report(NamedTuple):
     def ok(self) -> bool:
         """Returns whether there are no problems."""
         return not self.problems
+
+
+class Findings:
+    """The first fault of each name, so that a fault in every step is one line."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, Fault] = {}
+
+    def add(self, *faults: Fault) -> None:
+        for one in faults:
+            self._faults.setdefault(one.name, one)
+
+    def __len__(self) -> int:
+        return len(self._faults)
+
+    def report(self) -> Report:
+        found = self._faults.values()
+        problems, notes = ([f.message for f in found if f.is_note == is_note] for is_note in (False, True))
+        return Report(problems, notes)
 
 
 def check_env(
@@ -102,13 +139,12 @@ def check_env(
     try:
         first = runs.stream(seed)
         if first is not None:
-            _compare(first, runs.stream(seed), runs.stream(seed + 1), runs.backend, found)
-            _contract(first, found)
-            _ends(first, runs.limit, found)
-            _speed(runs.seconds, found)
+            found.add(*_of_seeds(first, runs.stream(seed), runs.stream(seed + 1), runs.backend))
+            found.add(*_of_ends(first, runs.limit))
+            found.add(*_of_speed(runs.seconds))
     finally:
         runs.close()
-    return Report(found.problems, found.notes)
+    return found.report()
 
 
 class _Stream(NamedTuple):
@@ -127,9 +163,9 @@ class _Runs:
     def __init__(self, id: str, made: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings):
         self._id, self._steps, self._num_envs, self._seed, self._found = id, steps, num_envs, seed, found
         # actions reach the environment as those of a policy do: scaled in float32, and clipped
-        own: dict[str, Any] = {"normalize_actions": True, "clip_actions": True, "host": True}
-        own["on_failure"] = OnFailure(check_steps=0)
-        self._make = functools.partial(make, id, num_envs=num_envs, **made, **own)
+        settings: dict[str, Any] = {"normalize_actions": True, "clip_actions": True, "host": True}
+        settings["on_failure"] = OnFailure(check_steps=0)
+        self._make = functools.partial(make, id, num_envs=num_envs, **made, **settings)
         self._asked, self.backend = made["backend"], ""
         self.limit: int | None = None
         self.seconds: list[float] = []  # of each step and reset of the first stream, where they can be told apart
@@ -142,213 +178,291 @@ class _Runs:
         if env is None:
             return None
         self.limit = env.spec.max_episode_steps
-        if not self._fits(env.spec):
+        if (large := self._too_large(env.spec)) is not None:
+            self._found.add(large)
             self.close()
             return None
-        watched, watches = False, list[Watch]()
+        watches, looks_itself = list[_Watch](), False
         if env.spec.agents and self.backend == "gymnasium":
-            watched = True  # games look at what they get, agent by agent
+            looks_itself = True  # games look at what they get, agent by agent
             for game in env.games:
                 game.found = self._found.add
         elif self.backend == "gymnasium":
-            watches = [Watch(i, raw, self._found) for i, raw in enumerate(env.foreach_env(lambda raw: raw))]
-            watched = all(w.attached for w in watches)
+            watches = [_Watch(i, raw, self._found) for i, raw in enumerate(env.foreach_env(lambda raw: raw))]
+            looks_itself = all(w.attached for w in watches)
         before = len(self._found)
-        precision = getattr(env, "precision", None)
         try:
-            stream = self._stepped(env, seed, looked_at=watched)
-            if watched and env.spec.agents and seed == self._seed and (turns := env.games[0].turns) is not None:
-                look_at_turns(self._found, turns, self._steps, seed)  # of which a parallel environment was made
+            stream = self._stepped(env, seed, looks_itself)
+            if looks_itself and env.spec.agents and seed == self._seed and (turns := env.games[0].turns) is not None:
+                _play_turns(self._found, turns, self._steps, seed)  # of which a parallel environment was made
         except Exception as e:  # the user's environment: whatever it raises is a finding
             if len(self._found) == before:  # it is not a consequence of what was found
-                self._found.problem("step", f"{self._id} cannot be stepped: {described(e)}")
+                self._found.add(fault("cannot step", id=self._id, error=described(e)))
             return None
         finally:
             if not isinstance(env, JaxEnv):
                 self.close()
-        for message in precision.messages() if precision is not None else ():
-            self._found.note(message, message)
-        if watched and not self.seconds:
+        precision = getattr(env, "precision", None)
+        lost = precision.messages() if precision is not None else ()
+        self._found.add(*(Fault(text, text, is_note=True) for text in lost))
+        if looks_itself and not self.seconds:
             self.seconds = [s for w in watches for s in w.seconds]
         return stream
 
-    def _fits(self, spec: EnvSpec) -> bool:
-        """Returns whether three streams fit the memory, and the steps of one before they are put together."""
-        each = by_kind(spec)
-        one = sum(kind.num_envs * num_bytes(kind.observation) for kind in each) // spec.num_envs
+    def _too_large(self, spec: EnvSpec) -> Fault | None:
+        """Returns the fault where three streams, and the steps of one before they are joined, exceed the memory."""
+        one = sum(part.num_envs * num_bytes(part.observation) for part in by_kind(spec)) // spec.num_envs
         free = room.host_available()
         needed = 4 * (self._steps + 1) * spec.num_envs * one
         if free is None or needed <= room.SHARE * free:
-            return True
+            return None
         most = int(room.SHARE * free / (4 * spec.num_envs * one)) - 1
-        self._found.problem(
-            "memory",
-            f"an observation takes {room.words(one)}: {counted(self._steps, 'step')} x "
-            f"{counted(self._num_envs, 'environment')} take {room.words(needed)}, but "
-            f"{room.words(free)} are free: make it smaller"
-            + (f", or look at {counted(most, 'step', ',')} at most" if most > 0 else ""),
-        )
-        return False
+        fix = "make it smaller" + (f", or look at {counted(most, 'step', ',')} at most" if most > 0 else "")
+        sizes = {"got": room.words(one), "needed": room.words(needed), "free": room.words(free)}
+        steps, envs = counted(self._steps, "step"), counted(self._num_envs, "environment")
+        return fault("memory", steps=steps, envs=envs, fix=fix, **sizes)
 
     def close(self) -> None:
         opened, self._open = self._open, None
-        if opened is None:
-            return
         try:
-            opened.close()
+            if opened is not None:
+                opened.close()
         except Exception as e:  # as above
-            self._found.problem("close", f"close() raises {described(e)}: mend it")
+            self._found.add(fault("close", error=described(e)))
 
     def _made(self, seed: int) -> Any:
         try:
             self.backend = resolve(self._id, self._asked)
             self._open = env = self._make(seed=seed)
         except InputError as e:
-            for text in e.errors:  # of a function that jax traced, with the user's frames
-                line = "; ".join(part.strip() for part in text.splitlines())
-                self._found.problem(line, line)
+            lines = ("; ".join(part.strip() for part in text.splitlines()) for text in e.errors)  # with users' frames
+            self._found.add(*(Fault(line, line) for line in lines))
             return None
         except Exception as e:  # as above
-            self._found.problem("make", f"{self._id} cannot be made: {described(e)}: mend it, or give the options")
+            self._found.add(fault("make", id=self._id, error=described(e)))
             return None
         if isinstance(env, JaxEnv):
-            self._graph = env._replace(step=jax.jit(env.step), reset=jax.jit(env.reset))  # compiled once
-            return self._graph
+            self._graph = env = env._replace(step=jax.jit(env.step), reset=jax.jit(env.reset))  # compiled once
         return env
 
-    def _stepped(self, env: Any, seed: int, *, looked_at: bool) -> _Stream:
+    def _stepped(self, env: Any, seed: int, looks_itself: bool) -> _Stream:
         spec: EnvSpec = env.spec
         each = by_kind(spec)
         parts = lambda tree: tree if spec.kinds else (tree,)
-        drawn = [_random_actions(one.action, self._steps, one.num_envs, self._seed) for one in each]
-        actions = tuple(drawn) if spec.kinds else drawn[0]
-        key, state, in_jax = jax.random.key(seed), None, isinstance(env, JaxEnv)
-        if in_jax:
-            state, first = env.reset(key)
-        else:
-            first = env.reset()
+        rng = np.random.default_rng(self._seed)
+        key, in_jax = jax.random.key(seed), isinstance(env, JaxEnv)
+        state, first = env.reset(key) if in_jax else (None, env.reset())
         obs, rewards, done, told = [jax.tree.map(np.array, first)], [], [], list[Several]()
 
-        def look(where: str, seen: PyTree, result: StepResult | None = None) -> None:
-            for one, own in zip(each, parts(seen), strict=True):
-                look_at_row(self._found, one.observation, one.num_envs, where, own)
-            if result is not None:
-                look_at_rest(self._found, spec.num_envs, where, result)
+        def look(where: str, seen: PyTree, idle: np.ndarray, result: StepResult | None) -> list[np.ndarray | None]:
+            """Looks at a result, and returns the masks of the next actions, by kind."""
+            rows = list(zip(each, parts(seen), of_kinds(spec.kinds, idle), strict=True))
+            if not looks_itself:
+                for one, own_obs, _ in rows:
+                    self._found.add(*of_observation("observation", one.observation, own_obs, where, one.num_envs))
+                if result is not None:
+                    self._found.add(*_of_rest(spec.num_envs, where, result))
+            masks: list[np.ndarray | None] = []
+            for one, own_obs, own_idle in rows:
+                mask = split_mask(one.observation, own_obs)[1] if masks_actions(one) else None
+                if mask is not None:
+                    self._found.add(*_of_mask(one.action, where, np.asarray(mask), own_idle))
+                masks.append(None if mask is None else np.asarray(mask))
+            return masks
 
-        def allowed(where: str, seen: PyTree, done: np.ndarray) -> list[np.ndarray | None]:
-            rows = zip(each, parts(seen), of_kinds(spec.kinds, done), strict=True)
-            return [self._mask(where, *row) if masks_actions(row[0]) else None for row in rows]
-
-        if not looked_at:
-            look("reset", obs[0])
-        mask = allowed("reset", obs[0], np.zeros(spec.num_envs, bool))
+        mask = look("reset", obs[0], np.zeros(spec.num_envs, bool), None)
         for t in range(self._steps):
-            action = jax.tree.map(lambda x: x[t], actions)  # noqa: B023  called at once
-            rows = zip(each, parts(action), mask, strict=True)
-            chosen = [own if m is None else _allowed(one.action, own, m) for one, own, m in rows]
+            chosen = [_random_action(one.action, rng, one.num_envs, t, m) for one, m in zip(each, mask, strict=True)]
             action = tuple(chosen) if spec.kinds else chosen[0]
             if in_jax:
                 state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
             else:
                 result = env.step(action)
             result = jax.tree.map(np.array, result)  # copies; `failed` may be None
-            if not looked_at:
-                look(f"step {t + 1}", result.obs, result)
             obs.append(result.obs)
             rewards.append(np.asarray(result.reward))
             done.append(np.asarray(result.terminated) | np.asarray(result.truncated))
             if result.several is not None:
                 told.append(result.several)
             idle = done[-1] if result.several is None else done[-1] | result.several.absent
-            mask = allowed(f"step {t + 1}", result.obs, idle)
+            mask = look(f"step {t + 1}", result.obs, idle, result)
         if told:
             absent, over = (np.stack(x) for x in zip(*((one.absent, one.over) for one in told)))
-            look_at_columns(self._found, spec.agents, np.stack(rewards), np.stack(done), absent, over)
+            self._found.add(*of_columns(spec.agents, np.stack(rewards), np.stack(done), absent, over))
         return _Stream(jax.tree.map(lambda *x: np.stack(x), *obs), np.stack(rewards), np.stack(done), spec.kinds)
 
-    def _mask(self, where: str, spec: EnvSpec, obs: PyTree, done: np.ndarray) -> np.ndarray:
-        mask = split_mask(spec.observation, obs)[1]
-        assert isinstance(mask, np.ndarray)
-        look_at_mask(self._found, spec.action, where, mask, done)
-        return mask
+
+class _Watch:
+    """Looks at what one Gymnasium environment returns, and how long it takes."""
+
+    def __init__(self, i: int, env: Any, found: Findings):
+        self._i, self._found, self._count = i, found, 0
+        self._space, self._reset, self._step = env.observation_space, env.reset, env.step
+        self._takes_seed = takes(env, "seed")
+        self.seconds: list[float] = []
+        self.attached = True
+        try:
+            env.reset, env.step = self.reset, self.step
+        except AttributeError:  # a class of its own kind, with __slots__
+            self.attached = False
+
+    def reset(self, **kwargs: Any) -> Any:
+        where = place_in_time(self._count, reset=True)
+        if "seed" in kwargs and not self._takes_seed:
+            self._found.add(wrong := fault("no seed"))
+            raise Breach(wrong.message)
+        result = self._timed(where, functools.partial(self._reset, **kwargs), "reset")
+        self._found.add(*of_reset(self._space, result, where))
+        return result
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        where = place_in_time(self._count, reset=False)
+        result = self._timed(where, functools.partial(self._step, action), "step")
+        self._found.add(*of_step(self._space, result, where))
+        return result
+
+    def _timed(self, where: str, fn: Callable[[], Any], what: str) -> Any:
+        began = time.perf_counter()
+        try:
+            result = fn()
+        except BaseException as e:
+            if own(e):
+                self._found.add(fault("raises", where, what=what, env=self._i, error=described(e)))
+            raise
+        if self._count:  # what is made ready at the first reset is no measure
+            self.seconds.append(time.perf_counter() - began)
+        return result
 
 
-def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> PyTree:
-    """Draws actions [T, B, *] of the space that a policy acts in.
+def _play_turns(found: Findings, play: Any, steps: int, seed: int) -> None:
+    """Plays a `jrl.gym.plays.TurnTaking` with random actions that its masks allow, and looks at each result."""
+    play.look = lambda faults, may_be=None: found.add(*faults())
+    turn = play.reset(seed)
+    for agent in play.agents:
+        play.action_space(agent).seed(seed)
+    for _ in range(steps):
+        if turn.over:
+            turn = play.reset(None)
+            continue
+        agent = turn.movers[0]
+        seen, info, space = turn.obs.get(agent), turn.infos.get(agent), play.action_space(agent)
+        masks = [part[ACTION_MASK] for part in (seen, info) if isinstance(part, Mapping) and ACTION_MASK in part]
+        has_mask = masks and kind(space) == "Discrete"
+        turn = play.step({agent: space.sample(np.asarray(masks[0], np.int8)) if has_mask else space.sample()})
+
+
+def _random_action(space: Space, rng: np.random.Generator, num_envs: int, t: int, mask: np.ndarray | None) -> PyTree:
+    """Draws actions [B, *] of the space that a policy acts in, of the choices that `mask` [B, K] allows.
 
     A Box's are uniform and reach beyond its bounds, as a policy's do, so that the environment gets its extreme actions:
     the lowest of all elements in step 1, the highest in step 2. They are normal where a bound is infinite.
     """
-    rng = np.random.default_rng(seed)
-    return map_leaves(lambda leaf: _random(leaf, rng, (steps, num_envs, *leaf.shape)), space)
-
-
-def _random(space: Leaf, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    if isinstance(space, Box):
-        low, high = space.bounds()
-        bounded = np.isfinite(low) & np.isfinite(high)
-        low, high = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
-        low, high = low - (high - low) / 8, high + (high - low) / 8
-        drawn = np.where(bounded, rng.uniform(low, high, shape), rng.normal(size=shape))
-        drawn[:1], drawn[1:2] = np.where(bounded, low, drawn[:1]), np.where(bounded, high, drawn[1:2])
-        return drawn.astype(space.dtype)
-    sizes = space.n if isinstance(space, Discrete) else np.asarray(getattr(space, "nvec", 2))
-    return rng.integers(0, sizes, shape).astype(space.dtype)
-
-
-def _allowed(space: Space, action: PyTree, mask: np.ndarray) -> PyTree:
-    """Returns the actions, each choice replaced by the next one that `mask` [B, K] allows, if any."""
-    sizes = iter(choices(space))
-    at = 0
-
-    def moved(leaf: Leaf, x: np.ndarray) -> np.ndarray:
-        nonlocal at
-        if not isinstance(leaf, Discrete | MultiDiscrete):
-            return x
-        columns = []
-        for column in x.reshape(len(x), -1).T:
-            size = next(sizes)[1]
-            order = (column[:, None] + np.arange(size)) % size  # [B, size], what is asked first
-            allowed = np.take_along_axis(mask[:, at : at + size], order, axis=-1)
-            columns.append(order[np.arange(len(x)), allowed.argmax(axis=-1)])
-            at += size
-        return np.stack(columns, -1).reshape(x.shape).astype(x.dtype)
-
-    parts = [moved(leaf, x) for (_, leaf), x in zip(leaves(space), jax.tree.leaves(action))]
+    parts, at = [], 0
+    for _, leaf in leaves(space):
+        shape = (num_envs, *leaf.shape)
+        if isinstance(leaf, Box):
+            low, high = (np.broadcast_to(bound, shape) for bound in leaf.bounds())
+            drawn, bounded = rng.normal(size=shape), np.isfinite(low) & np.isfinite(high)
+            low, high = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
+            low, high = low - (high - low) / 8, high + (high - low) / 8
+            drawn = np.where(bounded, (low, high)[t] if t < 2 else rng.uniform(low, high), drawn)
+        else:
+            chosen = []
+            for size in _sizes(leaf):
+                u = rng.random((num_envs, size))
+                if mask is not None and not isinstance(leaf, MultiBinary):
+                    u[~mask[:, at : at + size]] = -1
+                    at += size
+                chosen.append(u.argmax(axis=-1))
+            drawn = np.stack(chosen, -1).reshape(shape)
+        parts.append(drawn.astype(leaf.dtype))
     return of_leaves(space, parts)
 
 
-# ---------------------------------------------------------------- looking at whole streams
-
-_RANDOMNESS = {
-    "gymnasium": "draw from self.np_random, which super().reset(seed=seed) seeds; share nothing between environments",
-    "jax": "draw from `draws` only, with no Python state",
-    "envpool": "its results depend on more than its seed; runs cannot be repeated",
-}
+def _sizes(leaf: Leaf) -> list[int]:
+    """Returns how many values each element of a space of whole numbers has."""
+    sizes = leaf.n if isinstance(leaf, Discrete) else getattr(leaf, "nvec", 2)
+    return np.broadcast_to(sizes, leaf.shape).reshape(-1).tolist()
 
 
-def _compare(first: _Stream, again: _Stream | None, other: _Stream | None, backend: str, found: Findings) -> None:
-    if again is not None:
-        step = _first_difference(first, again)
-        if step is not None:
-            where = "the first reset" if step == 0 else f"step {step}"
-            message = f"the same seed and actions gave another stream, from {where} on"
-            found.problem("seed twice", f"{message}: {_RANDOMNESS[backend]}")
+# ---------------------------------------------------------------- rows of environments
+
+
+def _of_rest(num_envs: int, where: str, result: StepResult) -> Iterator[Fault]:
+    """Yields faults in the rewards and flags of B environments."""
+    rewards: Any = result.reward
+    if rewards.shape != (num_envs,):
+        yield fault("rewards", where, got=rewards.shape, want=num_envs)
+    else:
+        for reward in rewards:
+            yield from of_reward(reward, where)
+    for name in ("terminated", "truncated"):
+        flags = getattr(result, name)
+        if flags.shape != (num_envs,) or flags.dtype != bool:
+            yield fault("flags of all", where, what=name, got=f"{flags.dtype} {flags.shape}", want=num_envs)
+
+
+def _of_mask(action: Space, where: str, mask: np.ndarray, done: np.ndarray) -> Iterator[Fault]:
+    """Yields environments [B] that go on with no action that `mask` [B, K] bool allows, for one of the choices."""
+    at = 0
+    for path, leaf in leaves(action):
+        for i, size in enumerate(_sizes(leaf) if isinstance(leaf, Discrete | MultiDiscrete) else ()):
+            none = ~mask[:, at : at + size].any(axis=-1) & ~done
+            at += size
+            names = [path] * bool(path) + [str(i)] * isinstance(leaf, MultiDiscrete)
+            if none.any():
+                yield fault("stuck", where, env=place(none)[0], what=f" for {'/'.join(names)}" if names else "")
+
+
+def of_columns(
+    agents: tuple[str, ...], reward: np.ndarray, done: np.ndarray, absent: np.ndarray, over: np.ndarray
+) -> Iterator[Fault]:
+    """Yields faults in steps of several agents, whose slots must keep to `jrl.types.Several`.
+
+    Args:
+      agents: A names.
+      reward, done, absent: [T, B]; done is terminated or truncated.
+      over: [T, B / A].
+    """
+    size = len(agents)
+    games = lambda x: x.reshape(len(x), -1, size)
+    of_games = np.repeat(over, size, axis=1)
+    after_over, after_end = (np.concatenate([np.zeros_like(done[:1]), x[:-1]]) for x in (of_games, done))
+    ended = np.zeros_like(done)  # by now, in this game
+    for t in range(1, len(done)):
+        ended[t] = (ended[t - 1] | done[t - 1]) & ~after_over[t] & absent[t]  # one that acts is back
+    unfinished = games(ended | done).all(-1) & ~over & games(done).any(-1)
+    for name, wrong in {
+        "acts nothing": absent & ((reward != 0) | done),
+        "after an end": after_end & ~absent,
+        "new game": after_over & ~absent,
+        "over": of_games & ~done & ~absent,
+        "not over": unfinished.repeat(size, axis=1),
+    }.items():
+        if wrong.any():
+            t, column = place(wrong)
+            yield fault(name, f"step {t + 1}: agent {agents[column % size]} of environment {column // size}")
+
+
+# ---------------------------------------------------------------- whole streams
+
+
+def _of_seeds(first: _Stream, again: _Stream | None, other: _Stream | None, backend: str) -> Iterator[Fault]:
+    step = None if again is None else _first_difference(first, again)
+    if step is not None:
+        yield fault("seed twice", f"step {step}" if step else "the first reset", fix=_RANDOMNESS[backend])
     if other is not None and _first_difference(first, other) is None:
-        found.note(
-            "other seed",
-            "another seed gives the same stream: nothing is random, or reset does not pass its seed on",
-        )
+        yield fault("other seed")
 
 
 def _first_difference(a: _Stream, b: _Stream) -> int | None:
     """Returns the first step whose results differ, 0 for the reset; None where none does."""
     for t in range(len(a.reward) + 1):
-        rows = zip(jax.tree.leaves(a.obs), jax.tree.leaves(b.obs))
-        same = all(_equal(x[t], y[t]) for x, y in rows)
-        if t and same:
-            same = _equal(a.reward[t - 1], b.reward[t - 1]) and _equal(a.done[t - 1], b.done[t - 1])
-        if not same:
+        rows = [(x[t], y[t]) for x, y in zip(jax.tree.leaves(a.obs), jax.tree.leaves(b.obs))]
+        if t:
+            rows += [(a.reward[t - 1], b.reward[t - 1]), (a.done[t - 1], b.done[t - 1])]
+        if not all(_equal(x, y) for x, y in rows):
             return t
     return None
 
@@ -357,58 +471,34 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and np.array_equal(a, b, equal_nan=np.issubdtype(a.dtype, np.floating))
 
 
-def _contract(stream: _Stream, found: Findings) -> None:
-    """Checks the step after an end: it has reward 0 and no end, and another observation than the final one."""
+def _of_ends(stream: _Stream, limit: int | None) -> Iterator[Fault]:
+    """Yields faults of the step after an end, whose reward is 0 and whose observation is new; notes missing ends."""
     after = np.zeros_like(stream.done)
     after[1:] = stream.done[:-1]
     wrong = after & (stream.done | (stream.reward != 0))
     if wrong.any():
         t, i = place(wrong)
-        found.problem(
-            "contract",
-            f"step {t + 1} of environment {i} follows an end, but has reward {stream.reward[t, i]:g} and "
-            f"{'an' if stream.done[t, i] else 'no'} end: environments reset on the step after an end, with reward 0 "
-            "and no end (see jrl.types.StepResult)",
-        )
-    own = of_kinds(stream.kinds, after, 1)
-    moved = [np.zeros_like(x) for x in own]
+        ends = "an" if stream.done[t, i] else "no"
+        yield fault("contract", f"step {t + 1}", env=i, got=stream.reward[t, i], ends=ends)
+    rows = of_kinds(stream.kinds, after, 1)
+    moved = [np.zeros_like(x) for x in rows]
     for i, seen in enumerate(stream.obs if stream.kinds else (stream.obs,)):
         for x in jax.tree.leaves(seen):
-            moved[i] |= (x[1:] != x[:-1]).reshape(*own[i].shape, -1).any(axis=-1)
-    changed, fresh = np.concatenate(moved, 1), np.concatenate(own, 1)
+            moved[i] |= (x[1:] != x[:-1]).reshape(*rows[i].shape, -1).any(axis=-1)
+    changed, fresh = np.concatenate(moved, 1), np.concatenate(rows, 1)
     if after.any() and not changed[fresh].any() and changed[~fresh].any():
-        found.note(
-            "final observation",
-            "the last observation of each episode is also the first of the next: if the environment resets itself, "
-            "let it return the true final observation, from which the value after a time limit is estimated",
-        )
-
-
-def _ends(stream: _Stream, limit: int | None, found: Findings) -> None:
+        yield fault("final observation")
     if not stream.done.any() and limit is None:
-        found.note(
-            "no end",
-            f"no episode ended within {len(stream.done)} steps, and no time limit is known: if episodes should end, "
-            "set env.horizon; an episode without an end is in no statistics of returns",
-        )
+        yield fault("no end", got=len(stream.done))
 
 
-def _speed(seconds: list[float], found: Findings) -> None:
+def _of_speed(seconds: Iterable[float]) -> Iterator[Fault]:
+    seconds = list(seconds)
     if not seconds:
         return
     median = float(np.median(seconds))
-    bound = max(_UNEVEN * median, _UNEVEN_S)
-    slow = [s for s in seconds if s > bound]
+    slow = [s for s in seconds if s > max(_UNEVEN * median, _UNEVEN_S)]
     if len(slow) >= 2 and len(slow) >= 0.01 * len(seconds):
-        found.note(
-            "uneven",
-            f"{len(slow)} of {len(seconds)} steps and resets take {1e3 * float(np.mean(slow)):.2g} ms, most "
-            f"{1e3 * median:.2g} ms: all wait for the slowest, unless env.remote_worker_envs and env.batch_wait_ms are "
-            "set",
-        )
+        yield fault("uneven", got=len(slow), want=len(seconds), slow=1e3 * float(np.mean(slow)), median=1e3 * median)
     if median > _SLOW_S:
-        found.note(
-            "slow",
-            f"a step takes {1e3 * median:.2g} ms: with env.remote_worker_envs each environment has a process of its "
-            "own, which pays where cores are idle",
-        )
+        yield fault("slow", median=1e3 * median)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrl.envs.limits import Limited
-from jrl.envs.step_faults import FIRST_STEPS
+from jrl.gym.faults import FIRST_STEPS
 
 CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # of a first parameter that takes an EnvContext
 DEFINITIONS = ("Definition", "MultiDefinition")  # of environments written in JAX, of one agent and of several
@@ -52,7 +52,7 @@ class OnFailure:
 
     restart: bool = False  # it is made anew (`StepResult.failed` tells); False: the first failure ends the run
     step_timeout_s: float | None = None  # a step or reset in a worker process that takes longer has failed
-    check_steps: int = FIRST_STEPS  # of each environment that are looked at closely: see `jrl.envs.step_faults`
+    check_steps: int = FIRST_STEPS  # of each environment that are looked at closely: see `jrl.gym.faults`
 
 
 TRAINING = Place()
@@ -173,7 +173,7 @@ def is_in_jax(found: Any) -> bool | None:
 
 
 class NotAnEnvironment(Exception):
-    """What was made is not one environment. `step_faults.of_making` knows the class by its name."""
+    """What was made is not one environment. `jrl.gym.exceptions.of_making` knows the class by its name."""
 
 
 class SeveralAgents(Exception):

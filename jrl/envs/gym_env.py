@@ -13,10 +13,10 @@ from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, Maker, OnFailure
 from jrl.envs.precision import Precision
-from jrl.envs.step_faults import line, mend_of_import, own
+from jrl.envs.processes import Workers
 from jrl.envs.vector import Infos, Vector
-from jrl.envs.workers import Workers
 from jrl.fields.env import EnvConfig
+from jrl.gym.exceptions import line, mend_of_import, own
 from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import struct
 
 from jrl.envs.spec import check_action
-from jrl.envs.step_faults import place_of
+from jrl.gym.exceptions import place_of
 from jrl.ops import random
 from jrl.spaces import elements
 from jrl.types import Array, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult

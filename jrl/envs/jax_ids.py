@@ -14,10 +14,8 @@ from jrl.envs import (
     limits,
     multi_agent,
     multi_toys,
-    nested,
     parametric,
     spread,
-    step_faults,
     suites,
     toys,
 )
@@ -26,6 +24,7 @@ from jrl.envs.jax_env import Definition, build, time_limit
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
 from jrl.fields.env import EnvConfig
+from jrl.gym import exceptions
 from jrl.spaces import columns, elements
 from jrl.types import JaxEnv
 
@@ -40,13 +39,11 @@ IN_JAX: dict[str, Callable[..., Definition | MultiDefinition]] = {
     "RepeatAfterMe-v0": toys.repeat_after_me,
     "Corridor-v0": toys.corridor,
     "ParametricCartPole-v0": parametric.parametric_cartpole,
-    "Nested-v0": nested.nested,
     "MultiAgentCartPole-v1": multi_toys.multi_agent_cartpole,
     "MultiAgentPendulum-v1": multi_toys.multi_agent_pendulum,
     "TwoStepGame-v0": multi_toys.two_step_game,
     "RockPaperScissors-v0": multi_toys.rock_paper_scissors,
     "SwitchRiddle-v0": multi_toys.switch_riddle,
-    "LateArrivals-v0": multi_toys.late_arrivals,
     "SimpleSpread-v0": spread.simple_spread,
     "TicTacToe-v0": board_games.tic_tac_toe,
     "ConnectFour-v0": board_games.connect_four,
@@ -95,9 +92,9 @@ def definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition
     except InputError:
         raise  # it says what to mend
     except BaseException as e:
-        if not step_faults.own(e):
+        if not exceptions.own(e):
             raise
-        raise InputError(f"env.id {id}: it cannot be made with options {options}: {step_faults.line(e)}") from e
+        raise InputError(f"env.id {id}: it cannot be made with options {options}: {exceptions.line(e)}") from e
     if not isinstance(made, Definition | MultiDefinition):
         raise InputError(
             f"env.id {id}: the jax backend takes a function that returns a jrl.envs.jax_env.Definition or a "
@@ -144,10 +141,10 @@ def _trace(id: str, env: JaxEnv) -> None:
     except InputError as e:
         raise InputError(*(f"env.id {id}: {text}" for text in e.errors)) from e
     except BaseException as e:
-        if not step_faults.own(e):
+        if not exceptions.own(e):
             raise
         mend = "jax traces it with arrays of all environments: fix that line, and try it with python -m jrl.check_env"
-        found = InputError(f"{step_faults.line(e)}{step_faults.stack(e)}\nenv.id {id}: its {what} fails: {mend}")
+        found = InputError(f"{exceptions.line(e)}{exceptions.stack(e)}\nenv.id {id}: its {what} fails: {mend}")
         found.details = "".join(traceback.format_exception(e))
         raise found from e
     if result.reward.shape != (env.spec.num_envs,):

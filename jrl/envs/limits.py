@@ -112,7 +112,7 @@ class Limited:
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         result = self.env.step(action)
-        if len(result) != 5:  # `step_faults` has the words
+        if len(result) != 5:  # `jrl.gym.faults` has the words
             return result
         obs, reward, terminated, truncated, info = result
         self._steps += 1

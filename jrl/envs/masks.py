@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from jrl.envs.step_faults import kind
+from jrl.gym.faults import kind
 from jrl.spaces import ACTION_MASK, num_choices
 from jrl.types import InputError, Space
 

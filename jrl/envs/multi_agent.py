@@ -15,7 +15,7 @@ from flax import struct
 
 from jrl.envs.jax_env import ENDED, check_arrays, ends, next_state, tick
 from jrl.envs.spec import box, check_action
-from jrl.envs.step_faults import place_of
+from jrl.gym.exceptions import place_of
 from jrl.ops import random
 from jrl.spaces import STATE, elements, of_agents
 from jrl.spaces import columns as columns_of

@@ -7,23 +7,27 @@ advantages and memory run through them, and rewards stand where they came. An ag
 earned meanwhile comes with its next action, or is lost where the game ends before.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from jrl.envs import several
+from jrl.envs import masks, several
 from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
-from jrl.envs.game import Maker
 from jrl.envs.gym_env import NotWaiting, OnHost, in_workers
 from jrl.envs.precision import Precision
-from jrl.envs.step_faults import of_making, own
 from jrl.envs.transform import index
 from jrl.envs.vector import Infos, Restarts, Vector, said
 from jrl.fields.env import EnvConfig
-from jrl.spaces import columns
+from jrl.gym.exceptions import of_making, own
+from jrl.gym.faults import Fault, kind, refused
+from jrl.gym.game import Begun, Kind, Layout, Maker, own_spaces
+from jrl.gym.masked import shapes
+from jrl.gym.plays import Play
+from jrl.spaces import ACTION_MASK, STATE, columns, kinds
 from jrl.types import EnvSpec, InputError, PyTree, Several, StepResult, Tuple
 
 
@@ -54,14 +58,15 @@ class MultiHostEnv(OnHost):
     ):
         options = several.own_options(cfg.options)
         made = several.maker(cfg, context or EnvContext(options, num_envs=cfg.num_envs, seed=seed))
+        find_layout = functools.partial(
+            layout, id=cfg.id, mask_info=cfg.action_mask_info, state=cfg.options.get("state", False), seed=seed
+        )
         maker = Maker(
             cfg.id,
             made.raw,
-            seed=seed,
+            find_layout,
             horizon=cfg.horizon,
             check_steps=on_failure.check_steps,
-            mask_info=cfg.action_mask_info,
-            state=cfg.options.get("state", False),
             turn_based=cfg.options.get("turn_based"),
             first=first,
         )
@@ -76,26 +81,24 @@ class MultiHostEnv(OnHost):
                     raise
                 restarts = Restarts(cfg.id, cfg.num_envs, seed, options)
                 raise restarts.not_made(of_making(error), said(error)) from error
-            self._vector: Any = in_workers(
-                maker, module=type(maker).__module__, step_timeout_s=on_failure.step_timeout_s, **how
-            )
+            self._vector: Any = in_workers(maker, step_timeout_s=on_failure.step_timeout_s, **how)
         else:
             self._vector = Vector(maker, **how)
         self._restart_failed, self._batch_wait_ms = on_failure.restart, cfg.batch_wait_ms
-        layout = maker.layout
-        assert layout is not None  # the first game was made
+        found = maker.layout
+        assert found is not None  # the first game was made
         of_kind = lambda one: spaces.with_flat_mask(spaces.observations(one.observation), spaces.actions(one.action))
-        self._kinds, self._agents = [of_kind(one) for one in layout.kinds], len(layout.agents)
+        self._kinds, self._agents = [of_kind(one) for one in found.kinds], len(found.agents)
         whole = lambda parts: parts[0] if len(parts) == 1 else Tuple(tuple(parts))
         observation, action = (whole([part.space for part in parts]) for parts in zip(*self._kinds))
-        kinds = tuple(one.numbers for one in layout.kinds) if len(layout.kinds) > 1 else ()
+        kinds = tuple(one.numbers for one in found.kinds) if len(found.kinds) > 1 else ()
         self.spec = EnvSpec(
-            observation, action, cfg.num_envs * self._agents, cfg.horizon, agents=layout.names, kinds=kinds
+            observation, action, cfg.num_envs * self._agents, cfg.horizon, agents=found.names, kinds=kinds
         )
         self.there = np.ones(self.spec.num_envs, bool)  # agents that act after the latest reset
         self._ended = np.zeros(self.spec.num_envs, bool)
         shown, warns = self._vector.observation_space.spaces["obs"], on_failure.check_steps > 0
-        self.precision = Precision(cfg.id, shown, cfg.num_envs, agents=layout.names, kinds=kinds, warns=warns)
+        self.precision = Precision(cfg.id, shown, cfg.num_envs, agents=found.names, kinds=kinds, warns=warns)
         self._infos = Infos(self.spec.num_envs)
 
     def reset(self) -> PyTree:
@@ -167,7 +170,7 @@ class MultiHostEnv(OnHost):
 
     @property
     def games(self) -> list[Any]:
-        """Returns the `jrl.envs.game.Game` of each environment."""
+        """Returns the `jrl.gym.game.Game` of each environment."""
         return self._vector.foreach_env(lambda game: game)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -192,3 +195,92 @@ def games(
         context.pop(name, None)
     made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
     return made(cfg, seed=seed, context=context, on_failure=on_failure, first=first)
+
+
+# ---------------------------------------------------------------- what agents see and do
+
+
+def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int) -> tuple[Layout, Begun | None]:
+    """Returns the layout of the agents of `play`, and the first reset where one was needed for that.
+
+    Args:
+      play: an environment.
+      id: for errors.
+      mask_info: `env.action_mask_info`.
+      state: observations have the global view.
+      seed: of the reset.
+    Raises:
+      InputError: a space that is not supported, a mask or a global view that is not there.
+    """
+    each = own_spaces(play)
+    groups = kinds(each) or (tuple(range(len(each))),)
+    looked_for = []
+    for observation, action in (each[numbers[0]] for numbers in groups):
+        ours = spaces.actions(action).space
+        spaces.observations(observation)
+        looked_for.append(masks.looked_for(mask_info, observation, ours, id))
+    begun = _first_turn(play, id, seed) if any(looked_for) or state else None
+    view = _state_space(play, id) if state else None
+    found = []
+    for numbers, wanted in zip(groups, looked_for, strict=True):
+        own, mask = each[numbers[0]], None
+        if wanted and begun is not None:
+            agents = [play.agents[k] for k in numbers]
+            first = [agent for agent in agents if agent in begun.turn.movers] or agents
+            there = next((info for info in map(begun.turn.infos.get, first) if isinstance(info, dict)), {})
+            mask = masks.shape(mask_info, shapes(there), spaces.actions(own[1]).space, id)
+        waits = play.waits and kind(own[1]) == "Discrete"  # others have no action more: what they choose is not read
+        found.append(_kind(numbers, own, mask, view, id, waits=waits))
+    return Layout(play.agents, tuple(found), view), begun
+
+
+def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, id: str, *, waits: bool) -> Kind:
+    """Returns a kind of agents, whose observations have the mask and the global view."""
+    from gymnasium import spaces as gym
+
+    observation, action = own
+    named = dict(observation.spaces) if kind(observation) == "Dict" else None
+    added: dict[str, Any] = {}
+    yes_or_no: Any = np.bool_
+    if waits:
+        added[ACTION_MASK] = gym.Box(0, 1, (int(action.n) + 1,), yes_or_no)
+        action = gym.Discrete(int(action.n) + 1, start=action.start)
+    elif mask is not None:
+        added[ACTION_MASK] = gym.Box(0, 1, mask[1], yes_or_no)
+    if view is not None:
+        if named is not None and STATE in named:
+            raise InputError(f"env.options.state: the observations of {id} have a part {STATE} already: leave it out")
+        added[STATE] = view
+    if added:
+        # a list keeps its order
+        observation = gym.Dict(list({**({"obs": observation} if named is None else named), **added}.items()))
+    return Kind(numbers, own, observation, action, None if mask is None else mask[0], waits)
+
+
+def _first_turn(play: Play, id: str, seed: int) -> Begun:
+    """Returns the first reset. Raises InputError: it cannot be read."""
+    looks: list[Callable[[], Iterator[Fault]]] = []
+    play.look = lambda faults, may_be=None: looks.append(faults)
+    try:
+        return Begun(seed, play.reset(seed), looks)
+    except Exception:  # what cannot be read may fail in any way; without a fault it is the environment's own
+        lines = [line for faults in looks for line in refused(faults())]
+        if not lines:
+            raise
+        raise InputError(*(f"env.id {id}: environment 0: {line}" for line in lines)) from None
+
+
+def _state_space(play: Play, id: str) -> Any:
+    from gymnasium import spaces as gym
+
+    env = play.env
+    if not callable(getattr(env, "state", None)):
+        raise InputError(f"env.options.state: {id} has no method state(): give it one, or leave this out")
+    if (given := getattr(env, "state_space", None)) is not None:
+        spaces.observations(given)
+        return given
+    try:
+        value = np.asarray(env.state())
+    except Exception as e:  # the user's method: it may raise whatever it likes
+        raise InputError(f"env.options.state: state() of {id} raises {type(e).__name__}: {e}: mend it") from e
+    return gym.Box(-np.inf, np.inf, value.shape, np.float32)

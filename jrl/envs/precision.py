@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs.worker_process import leaves
+from jrl.gym.block import leaves
 
 _STEPS = 32  # observations of each environment that are compared, beside the first
 _MOST_BYTES = 2**26  # of observations that are kept; beyond it fewer environments are looked at

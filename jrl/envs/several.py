@@ -2,7 +2,7 @@
 
 `pettingzoo:MODULE` names a module of PettingZoo's kind: `pettingzoo:mpe2.simple_spread_v3`,
 `pettingzoo:classic.tictactoe_v3`. A class or function of the user's gives an object with PettingZoo's members or with
-those of RLlib's MultiAgentEnv; see `jrl.envs.plays`.
+those of RLlib's MultiAgentEnv; see `jrl.gym.plays`.
 """
 
 import importlib
@@ -15,9 +15,9 @@ from typing import Any
 from jrl import registry
 from jrl.envs import context as contexts
 from jrl.envs import jaxmarl_env
-from jrl.envs.step_faults import line, own
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
+from jrl.gym.exceptions import line, own
 from jrl.types import InputError
 
 PREFIX = "pettingzoo:"

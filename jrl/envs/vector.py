@@ -9,10 +9,11 @@ import numpy as np
 
 from jrl.envs import spec as spaces
 from jrl.envs.context import SeveralAgents
-from jrl.envs.masked import put_around, shapes
-from jrl.envs.step_faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
-from jrl.envs.worker_process import Block, row, sizes
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym.block import Block, row, sizes
+from jrl.gym.exceptions import line, of_making, own, stack
+from jrl.gym.faults import FIRST_STEPS, Breach, seeded
+from jrl.gym.masked import put_around, shapes
 from jrl.host.room import check_observations
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
@@ -107,7 +108,7 @@ class Restarts:
         return self.name(i) if text.startswith("env.") else f"env.id {self.id}: environment {i}:"
 
     def not_made(self, fault: tuple[str, str] | None, said: tuple[str, str, str]) -> InputError:
-        """Returns the error where environments cannot be made; `fault` of `step_faults.of_making`, `said` as below."""
+        """Returns the error where environments cannot be made; `fault` of `exceptions.of_making`, `said` as below."""
         what, text = fault or ("id", said[0])
         if what == "options":
             return InputError(f"env.options: {self.id} cannot be made with options {self._options}: {text}")
@@ -144,7 +145,7 @@ class Vector:
       id, options: for errors.
       num_envs, seed: environment i is seeded with seed + i at the first reset.
       restart_failed: an environment that raises is made anew.
-      check_steps: how many of the first steps of each are looked at: see `step_faults`.
+      check_steps: how many of the first steps of each are looked at: see `jrl.gym.block.Block`.
     Raises:
       InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
       EnvironmentFailed: one raised, in all methods; with restart_failed, one that fails again and again.

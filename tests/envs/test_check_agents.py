@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jrl import check_env
-from jrl.envs.check_values import Findings, look_at_columns
+from jrl.envs.checker import of_columns
 
 NAME = "agent_envs"
 
@@ -19,92 +19,51 @@ def test_sound_ones_have_no_problems(name):
     assert [note for note in report.notes if "same stream" not in note] == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("pair", "the first reset returned a dict: return (observations, infos)"),
-        ("stranger", "agent 'w_9' is not in possible_agents"),
-        ("no observation", "observations has nothing of agent 'w_2'"),
-        ("no reward", "rewards has nothing of agent 'w_1'"),
-        ("shape", "agent 'w_1': observation of shape (3,)"),
-        ("flag", "terminations['w_2'] is 2"),
-        ("stays", "agent 'w_0' has ended, but is in agents still"),
-        ("leaves", "agent 'w_1' is not in agents any more, but has not ended"),
-        ("new space", "observation_space('w_0') is another object at each call"),
-        ("unseeded", "the same seed and actions gave another stream"),
-    ],
-)
-def test_problems(fault, words):
-    report = check_env(f"{NAME}:Faulty", options={"fault": fault}, steps=20)
-    assert any(words in line for line in report.problems), report
+FAULTS = [  # environment, its fault, who reports it, in which words
+    ("Faulty", "pair", "problem", "the first reset returned a dict: return (observations, infos)"),
+    ("Faulty", "stranger", "problem", "agent 'w_9' is not in possible_agents"),
+    ("Faulty", "no observation", "problem", "observations has nothing of agent 'w_2'"),
+    ("Faulty", "no reward", "problem", "rewards has nothing of agent 'w_1'"),
+    ("Faulty", "shape", "problem", "agent 'w_1': observation of shape (3,)"),
+    ("Faulty", "flag", "problem", "terminations['w_2'] is 2"),
+    ("Faulty", "stays", "problem", "agent 'w_0' has ended, but is in agents still"),
+    ("Faulty", "leaves", "problem", "agent 'w_1' is not in agents any more, but has not ended"),
+    ("Faulty", "new space", "problem", "observation_space('w_0') is another object at each call"),
+    ("Faulty", "unseeded", "problem", "the same seed and actions gave another stream"),
+    ("Faulty", "back", "note", "agent 'w_0' has ended in this episode before"),
+    ("Faulty", "dead reward", "note", "rewards has agent 'w_0'"),
+    ("Faulty", "dead seen", "note", "the first reset: observations has agent 'w_2', which is not in agents"),
+    ("FaultyNim", "begins terminated", "problem", "the first reset: agent 'p_0' has ended already: set its flags"),
+    ("FaultyNim", "begins truncated", "problem", "the first reset: agent 'p_1' has ended already: set its flags"),
+    ("FaultyNim", "info", "problem", "infos['p_1'] is a NoneType: put a dict there"),
+    ("FaultyNim", "count", "problem", "num_agents is 9, but agents has 2"),
+    ("FaultyNim", "half", "problem", "num_agents is 2.0, but agents has 2"),
+    ("FaultyNim", "unasked", "problem", "last(observe=False) gives an observation"),
+    ("FaultyNim", "reward", "problem", "last() tells agent 'p_0' of a reward of 1, but its rewards sum to 0"),
+    ("FaultyNim", "terminated", "problem", "last() tells agent 'p_0' True, but terminations['p_0'] is False"),
+    ("FaultyNim", "truncated", "problem", "last() tells agent 'p_0' True, but truncations['p_0'] is False"),
+    ("FaultyNim", "other info", "problem", "last() tells agent 'p_0' another info than infos['p_0']"),
+    ("FaultyNim", "four", "problem", "last() returned a tuple, no 5 values"),
+    ("FaultyNim", "vanishes", "problem", "is not in agents any more, but has not ended: set its flags"),
+    ("FaultyNim", "skipped", "problem", "has ended, but was skipped: select it"),
+    ("FaultyNim", "flag", "problem", "truncations['p_0'] is None, a NoneType"),
+    ("FaultyNim", "unknown", "problem", "rewards has 'p_9', which is not in possible_agents: add it to them"),
+    ("FaultyNim", "returns", "problem", "returned a int: step of an AECEnv returns nothing"),
+    ("FaultyNim", "stale", "note", "rewards has agent 'p_2', which is not in agents"),
+    ("FaultyNim", "no count", "note", "num_agents is missing"),
+    ("FaultyNim", "no possible agents", "note", "possible_agents is missing, and agents stands for it"),
+    ("Turns", None, "problem", "had no observation since, and has one again"),
+    ("Turns", None, "note", "turn_based = True"),
+    ("Undying", None, "problem", "has ended, but is in agents after its step(None)"),
+    ("Drawn", None, "note", "render is there, but no close"),
+]
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("back", "agent 'w_0' has ended in this episode before"),
-        ("dead reward", "rewards has agent 'w_0'"),
-        ("dead seen", "the first reset: observations has agent 'w_2', which is not in agents"),
-    ],
-)
-def test_notes(fault, words):
-    report = check_env(f"{NAME}:Faulty", options={"fault": fault}, steps=20)
-    assert report.ok and any(words in line for line in report.notes), report
-
-
-def test_turns_that_nobody_declared_are_a_problem():
-    report = check_env(f"{NAME}:Turns", steps=20)
-    assert any("had no observation since, and has one again" in line for line in report.problems)
-    assert any("turn_based = True" in line for line in report.notes)
-
-
-def test_an_agent_that_stays_after_its_end_is_a_problem():
-    report = check_env(f"{NAME}:Undying", steps=40)
-    assert any("agent 'p_1' has ended, but is in agents after its step(None)" in line for line in report.problems)
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("begins terminated", "the first reset: agent 'p_0' has ended already: set its flags"),
-        ("begins truncated", "the first reset: agent 'p_1' has ended already: set its flags"),
-        ("info", "infos['p_1'] is a NoneType: put a dict there"),
-        ("count", "num_agents is 9, but agents has 2"),
-        ("half", "num_agents is 2.0, but agents has 2"),
-        ("unasked", "last(observe=False) gives an observation"),
-        ("reward", "last() tells agent 'p_0' of a reward of 1, but its rewards sum to 0"),
-        ("terminated", "last() tells agent 'p_0' True, but terminations['p_0'] is False"),
-        ("truncated", "last() tells agent 'p_0' True, but truncations['p_0'] is False"),
-        ("other info", "last() tells agent 'p_0' another info than infos['p_0']"),
-        ("four", "last() returned a tuple, no 5 values"),
-        ("vanishes", "is not in agents any more, but has not ended: set its flags"),
-        ("skipped", "has ended, but was skipped: select it"),
-        ("flag", "truncations['p_0'] is None, a NoneType"),
-        ("unknown", "rewards has 'p_9', which is not in possible_agents: add it to them"),
-        ("returns", "returned a int: step of an AECEnv returns nothing"),
-    ],
-)
-def test_problems_of_those_that_take_turns(fault, words):
-    report = check_env(f"{NAME}:FaultyNim", options={"fault": fault}, steps=40)
-    assert any(words in line for line in report.problems), report
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("stale", "rewards has agent 'p_2', which is not in agents"),
-        ("no count", "num_agents is missing"),
-        ("no possible agents", "possible_agents is missing, and agents stands for it"),
-    ],
-)
-def test_notes_of_those_that_take_turns(fault, words):
-    report = check_env(f"{NAME}:FaultyNim", options={"fault": fault}, steps=20)
-    assert report.ok and any(words in line for line in report.notes), report
-
-
-def test_a_picture_that_nobody_closes_is_noted():
-    report = check_env(f"{NAME}:Drawn", steps=5)
-    assert report.ok and any("render is there, but no close" in line for line in report.notes), report
+@pytest.mark.parametrize(("name", "fault", "level", "words"), FAULTS)
+def test_a_fault_is_reported(name, fault, level, words):
+    report = check_env(f"{NAME}:{name}", options={} if fault is None else {"fault": fault}, steps=40)
+    assert any(words in line for line in getattr(report, f"{level}s")), report
+    assert level == "problem" or report.ok or name == "Turns", report
 
 
 def test_turns_that_are_made_parallel_are_looked_at_too(monkeypatch):
@@ -129,9 +88,7 @@ def columns(**changed):
     }
     for name, (at, value) in changed.items():
         told[name][at] = value
-    found = Findings()
-    look_at_columns(found, ("a", "b"), **told)
-    return found.problems
+    return [fault.message for fault in of_columns(("a", "b"), **told)]
 
 
 def test_columns_that_keep_to_the_contract():

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.envs.check_values import Findings
-from jrl.envs.checker import _speed, check_env
+from jrl.envs.checker import _of_speed, check_env
 from jrl.envs.jax_env import Definition
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete
@@ -46,51 +45,11 @@ class Sound(gymnasium.Env):
         return 1.0
 
 
-class NanReward(Sound):
-    def reward(self):
-        return float("nan") if self.count == 7 else 1.0
-
-
-class ArrayReward(Sound):
-    def reward(self):
-        return np.ones(1)
-
-
-class TextReward(Sound):
-    def reward(self):
-        return "much"
-
-
-class OutOfBounds(Sound):
-    def obs(self):
-        return np.array([0.0, 1.5 if self.count == 3 else 0.5], np.float32) + 0.1 * super().obs()
-
-
-class AtTheBound(Sound):
-    def obs(self):
-        return np.array([np.float32(1 + 1e-6), -1], np.float32) * np.float32(self.np_random.choice([-1, 1]))
-
-
-class NanObs(Sound):
-    def obs(self):
-        return np.array([0.0, np.inf if self.count == 4 else 0.5], np.float32)
-
-
-class WrongShape(Sound):
-    def obs(self):
-        return super().obs()[:1] if self.count == 5 else super().obs()
-
-
-class Doubles(Sound):
-    def obs(self):
-        return super().obs().astype(np.float64)
-
-
-class Fractions(Sound):
-    observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+class Nested(Sound):
+    observation_space = gymnasium.spaces.Dict({"a": FLAT, "b": FLAT})
 
     def obs(self):
-        return self.np_random.uniform(0, 1, 2)
+        return {"a": super().obs(), "b": super().obs() + (2 if self.count == 6 else 0)}
 
 
 class Integers(Sound):
@@ -103,76 +62,6 @@ class Integers(Sound):
         return int(self.np_random.integers(1, self.most + 1))
 
 
-class TooLarge(Integers):
-    most = 4
-
-
-class Nested(Sound):
-    observation_space = gymnasium.spaces.Dict({"a": FLAT, "b": FLAT})
-
-    def obs(self):
-        return {"a": super().obs(), "b": super().obs() + (2 if self.count == 6 else 0)}
-
-
-class KeyMissing(Nested):
-    def obs(self):
-        return {"a": FLAT.sample()}
-
-
-class IntFlag(Sound):
-    def step(self, action):
-        obs, reward, terminated, _, info = super().step(action)
-        return obs, reward, 2 * int(terminated), False, info
-
-
-class FourValues(Sound):
-    def step(self, action):
-        obs, reward, terminated, _, info = super().step(action)
-        return obs, reward, terminated, info
-
-
-class NoInfo(Sound):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed)[0]
-
-
-class NoSeed(Sound):
-    def reset(self):
-        return super().reset()
-
-
-class Unseeded(Sound):
-    def obs(self):
-        return np.random.default_rng().uniform(-1, 1, 2).astype(np.float32)
-
-
-class Shared(Sound):
-    """Environments of a process take from one stream of numbers."""
-
-    rng = np.random.default_rng(0)
-
-    def obs(self):
-        return self.rng.uniform(-1, 1, 2).astype(np.float32)
-
-
-class Fixed(Sound):
-    def obs(self):
-        return np.array([self.left / 10, 0], np.float32)
-
-
-class Endless(Sound):
-    def step(self, action):
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, False, False, info
-
-
-class Raising(Sound):
-    def reward(self):
-        if self.count == 50:
-            raise ZeroDivisionError("no wind")
-        return 1.0
-
-
 class Fragile(Sound):
     """Takes its lowest action, and no other extreme one."""
 
@@ -183,22 +72,6 @@ class Fragile(Sound):
         if action[0] > 0.0999:
             raise ZeroDivisionError("at full throttle")
         return self.moved()
-
-
-class RaisingReset(Sound):
-    def reset(self, *, seed=None, options=None):
-        if self.count:
-            raise KeyError("level 2")
-        return super().reset(seed=seed)
-
-
-class Unmade(Sound):
-    def __init__(self):
-        raise FileNotFoundError("maze.txt")
-
-
-class Unsupported(Sound):
-    observation_space = gymnasium.spaces.Text(5)
 
 
 class SelfResetting(Sound):
@@ -214,40 +87,122 @@ class SelfResetting(Sound):
         return self.obs(), reward, ended, truncated, info
 
 
+def at(count, value, other):
+    """Gives `value` at a step, and `other` at all others."""
+    return lambda self: value if self.count == count else other
+
+
+def failing(error, where, when=lambda self: True):
+    """Raises where a method of `Sound` is called."""
+
+    def method(self, *args, **kwargs):
+        if when(self):
+            raise error
+        return getattr(Sound, where)(self, *args, **kwargs)
+
+    return {where: method}
+
+
+def seen(fn):
+    return {"obs": fn}
+
+
+def changed(fn):
+    """Changes what a step returns."""
+    return {"step": lambda self, action: fn(*Sound.step(self, action))}
+
+
 def by_context(context):
     return Sound()
 
 
+array = lambda *values: np.array(values, np.float32)
+SHARED = np.random.default_rng(0)  # environments of a process take from one stream of numbers
+BYTES = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
 STEPS = 60
+# name: (class that is changed, or the changes of Sound; the line that is expected)
 PROBLEMS = {
-    NanReward: "step 7: reward is nan: no algorithm can learn from it",
-    ArrayReward: "step 1: reward of shape (1,): return one number",
-    TextReward: "step 1: reward 'much' is no number: return a float",
-    OutOfBounds: "step 3: observation[1] is 1.",
-    NanObs: "step 4: observation[1] is inf: no network can read it",
-    WrongShape: "step 5: observation of shape (1,), but the space has (2,)",
-    Fractions: "the first reset: observation of float64, but the space has uint8, which cuts fractions off",
-    TooLarge: "observation is 4, outside [1, 3]: widen the space, or clip it",
-    Nested: "step 6: observation['b'][",
-    KeyMissing: "the first reset: observation has ['a'], but the space has ['a', 'b']",
-    IntFlag: "step 10: terminated is 2, a int: return bool(terminated)",
-    FourValues: "step 1 returned 4 values: return (observation, reward, terminated, truncated, info)",
-    NoInfo: "the first reset returned no pair: return (observation, info)",
-    NoSeed: "reset takes no seed: declare reset(self, *, seed=None, options=None)",
-    Unseeded: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
-    Shared: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
-    Raising: "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
-    Fragile: "environment 0 raises in step 2: ZeroDivisionError: at full throttle (test_checker.py:",
-    RaisingReset: "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
-    Unmade: ": FileNotFoundError: maze.txt",
-    Unsupported: "observation space Text(1, 5",
+    "NanReward": ({"reward": at(7, float("nan"), 1.0)}, "step 7: reward is nan: no algorithm can learn from it"),
+    "ArrayReward": ({"reward": lambda self: np.ones(1)}, "step 1: reward of shape (1,): return one number"),
+    "TextReward": ({"reward": lambda self: "much"}, "step 1: reward 'much' is no number: return a float"),
+    "OutOfBounds": (
+        seen(lambda self: array(0.0, 1.5 if self.count == 3 else 0.5) + 0.1 * Sound.obs(self)),
+        "step 3: observation[1] is 1.",
+    ),
+    "NanObs": (seen(at(4, array(0, np.inf), array(0, 0.5))), "step 4: observation[1] is inf: no network can read it"),
+    "WrongShape": (
+        seen(lambda self: Sound.obs(self)[: 1 if self.count == 5 else 2]),
+        "step 5: observation of shape (1,), but the space has (2,)",
+    ),
+    "Fractions": (
+        {"observation_space": BYTES} | seen(lambda self: self.np_random.uniform(0, 1, 2)),
+        "the first reset: observation of float64, but the space has uint8, which cuts fractions off",
+    ),
+    "TooLarge": (type("TooLarge", (Integers,), {"most": 4}), "observation is 4, outside [1, 3]: widen the space, or"),
+    "Nested": (Nested, "step 6: observation['b']["),
+    "KeyMissing": (
+        type("KeyMissing", (Nested,), seen(lambda self: {"a": FLAT.sample()})),
+        "the first reset: observation has ['a'], but the space has ['a', 'b']",
+    ),
+    "IntFlag": (
+        changed(lambda obs, reward, end, cut, info: (obs, reward, 2 * int(end), False, info)),
+        "step 10: terminated is 2, a int: return bool(terminated)",
+    ),
+    "FourValues": (
+        changed(lambda obs, reward, end, cut, info: (obs, reward, end, info)),
+        "step 1 returned 4 values: return (observation, reward, terminated, truncated, info)",
+    ),
+    "NoInfo": (
+        {"reset": lambda self, *, seed=None, options=None: Sound.reset(self, seed=seed)[0]},
+        "the first reset returned no pair: return (observation, info)",
+    ),
+    "NoSeed": (
+        {"reset": lambda self: Sound.reset(self)},
+        "reset takes no seed: declare reset(self, *, seed=None, options=None)",
+    ),
+    "Unseeded": (
+        seen(lambda self: np.random.default_rng().uniform(-1, 1, 2).astype(np.float32)),
+        "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
+    ),
+    "Shared": (
+        seen(lambda self: SHARED.uniform(-1, 1, 2).astype(np.float32)),
+        "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
+    ),
+    "Raising": (
+        failing(ZeroDivisionError("no wind"), "reward", lambda self: self.count == 50),
+        "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
+    ),
+    "Fragile": (Fragile, "environment 0 raises in step 2: ZeroDivisionError: at full throttle (test_checker.py:"),
+    "RaisingReset": (
+        failing(KeyError("level 2"), "reset", lambda self: self.count),
+        "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
+    ),
+    "Unmade": (failing(FileNotFoundError("maze.txt"), "__init__"), ": FileNotFoundError: maze.txt"),
+    "Unsupported": ({"observation_space": gymnasium.spaces.Text(5)}, "observation space Text(1, 5"),
 }
 NOTES = {
-    Doubles: "the first reset: observation of float64, but the space has float32: it is converted",
-    Fixed: "another seed gives the same stream",
-    Endless: "no episode ended within 60 steps, and no time limit is known: if episodes should end, set env.horizon",
-    SelfResetting: "the last observation of each episode is also the first of the next",
+    "Doubles": (
+        seen(lambda self: Sound.obs(self).astype(np.float64)),
+        "the first reset: observation of float64, but the space has float32: it is converted",
+    ),
+    "Fixed": (seen(lambda self: array(self.left / 10, 0)), "another seed gives the same stream"),
+    "Endless": (
+        changed(lambda obs, reward, end, cut, info: (obs, reward, False, False, info)),
+        "no episode ended within 60 steps, and no time limit is known: if episodes should end, set env.horizon",
+    ),
+    "SelfResetting": (SelfResetting, "the last observation of each episode is also the first of the next"),
 }
+
+
+def made(name):
+    change = {**PROBLEMS, **NOTES}[name][0]
+    return type(name, (Sound,), {**change, "__module__": __name__}) if isinstance(change, dict) else change
+
+
+NanReward, Raising = made("NanReward"), made("Raising")
+AtTheBound = type(
+    "AtTheBound", (Sound,), seen(lambda self: array(1 + 1e-6, -1) * np.float32(self.np_random.choice([-1, 1])))
+)
 
 
 def speed_aside(notes):
@@ -255,19 +210,19 @@ def speed_aside(notes):
     return [note for note in notes if "ms: " not in note]
 
 
-@pytest.mark.parametrize("cls", PROBLEMS, ids=lambda cls: cls.__name__)
-def test_a_problem_is_one_line_with_its_mend(cls):
-    report = check_env(cls, steps=STEPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_problem_is_one_line_with_its_fix(name):
+    report = check_env(made(name), steps=STEPS)
     assert not report.ok
     (line,) = report.problems
-    assert PROBLEMS[cls] in line and "\n" not in line
+    assert PROBLEMS[name][1] in line and "\n" not in line
 
 
-@pytest.mark.parametrize("cls", NOTES, ids=lambda cls: cls.__name__)
-def test_a_note(cls):
-    report = check_env(cls, steps=STEPS)
+@pytest.mark.parametrize("name", NOTES)
+def test_a_note(name):
+    report = check_env(made(name), steps=STEPS)
     assert report.ok, report.problems
-    assert any(NOTES[cls] in note for note in report.notes), report.notes
+    assert any(NOTES[name][1] in note for note in report.notes), report.notes
 
 
 def test_notes_on_how_long_steps_take():
@@ -276,9 +231,8 @@ def test_notes_on_how_long_steps_take():
         ([2e-5] * 54 + [4e-3] * 6, "6 of 60 steps and resets take 4 ms, most 0.02 ms: all wait for the slowest"),
         ([2e-5] * 59 + [4e-3], None),
     ):
-        found = Findings()
-        _speed(seconds, found)
-        assert len(found.notes) == (words is not None) and all(words in note for note in found.notes)
+        notes = [fault.message for fault in _of_speed(seconds)]
+        assert len(notes) == (words is not None) and all(words in note for note in notes)
 
 
 @pytest.mark.parametrize("env", [Sound, AtTheBound, Integers, by_context, lambda context: Sound()])

@@ -85,7 +85,7 @@ def test_who_is_called_with_a_context(id, options, look, expected):
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_class_that_no_process_could_import(remote):
-    """`reference` registers it; by that name it is an id, also for worker processes, which do not import jrl."""
+    """`reference` registers it; by that name it is an id, also for worker processes, which do not import it."""
 
     class Local(Taskless):
         pass
@@ -95,7 +95,7 @@ def test_a_class_that_no_process_could_import(remote):
     env = envs.make(id, num_envs=2, options={"size": 8}, remote_worker_envs=remote)
     assert env.foreach_env(lambda env: (type(env).__name__, env.size)) == [("Local", 8)] * 2
     if remote:
-        assert env.foreach_env(lambda env: "jrl" in sys.modules) == [False] * 2
+        assert env.foreach_env(lambda env: "jrl.envs" in sys.modules) == [False] * 2
     env.close()
 
 

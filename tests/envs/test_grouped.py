@@ -44,12 +44,12 @@ def played(env, action, steps):
 
 
 def test_teams_end_when_the_last_of_those_who_are_there_does():
-    """LateArrivals-v0: steady xxxxxE, late ..xxxE, guest xE.xE., waiting wxwxwE, all of whom do 1 where they may.
+    """late_arrivals: steady xxxxxE, late ..xxxE, guest xE.xE., waiting wxwxwE, all of whom do 1 where they may.
 
     guest ends in step 1 and late comes in step 2, so that their team goes on without a gap; the others end together.
     """
     groups = {"comers": ["late", "guest"], "stayers": ["waiting", "steady"]}
-    env = grouped(make("LateArrivals-v0", num_envs=1), groups)
+    env = grouped(make("late_arrivals:late_arrivals", num_envs=1), groups)
     assert env.spec.agents == ("stayers", "comers") and env.spec.num_envs == 2 and env.spec.kinds == ()
     assert env.spec.action == MultiDiscrete((3, 3))
     first, rows = played(env, np.ones((2, 2), np.int32), 8)
@@ -69,7 +69,7 @@ def test_teams_end_when_the_last_of_those_who_are_there_does():
 
 
 def test_a_team_has_lives_like_an_agent_and_who_is_in_none_stays_one():
-    env = grouped(make("LateArrivals-v0", num_envs=2), {"g": ["guest"], "others": ["late", "waiting"]})
+    env = grouped(make("late_arrivals:late_arrivals", num_envs=2), {"g": ["guest"], "others": ["late", "waiting"]})
     assert env.spec.agents == ("steady", "others", "g") and env.spec.kinds == ((0,), (1,), (2,))
     alone, others, guest = env.spec.observation.items
     assert sorted(dict(alone.items)) == ["action_mask", "obs"] and env.spec.action.items[0] == Discrete(3)
@@ -92,7 +92,7 @@ def test_a_team_has_lives_like_an_agent_and_who_is_in_none_stays_one():
 
 def test_a_time_limit_cuts_off_the_teams_of_those_who_were_there():
     """After four steps late and steady are cut off, and guest, who is back; a team that nobody is of ended before."""
-    made = make("LateArrivals-v0", num_envs=1, options={"max_episode_steps": 3})
+    made = make("late_arrivals:late_arrivals", num_envs=1, options={"max_episode_steps": 3})
     env = grouped(made, {"guest": ["guest"], "late": ["late"], "rest": ["steady", "waiting"]})
     action = (np.ones((1, 2), np.int32), np.ones((2, 1), np.int32))
     _, rows = played(env, action, 5)
@@ -183,7 +183,7 @@ def test_a_team_goes_on_on_the_host_where_one_comes_as_the_other_leaves():
     assert present == [[1, 0], [0, 1], [0, 1], [0, 1], [0, 0], [1, 0], [1, 0]]
 
 
-IN_JAX = ("LateArrivals-v0", "MultiAgentCartPole-v1", "TicTacToe-v0", "TwoStepGame-v0", "SimpleSpread-v0")
+IN_JAX = ("late_arrivals:late_arrivals", "MultiAgentCartPole-v1", "TicTacToe-v0", "TwoStepGame-v0", "SimpleSpread-v0")
 
 
 @pytest.mark.parametrize("id", [*IN_JAX, "agent_envs:Walkers", "agent_envs:Nim", "agent_envs:Turns"])

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from env_helpers import Stepper, assert_same, random_actions
+from late_arrivals import late_arrivals
 
 from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.envs.classic import cartpole
 from jrl.envs.jax_env import build as build_one
 from jrl.envs.multi_agent import MultiDefinition, build
-from jrl.envs.multi_toys import late_arrivals, multi_agent_cartpole, several
+from jrl.envs.multi_toys import multi_agent_cartpole, several
 from jrl.envs.toys import corridor
 from jrl.ops import random
 from jrl.types import Box, Dict, Discrete, InputError
@@ -27,7 +28,7 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {
     "RockPaperScissors-v0": (2, {"moves": 4}, 20),
     "SimpleSpread-v0": (3, {"max_episode_steps": 6}, 20),
     "SwitchRiddle-v0": (4, {"num_agents": 4}, 60),
-    "LateArrivals-v0": (4, {}, 20),
+    "late_arrivals:late_arrivals": (4, {}, 20),
     "TicTacToe-v0": (2, {}, 60),
     "ConnectFour-v0": (2, {}, 60),
 }
@@ -146,7 +147,7 @@ def test_the_contract_is_that_of_a_plain_loop(id):
     count, options, steps = CASES[id]
     env = make(id, normalize_actions=False)
     own = {key: value for key, value in options.items() if key != "max_episode_steps"}
-    definition = envs.IN_JAX[id](**own)
+    definition = (envs.IN_JAX.get(id) or late_arrivals)(**own)
     limit = options.get("max_episode_steps", definition.max_episode_steps)
     assert env.pure and env.spec.num_envs == GAMES * count and env.spec.games == GAMES
     assert env.spec.agents == definition.agents and len(env.spec.agents) == count
@@ -190,7 +191,8 @@ def test_the_view_of_all_is_one_more_item(id):
     count, _, steps = CASES[id]
     plain, env = make(id), make(id, state=True)
     space, own = env.spec.observation, plain.spec.observation
-    assert space["state"] == envs.IN_JAX[id](**{k: v for k, v in CASES[id][1].items() if k == "num_agents"}).state
+    own_options = {k: v for k, v in CASES[id][1].items() if k == "num_agents"}
+    assert space["state"] == (envs.IN_JAX.get(id) or late_arrivals)(**own_options).state
     actions = random_actions(env.spec.action, min(steps, 20), GAMES * count)
     a, b = rows(plain, actions), rows(env, actions)
     view = b.obs.pop("state")
@@ -212,7 +214,7 @@ def test_the_checker_finds_nothing_wrong(id):
 
 def test_environments_can_be_vmapped():
     """Two seeds side by side are the two seeds one after the other."""
-    env = make("LateArrivals-v0", 2)
+    env = make("late_arrivals:late_arrivals", 2)
     keys = jax.random.split(jax.random.key(0), 2)
     actions = jnp.ones(8, jnp.int32)
 
@@ -244,7 +246,7 @@ ENDS = {"steady": [5], "late": [5], "guest": [1, 4], "waiting": [5]}
 
 
 def test_late_arrivals_by_hand():
-    env = make("LateArrivals-v0", 1)
+    env = make("late_arrivals:late_arrivals", 1)
     found = rows(env, np.ones((14, 4), np.int32))
     for k, name in enumerate(env.spec.agents):
         expected = BY_HAND[name] * 2  # the second game as the first
@@ -262,10 +264,10 @@ def test_late_arrivals_by_hand():
 
 def test_the_horizon_truncates_those_who_are_there():
     """At 3 the guest has left and all others are truncated; at 2 its own end comes first, and late never came."""
-    at_three = rows(make("LateArrivals-v0", 1, horizon=3), np.ones((5, 4), np.int32))
+    at_three = rows(make("late_arrivals:late_arrivals", 1, horizon=3), np.ones((5, 4), np.int32))
     assert at_three.truncated[2, 0].tolist() == [True, True, False, True] and not at_three.terminated[2].any()
     assert at_three.over[:, 0].tolist() == [False, False, True, False, False]
-    at_two = rows(make("LateArrivals-v0", 1, horizon=2), np.ones((5, 4), np.int32))
+    at_two = rows(make("late_arrivals:late_arrivals", 1, horizon=2), np.ones((5, 4), np.int32))
     assert at_two.truncated[1, 0].tolist() == [True, False, False, True]
     assert at_two.terminated[1, 0].tolist() == [False, False, True, False]
     assert at_two.absent[2].all() and at_two.over[1, 0]
@@ -349,7 +351,7 @@ MINE = multi_agent_cartpole(2)
         ({"id": "RockPaperScissors-v0", "options": {"opponent": "me"}}, "env.options.opponent", "use one of them"),
         ({"id": "RockPaperScissors-v0", "state": True}, "multi_agent.state:", "a view"),
         ({"id": "Catch-v0", "backend": "jax", "state": True}, "multi_agent.state:", "leave it out"),
-        ({"id": "LateArrivals-v0", "action_mask_info": "mask"}, "env.action_mask_info", "leave it out"),
+        ({"id": "late_arrivals:late_arrivals", "action_mask_info": "mask"}, "env.action_mask_info", "leave it out"),
     ],
 )
 def test_what_does_not_go_is_refused_by_name(settings, key, mend):
@@ -376,7 +378,7 @@ def test_a_definition_of_other_shapes_is_refused():
 
 def test_histories_begin_anew_for_whoever_comes():
     """Two frames, the previous action and reward: of the guest and of late, who come while the game goes on."""
-    env = make("LateArrivals-v0", 1, frame_stack=2, use_prev_action=True, use_prev_reward=True)
+    env = make("late_arrivals:late_arrivals", 1, frame_stack=2, use_prev_action=True, use_prev_reward=True)
     found = rows(env, np.ones((8, 4), np.int32))
     frames = found.obs["obs"][:, 0, :, :, 0]  # [T, A, 2], the steps that were over
     steps = np.arange(8)
@@ -391,8 +393,8 @@ def test_histories_begin_anew_for_whoever_comes():
 
 @pytest.mark.parametrize("no_done_at_end", [False, True])
 def test_ends_mean_something_else_to_the_learner_alone(no_done_at_end):
-    env = make("LateArrivals-v0", 1, horizon=3, no_done_at_end=no_done_at_end)
-    plain = make("LateArrivals-v0", 1, horizon=3)
+    env = make("late_arrivals:late_arrivals", 1, horizon=3, no_done_at_end=no_done_at_end)
+    plain = make("late_arrivals:late_arrivals", 1, horizon=3)
     a, b = (rows(e, np.ones((6, 4), np.int32)) for e in (plain, env))
     assert a.truncated.any() and a.terminated.any() and env.spec.no_done_at_end is no_done_at_end
     assert_same(b, a)

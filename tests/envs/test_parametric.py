@@ -1,4 +1,4 @@
-"""ParametricCartPole-v0 and Nested-v0: rows worked out by hand, and properties of many."""
+"""ParametricCartPole-v0, and the task of nested spaces in scripts: rows worked out by hand, and properties of many."""
 
 import functools
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_scripts import load
 
 from jrl import spaces
 from jrl.envs import classic
 from jrl.envs.jax_env import build
-from jrl.envs.nested import nested
 from jrl.envs.parametric import parametric_cartpole
 from jrl.types import Box, Discrete, InputError, MultiBinary, MultiDiscrete, element
 
@@ -80,7 +80,9 @@ def test_two_actions_are_the_least():
             parametric_cartpole(bad)
 
 
-# ---------------------------------------------------------------- Nested-v0
+# ---------------------------------------------------------------- nested spaces
+
+nested = load("nested").nested
 
 # side 1 (0.6 of 2), place 2 (0.9 of 3), bits 0 and 1, force 2 * 0.75 - 1, digits 1 (0.5 of 2) and 0 (0.3 of 3)
 DRAWS = [0.6, 0.9, 0.2, 0.7, 0.75, 0.5, 0.3]

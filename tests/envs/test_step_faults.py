@@ -1,15 +1,19 @@
 """Environments that break Gymnasium's interface, or try to end the run: one clear error, in the words of check_env."""
 
+import ast
 import re
 import signal
+import string
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jrl
 from jrl import envs
-from jrl.envs import step_faults
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym import faults as env_faults
 from jrl.host import faults, room
 
 RESTART = envs.OnFailure(restart=True)
@@ -95,7 +99,7 @@ def test_a_reset_without_seed(remote):
 
 @HERE_AND_THERE
 def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
-    late = {"at": step_faults.FIRST_STEPS + 3}
+    late = {"at": env_faults.FIRST_STEPS + 3}
     for what, words in BREACHES.items():
         if what in ("no info", "Discrete") or (remote and what not in ("four", "reward")):
             continue  # no step, and too dear to look at
@@ -130,11 +134,14 @@ def test_steps_that_check_env_cannot_hold(monkeypatch):
 
 def test_only_the_first_steps_are_looked_at(monkeypatch):
     """And floats a little out of their bounds, or not finite, are no reason to end a run."""
-    looked, real = [], step_faults.refused
-    monkeypatch.setattr(step_faults, "refused", lambda *a, **k: looked.append(k["where"]) or real(*a, **k))
+    looked = []
+    for name in ("of_reset", "of_step"):
+        real = getattr(env_faults, name)
+        spy = lambda space, result, where, real=real: looked.append(where) or real(space, result, where)
+        monkeypatch.setattr(env_faults, name, spy)
     stepped(made(what="bounds"), steps=100)
-    assert looked[0] == "the first reset" and looked[-1] == f"step {step_faults.FIRST_STEPS}"
-    assert len(looked) == 1 + step_faults.FIRST_STEPS + 1  # with the reset after the first episode
+    assert looked[0] == "the first reset" and looked[-1] == f"step {env_faults.FIRST_STEPS}"
+    assert len(looked) == 1 + env_faults.FIRST_STEPS + 1  # with the reset after the first episode
     looked.clear()
     stepped(made(what="bounds", on_failure=envs.OnFailure(check_steps=0)))
     assert looked == []
@@ -215,3 +222,19 @@ def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
         with pytest.raises(InputError, match=rf"env.id {name}:Env: cannot import {name}: \S*{words}"):
             made(f"{name}:Env")
+
+
+def test_each_fault_of_the_table_is_found_somewhere_and_gets_the_values_of_its_text():
+    table, used = env_faults.RUN | env_faults.CHECK | env_faults.NOTE, set()
+    for file in ("gym/faults.py", "gym/plays.py", "envs/checker.py"):
+        for call in ast.walk(ast.parse((Path(jrl.__file__).parent / file).read_text())):
+            name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+            if name not in ("fault", "_each") or not isinstance(call.args[0], ast.Constant):
+                continue
+            given = {keyword.arg for keyword in call.keywords} | {"where"} | ({"agent"} if name == "_each" else set())
+            wanted = {field for _, field, _, _ in string.Formatter().parse(table[call.args[0].value]) if field}
+            if None not in given:  # **values
+                assert wanted <= given, (call.args[0].value, wanted - given)
+            used.add(call.args[0].value)
+    of_agents = {"acts nothing", "after an end", "new game", "over", "not over"}  # in a loop
+    assert used | of_agents | {"range", "bounds"} == set(table)

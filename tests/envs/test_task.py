@@ -151,7 +151,7 @@ def harder(result, env, context):
     ids=["here", "workers", "ready_workers"],
 )
 def test_of_each_environment(settings):
-    """Each has a task of its own; worker processes import neither jrl nor jax to change it."""
+    """Each has a task of its own; worker processes do not import jax to change it."""
     env = envs.make(
         LEVEL, num_envs=3, place=envs.Place(offset=4 if not settings else 0), options={"task": 2}, **settings
     )
@@ -168,7 +168,7 @@ def test_of_each_environment(settings):
         source.set_task(7)
         assert source.foreach_env(lambda env: env.get_task()) == [7, 7, 7]
         if settings:
-            loaded = source.foreach_env(lambda env: [m for m in ("jax", "jrl") if m in sys.modules])
+            loaded = source.foreach_env(lambda env: [m for m in ("jax", "jrl.envs") if m in sys.modules])
             assert loaded == [[]] * 3
         if "batch_wait_ms" not in settings:
             rows(source)

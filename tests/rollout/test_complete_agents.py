@@ -28,7 +28,7 @@ def act(actor, obs, carry, key, explore):
 
 
 def source():
-    return JaxSource(envs.make("LateArrivals-v0", num_envs=GAMES), act, key=KEY, length=T)
+    return JaxSource(envs.make("late_arrivals:late_arrivals", num_envs=GAMES), act, key=KEY, length=T)
 
 
 def collected(made, calls):
@@ -107,7 +107,7 @@ def test_a_step_of_a_game_is_counted_once(both):
 
 
 SMALL = {
-    "env": {"id": "LateArrivals-v0", "num_envs": 4},
+    "env": {"id": "late_arrivals:late_arrivals", "num_envs": 4},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": 8, "batch_mode": "complete_episodes"},

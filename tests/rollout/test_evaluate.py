@@ -54,9 +54,9 @@ def test_short_episodes_are_not_favoured(num_envs, num_episodes):
     "goal", [Goal(5), Goal(5, reset=False), Goal(30, "timesteps"), Goal(None)], ids=["", "going on", "steps", "until"]
 )
 def test_what_each_agent_earns_is_told_of_the_games_that_count(goal):
-    """LateArrivals-v0, all by action 1: who comes back has earned in both of its lives."""
+    """late_arrivals, all by action 1: who comes back has earned in both of its lives."""
     one = lambda actor, obs, carry, key, explore: ActOut(jnp.ones(len(obs["obs"]), jnp.int32), carry, {})
-    player = Player(make("LateArrivals-v0", num_envs=2), one, length=8)
+    player = Player(make("late_arrivals:late_arrivals", num_envs=2), one, length=8)
     found = player.play((), jax.random.key(0), goal, until=Until(0.0) if goal.amount is None else None)
     assert len(found.returns) in (2, 4, 5) and found.followed is None
     np.testing.assert_array_equal(found.agents, [[156, 144, 12 + 72, 153]] * len(found.returns))

@@ -12,10 +12,10 @@ from jrl.run.session import Session
 from jrl.settings import config
 
 AGENTS = ("steady", "late", "guest", "waiting")
-SCRIPT = ("xxxxxE", "..xxxE", "xE.xE.", "wxwxwE")  # of LateArrivals-v0: x acts, E ends, w waits
+SCRIPT = ("xxxxxE", "..xxxE", "xE.xE.", "wxwxwE")  # of late_arrivals: x acts, E ends, w waits
 TABLE = {"late|guest": "b", ".*": "a"}
 SMALL = {
-    "env": {"id": "LateArrivals-v0", "num_envs": 2},
+    "env": {"id": "late_arrivals:late_arrivals", "num_envs": 2},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},
     "network": {"hidden": [8]},
     "rollout": {"length": 5},  # games go on from rollout to rollout
@@ -28,7 +28,7 @@ SEEN = {"obs": np.zeros((2, 2), np.float32), "action_mask": np.ones((2, 3), np.i
 
 
 class Script(Callbacks):
-    """Checks each moment of LateArrivals-v0 against its script; of what was acted it knows what agents were paid."""
+    """Checks each moment of late_arrivals against its script; of what was acted it knows what agents were paid."""
 
     games: ClassVar = []
     told: ClassVar = []
@@ -138,7 +138,8 @@ def test_each_policy_is_told_of_once_and_evaluations_tell_of_games():
     class Evaluated(Script):
         pass
 
-    how = PPOConfig().environment("LateArrivals-v0").training(num_epochs=1, minibatch_size=8, train_batch_size=32)
+    how = PPOConfig().environment("late_arrivals:late_arrivals")
+    how = how.training(num_epochs=1, minibatch_size=8, train_batch_size=32)
     how = how.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: follows(agent))
     algo = how.evaluation(evaluation_duration=3).callbacks(Evaluated).build()
     assert [name for name, _ in Script.policies] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Nested-v0: a task whose observations and actions have spaces of every kind."""
+"""A task whose observations and actions have spaces of every kind, for scripts/matrix.py and tests."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class _State:
 
 
 def nested(action: str = "discrete", mask: bool = False, length: int = 8) -> Definition:
-    """Defines nested-v0: say again what the observation shows; the reward is how many numbers of the action are right.
+    """Defines the task: say again what the observation shows; the reward is how many numbers of the action are right.
 
     Observation: image [8, 8, 1] u8, white in its left half (side 0) or its right one (side 1); place, Discrete(3);
     bits, MultiBinary [2]; pair, a Tuple of a force [1] f32 in [-1, 1] and digits, MultiDiscrete (2, 3). All are drawn
@@ -43,14 +43,14 @@ def nested(action: str = "discrete", mask: bool = False, length: int = 8) -> Def
       InputError: an unknown kind of action, a mask over actions without choices, an episode without steps.
     """
     if action not in _ACTIONS:
-        raise InputError(f"env.options.action: Nested-v0 takes {', '.join(_ACTIONS)}, not {action!r}")
+        raise InputError(f"env.options.action: nested takes {', '.join(_ACTIONS)}, not {action!r}")
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise InputError(f"env.options.length: expected a positive integer, got {length!r}")
     space, right = _ACTIONS[action]
     choices = spaces.num_choices(space) if mask else 0
     if mask and not choices:
         able = ", ".join(name for name, (other, _) in _ACTIONS.items() if spaces.num_choices(other))
-        raise InputError(f"env.options.mask: Nested-v0 with action {action} has no choices to mask: use {able}")
+        raise InputError(f"env.options.mask: nested with action {action} has no choices to mask: use {able}")
 
     def reset(draws: Array) -> _State:
         return _State(draws.T, jnp.zeros(draws.shape[1], jnp.int32))

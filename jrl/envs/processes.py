@@ -1,96 +1,52 @@
 """Gymnasium environments in worker processes, one each, seen from the process that steps them.
 
-Observations, actions and results lie in memory that all share; a byte over a socket says "step" and "done". What runs
-on the other side is `jrl.envs.worker_process`.
+Python's multiprocessing starts the processes from a fork server that has imported Gymnasium. Observations, actions and
+results lie in memory that all share; a byte over a pipe says "step" and "done". `jrl.gym.worker` is the other side.
 """
 
 import contextlib
 import dataclasses
 import mmap
+import multiprocessing
 import os
-import pickle
 import select
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
+import threading
 import time
+import types
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import reduction, util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 
-from jrl.envs import masked
-from jrl.envs import worker_process as process
 from jrl.envs.context import SeveralAgents
-from jrl.envs.step_faults import FIRST_STEPS
 from jrl.envs.vector import ATTEMPTS, Infos, Restarts
 from jrl.errors import EnvironmentFailed
+from jrl.gym import masked
+from jrl.gym import worker as process
+from jrl.gym.block import Block, sizes
+from jrl.gym.faults import FIRST_STEPS
 from jrl.host.room import check_observations
 
 _NEVER_S = 1e6
 _MAKE_S = 60.0  # at least, to make an environment where steps have a time limit
-_END_S = 4.0  # for the nursery to end with all workers
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-)  # one each: there is a process per environment
-
-
-class Nursery:
-    """The process that starts the workers and ends them."""
-
-    def __init__(self, setup: dict[str, Any]):
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", process.__file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**dict.fromkeys(_THREADS, "1"), **os.environ},
-            )
-        with contextlib.suppress(ConnectionError):  # it ended at once: the first worker is asked for in vain
-            self._control.sendall(process.message(b"", setup))
-
-    def start(self, index: int, memory: int) -> tuple[socket.socket, int]:
-        """Starts a worker, and returns the socket to it and its process id."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            found = self._ask(process.FORK, index, [theirs.fileno(), memory])
-        if found < 0:
-            ours.close()
-            raise OSError(-found, f"cannot start a worker process: {os.strerror(-found)}")
-        return ours, found
-
-    def kill(self, pid: int) -> str:
-        """Ends a worker, if it has not ended by itself, and returns how it did."""
-        code = self._ask(process.KILL, pid, [])
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-    def _ask(self, kind: bytes, number: int, fds: list[int]) -> int:
-        with contextlib.suppress(ConnectionError):
-            socket.send_fds(self._control, [process.REQUEST.pack(kind, number)], fds)
-            answer = self._control.recv(process.ANSWER.size, socket.MSG_WAITALL)
-            if len(answer) == process.ANSWER.size:
-                return process.ANSWER.unpack(answer)[0]
-        raise RuntimeError(f"the process {self._process.pid} that starts workers for environments has ended")
-
-    def close(self) -> None:
-        self._control.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+_CONTEXT = multiprocessing.get_context("forkserver")
+_starting = threading.Lock()
 
 
 @dataclasses.dataclass(slots=True)
 class _Worker:
+    process: BaseProcess | None = None
     pid: int = 0
-    link: socket.socket | None = None  # None: its process is gone
-    how: str = ""  # it ended
+    link: Connection | None = None  # None: its process is gone
+    fd: int = -1  # of the link
+    has_memory: bool = False  # its process
+    how: str = ""  # its process ended
     asked: bytes | None = None  # what is under way
     deadline: float = float("inf")
     ended: bool = False  # its episode: the next step is a reset
@@ -110,8 +66,7 @@ class Workers:
       restart_failed: an environment that raises, whose process ends, or that exceeds the time limit is made anew, by
         the same process if that can go on.
       step_timeout_s: the time limit of a step and of a reset, in seconds; None: none.
-      check_steps: how many of the first steps of each are looked at: see `step_faults`.
-      module: what all workers need is imported once, before there are any.
+      check_steps: how many of the first steps of each are looked at: see `jrl.gym.block.Block`.
     Raises:
       InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
       SeveralAgents: an environment has several agents.
@@ -129,13 +84,12 @@ class Workers:
         restart_failed: bool = False,
         step_timeout_s: float | None = None,
         check_steps: int = FIRST_STEPS,
-        module: str = "gymnasium",
     ):
         self.restarts = Restarts(id, num_envs, seed, options)
         self.ready: set[int] = set()  # environments whose results have come
         self.busy: set[int] = set()  # those under way
         self.failed = np.zeros(num_envs, bool)  # of those that are ready: they failed in the middle of an episode
-        self.block: process.Block
+        self.block: Block
         self.infos = Infos(num_envs)
         self._told: list[Any] = [None] * num_envs
         self._restart_failed, self._limit = restart_failed, step_timeout_s
@@ -148,10 +102,9 @@ class Workers:
         self._poller = select.poll()
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
-        self._memory = _anonymous_file()
-        setup = {"path": sys.path, "module": module, "num_envs": num_envs, "make": make, "check_steps": check_steps}
-        self._nursery = Nursery(setup)
-        self._closed = False
+        self._setup = process.Setup(make, num_envs, check_steps, dict(os.environ))
+        # runs at the latest when Python ends, before multiprocessing waits for the processes
+        self._finish = util.Finalize(self, _finish, (self._workers,), exitpriority=1)
         try:
             for i in range(num_envs):
                 self._start(i)
@@ -161,11 +114,6 @@ class Workers:
             self.close()
             raise
         self.ready.clear()
-
-    @property
-    def pids(self) -> list[int]:
-        """Returns the process ids of the workers."""
-        return [worker.pid for worker in self._workers]
 
     def look(self) -> dict[str, tuple[int, ...]] | None:
         """Returns the shapes of the first environment's infos at its first reset, by name; None where that fails.
@@ -180,7 +128,8 @@ class Workers:
     def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
         """Puts the mask of the infos into observations; see `masked.put_around`. Call it before the first reset."""
         self._mask = (name, shape, limited)
-        self.observation_space = masked.Masked(_Seen(self.observation_space), name, shape).observation_space
+        shown = masked.Masked(types.SimpleNamespace(observation_space=self.observation_space), name, shape)
+        self.observation_space = shown.observation_space
         for i in range(len(self._workers)):
             self._ask(i, process.MASK, self._mask)
         self.wait()
@@ -198,14 +147,15 @@ class Workers:
         seed, self._seed = self._seed, None
         if seed is not None:
             spaces = self.observation_space, self.action_space
-            self.block = process.Block(*spaces, len(self._workers), self._allocate)
+            self.block = Block(*spaces, len(self._workers), self._allocate)
         for i, worker in enumerate(self._workers):
             worker.fresh = True
-            self._ask(i, process.RESET) if seed is None else self._ask(i, process.SEED, (seed + i, self._mask))
+            self._ask(i, process.RESET) if seed is None else self._first_reset(i, seed + i)
 
     def _allocate(self, size: int) -> mmap.mmap:
-        os.ftruncate(self._memory, size)
-        return mmap.mmap(self._memory, size)
+        self._memory = _anonymous_file()
+        self._memory.truncate(size)
+        return mmap.mmap(self._memory.fileno(), size)
 
     def step(self, action: Any) -> np.ndarray:
         """Steps all, waits, and returns which failed in the middle of an episode, [B] bool; the rest is in `block`."""
@@ -255,23 +205,30 @@ class Workers:
         return [answer for _, answer in answers]
 
     def close(self) -> None:
-        """Ends all processes, those that hang after a few seconds."""
-        if self._closed:
-            return
-        self._closed = True
-        for worker in self._workers:
-            if worker.link is not None:
-                worker.link.close()  # tells it to end
-        self._nursery.close()
-        os.close(self._memory)
+        """Ends all processes, and after two seconds kills a process that hangs."""
+        self._finish()
 
     # ------------------------------------------------------------ one environment
 
     def _start(self, i: int) -> None:
+        link, theirs = _CONTEXT.Pipe()
+        started = _CONTEXT.Process(target=process.main, args=(theirs, i, self._setup), name=f"environment {i}")
+        with theirs:
+            _launch(started)
         worker = self._workers[i]
-        worker.link, worker.pid = self._nursery.start(i, self._memory)
-        self._owner[worker.link.fileno()] = i
-        self._poller.register(worker.link, select.POLLIN)
+        worker.process, worker.pid, worker.link, worker.fd = started, started.pid or 0, link, link.fileno()
+        worker.has_memory = False
+        self._poller.register(worker.fd, select.POLLIN)
+        self._owner[worker.fd] = i
+
+    def _first_reset(self, i: int, seed: int) -> None:
+        """Asks environment i, which was just made, for its first reset."""
+        worker, lacks = self._workers[i], not self._workers[i].has_memory
+        self._ask(i, process.SEED, (seed, self._mask, lacks))
+        if lacks and worker.link is not None:
+            with contextlib.suppress(ConnectionError):  # its process has ended, which the next answer shows
+                reduction.send_handle(worker.link, self._memory.fileno(), worker.pid)
+            worker.has_memory = True
 
     def _ask(self, i: int, kind: bytes, argument: Any = None) -> None:
         worker = self._workers[i]
@@ -286,7 +243,9 @@ class Workers:
                 raise ConnectionError
             if self.infos.wanted and kind in (process.STEP, process.RESET, process.SEED):
                 kind = kind.upper()
-            worker.link.sendall(kind if argument is None else process.message(kind, argument))
+            os.write(worker.fd, kind)  # a message of multiprocessing's costs CartPole a fifth of its speed
+            if argument is not None:
+                worker.link.send(argument)
         except ConnectionError:
             self._gone(i)
 
@@ -304,21 +263,20 @@ class Workers:
                 if self._workers[i].asked == process.LOOK:
                     self._blind(i)
                     continue
-                self._ended(
-                    i, f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}"
-                )
+                cause = f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}"
+                self._ended(i, cause)
 
     def _answered(self, i: int) -> None:
         worker = self._workers[i]
         assert worker.link is not None
         try:
-            kind = worker.link.recv(1)
+            kind = os.read(worker.fd, 1)
             if kind == process.DONE:
                 return self._done(i)
             if kind == process.SEVERAL:
                 raise SeveralAgents()
-            value = pickle.loads(process.receive(worker.link))
-        except ConnectionError:
+            value = worker.link.recv()
+        except (ConnectionError, EOFError):
             return self._gone(i)
         if kind == process.INFO:
             self._told[i] = value
@@ -341,11 +299,11 @@ class Workers:
         if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
             self._spaces = value[:2]
-            check_observations(self.restarts.id, process.sizes(value[0]), len(self._workers))
+            check_observations(self.restarts.id, sizes(value[0]), len(self._workers))
         if value[:2] != self._spaces:
             return self._ended(i, f"its spaces {value[:2]} are unlike the others' {self._spaces}")
         if self._seed is None:  # it has been reset before
-            return self._ask(i, process.SEED, (self.restarts.next_seed(i), self._mask))
+            return self._first_reset(i, self.restarts.next_seed(i))
         return self._done(i)
 
     def _done(self, i: int) -> None:
@@ -390,10 +348,13 @@ class Workers:
         worker = self._workers[i]
         if worker.link is None:
             return worker.how
-        self._poller.unregister(worker.link)
-        del self._owner[worker.link.fileno()]
+        assert worker.process is not None
+        self._poller.unregister(worker.fd)
         worker.link.close()
-        worker.link, worker.how = None, self._nursery.kill(worker.pid)
+        worker.process.kill()
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        worker.link, worker.how = None, f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         return worker.how
 
     def _ended(self, i: int, cause: str) -> None:
@@ -420,16 +381,42 @@ class Workers:
         self._ask(i, process.MAKE)
 
 
-class _Seen:
-    """The part of an environment elsewhere that `masked.Masked` reads."""
-
-    def __init__(self, observation_space: Any):
-        self.observation_space = observation_space
+def _anonymous_file() -> Any:
+    """Opens a file without a name, for memory that processes share: unlike /dev/shm, no container limits it."""
+    return open(os.memfd_create("jrl"), "w+b", buffering=0) if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
-def _anonymous_file() -> int:
-    """Makes a file without a name, for memory that processes share: it is gone when the last of them is."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("jrl")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+def _launch(started: BaseProcess) -> None:
+    """Starts a process that does not import the script of the run, which need not have an `if __name__` for that.
+
+    Raises:
+      OSError: there can be no more processes.
+    """
+    main: dict[str, Any] = vars(sys.modules["__main__"])
+    current = multiprocessing.current_process()
+    with _starting:
+        kept: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+        is_daemon = current.daemon
+        try:
+            # multiprocessing reads the script's name here, and lets no daemon of its own start others
+            main.update(dict.fromkeys(kept))
+            current.daemon = False
+            _CONTEXT.set_forkserver_preload(["jrl.gym.preload", "jrl.gym.worker", "jrl.gym.game", "gymnasium"])
+            started.start()
+        except (EOFError, ConnectionError) as e:
+            raise OSError("cannot start a worker process: the fork server has ended") from e
+        finally:
+            main.update(kept)
+            current.daemon = is_daemon
+
+
+def _finish(workers: list[_Worker]) -> None:
+    for worker in workers:
+        if worker.link is not None:
+            worker.link.close()  # which tells its process to end
+    end = time.monotonic() + process.GRACE_S
+    for worker in workers:
+        if worker.link is not None and worker.process is not None:
+            worker.process.join(max(0.0, end - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()

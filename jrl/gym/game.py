@@ -1,9 +1,9 @@
 """One environment of several agents in the shape of a Gymnasium environment, whose arrays have an axis of agents.
 
-So `jrl.envs.vector` steps, seeds and mends it like any other. An observation is a Dict of `obs` [A, *], `reward` [A]
-f64, and `terminated`, `truncated`, `absent` and `there` [A] bool; what Gymnasium calls terminated is that the game is
-over.
-Where agents have different spaces, `obs` and actions are tuples by kind (see `jrl.types.EnvSpec`), arrays [A_k, *].
+`jrl.envs.vector` and worker processes step, seed and restart it like any other environment. An observation is a Dict of
+`obs` [A, *], `reward` [A] f64, and `terminated`, `truncated`, `absent` and `there` [A] bool; what Gymnasium calls
+terminated is that the game is over. Where agents have different spaces, `obs` and actions are tuples by kind (see
+`jrl.types.EnvSpec`), arrays [A_k, *].
 """
 
 from collections.abc import Callable, Iterator
@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.envs import masks, plays
-from jrl.envs import spec as spaces
-from jrl.envs.agent_faults import refused
-from jrl.envs.masked import MaskError, shapes
-from jrl.envs.plays import Play, Turn
-from jrl.envs.step_faults import Breach, Fault, bounds, kind, of_observation
-from jrl.envs.worker_process import element, leaves, row
-from jrl.spaces import ACTION_MASK, STATE, kinds
-from jrl.types import InputError
+from jrl.gym import plays
+from jrl.gym.block import element, leaves, row
+from jrl.gym.faults import Breach, Fault, bounds, kind, of_observation, place_in_time, refused
+from jrl.gym.masked import MaskError
+from jrl.gym.plays import Play, Turn
+
+ACTION_MASK, STATE = "action_mask", "state"  # as in `jrl.spaces`, which needs jax
 
 
 class Kind(NamedTuple):
@@ -52,97 +50,6 @@ class Begun(NamedTuple):
     seed: int
     turn: Turn
     looks: list[Callable[[], Iterator[Fault]]]  # what gives the faults of its result
-
-
-def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int) -> tuple[Layout, Begun | None]:
-    """Returns the layout of the agents of `play`, and the first reset where one was needed for that.
-
-    Args:
-      play: an environment.
-      id: for errors.
-      mask_info: `env.action_mask_info`.
-      state: observations have the global view.
-      seed: of the reset.
-    Raises:
-      InputError: a space that is not supported, a mask or a global view that is not there.
-    """
-    each = _own_spaces(play)
-    groups = kinds(each) or (tuple(range(len(each))),)
-    looked_for = []
-    for observation, action in (each[numbers[0]] for numbers in groups):
-        ours = spaces.actions(action).space
-        spaces.observations(observation)
-        looked_for.append(masks.looked_for(mask_info, observation, ours, id))
-    begun = _first_turn(play, id, seed) if any(looked_for) or state else None
-    view = _state_space(play, id) if state else None
-    found = []
-    for numbers, wanted in zip(groups, looked_for, strict=True):
-        own, mask = each[numbers[0]], None
-        if wanted and begun is not None:
-            agents = [play.agents[k] for k in numbers]
-            first = [agent for agent in agents if agent in begun.turn.movers] or agents
-            there = next((info for info in map(begun.turn.infos.get, first) if isinstance(info, dict)), {})
-            mask = masks.shape(mask_info, shapes(there), spaces.actions(own[1]).space, id)
-        waits = play.waits and kind(own[1]) == "Discrete"  # others have no action more: what they choose is not read
-        found.append(_kind(numbers, own, mask, view, id, waits=waits))
-    return Layout(play.agents, tuple(found), view), begun
-
-
-def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, id: str, *, waits: bool) -> Kind:
-    """Returns a kind of agents, whose observations have the mask and the global view."""
-    from gymnasium import spaces as gym
-
-    observation, action = own
-    named = dict(observation.spaces) if kind(observation) == "Dict" else None
-    added: dict[str, Any] = {}
-    yes_or_no: Any = np.bool_
-    if waits:
-        added[ACTION_MASK] = gym.Box(0, 1, (int(action.n) + 1,), yes_or_no)
-        action = gym.Discrete(int(action.n) + 1, start=action.start)
-    elif mask is not None:
-        added[ACTION_MASK] = gym.Box(0, 1, mask[1], yes_or_no)
-    if view is not None:
-        if named is not None and STATE in named:
-            raise InputError(f"env.options.state: the observations of {id} have a part {STATE} already: leave it out")
-        added[STATE] = view
-    if added:
-        # a list keeps its order
-        observation = gym.Dict(list({**({"obs": observation} if named is None else named), **added}.items()))
-    return Kind(numbers, own, observation, action, None if mask is None else mask[0], waits)
-
-
-def _first_turn(play: Play, id: str, seed: int) -> Begun:
-    """Returns the first reset. Raises InputError: it cannot be read."""
-    looks: list[Callable[[], Iterator[Fault]]] = []
-    play.look = lambda faults, may_be=None: looks.append(faults)
-    try:
-        return Begun(seed, play.reset(seed), looks)
-    except Exception:  # what cannot be read may fail in any way; without a fault it is the environment's own
-        lines = [line for faults in looks for line in refused(faults())]
-        if not lines:
-            raise
-        raise InputError(*(f"env.id {id}: environment 0: {line}" for line in lines)) from None
-
-
-def _own_spaces(play: Play) -> list[tuple[Any, Any]]:
-    """Returns each agent's observation and action space."""
-    return [(play.observation_space(agent), play.action_space(agent)) for agent in play.agents]
-
-
-def _state_space(play: Play, id: str) -> Any:
-    from gymnasium import spaces as gym
-
-    env = play.env
-    if not callable(getattr(env, "state", None)):
-        raise InputError(f"env.options.state: {id} has no method state(): give it one, or leave this out")
-    if (given := getattr(env, "state_space", None)) is not None:
-        spaces.observations(given)
-        return given
-    try:
-        value = np.asarray(env.state())
-    except Exception as e:  # the user's method: it may raise whatever it likes
-        raise InputError(f"env.options.state: state() of {id} raises {type(e).__name__}: {e}: mend it") from e
-    return gym.Box(-np.inf, np.inf, value.shape, np.float32)
 
 
 class _Rows:
@@ -192,7 +99,7 @@ class Game:
       check_steps: how many of its first steps are looked at closely; 0: none is looked at.
     Attributes:
       turns: the AECEnv that was made parallel, where there is one (see `plays.Parallel`).
-      found: takes (kind, whether it is a problem, message) of whatever is wrong; None: a run ends with it.
+      found: takes each fault; None: a fault ends the run.
     """
 
     spec = None
@@ -204,7 +111,7 @@ class Game:
         self.env, self._play, self._layout, self._horizon = play.env, play, layout, horizon
         self.metadata = getattr(play.env, "metadata", None) or {}
         self.turns: plays.TurnTaking | None = getattr(play, "turns", None)
-        self.found: Callable[[str, bool, str], None] | None = None
+        self.found: Callable[[Fault], None] | None = None
         self._begun: Begun | None = None
         self._unseen, self._checks = check_steps, check_steps > 0
         size = len(layout.agents)
@@ -315,7 +222,8 @@ class Game:
         if self._layout.state is not None:
             view = np.asarray(self.env.state())
             if self._unseen > 0 or self.found is not None:
-                self._look(lambda: of_observation("state()", self._layout.state, view))
+                where = place_in_time(self._steps, reset=not self._steps)
+                self._look(lambda: of_observation("state()", self._layout.state, view, where))
             for rows in self._kinds:
                 rows.state[:] = view
 
@@ -344,7 +252,7 @@ class Game:
         """Looks at a result: closely in the first steps, and later where a glance says that something may be wrong."""
         if self.found is not None:
             for fault in faults():
-                self.found(*fault)
+                self.found(fault)
         elif self._checks and (self._unseen > 0 or (may_be is not None and may_be())) and (lines := refused(faults())):
             raise Breach(*lines)
 
@@ -362,9 +270,9 @@ class Maker:
     Args:
       id: for errors.
       make: makes environment i.
-      seed: of the first game's first reset.
+      find_layout: gives the layout of the first game, and its first reset where the layout needs one.
       horizon, check_steps: as of `Game`.
-      mask_info, state, turn_based: as of `layout` and `plays.of`.
+      turn_based: as of `plays.of`.
       first: environment 0, where it was made before.
     """
 
@@ -372,31 +280,31 @@ class Maker:
         self,
         id: str,
         make: Callable[[int], Any],
+        find_layout: Callable[[Play], tuple[Layout, Begun | None]],
         *,
-        seed: int,
         horizon: int | None,
         check_steps: int,
-        mask_info: str | None,
-        state: bool,
         turn_based: bool | None,
         first: Any = None,
     ):
-        self._id, self._make, self._seed, self._first = id, make, seed, first
+        self._id, self._make, self._first = id, make, first
+        self._find_layout: Callable[[Play], tuple[Layout, Begun | None]] | None = find_layout
         self._of_game: dict[str, Any] = {"horizon": horizon, "check_steps": check_steps}
-        self._of_layout: dict[str, Any] = {"mask_info": mask_info, "state": state, "seed": seed}
         self._turn_based = turn_based
         self.layout: Layout | None = None
 
     def settle(self) -> None:
-        """Makes game 0 once and closes it, so that processes which get this maker know the layout."""
+        """Makes game 0 once and closes it, so that processes which get this maker know the layout without jax."""
         self(0).close()
+        self._find_layout = None
 
     def __call__(self, i: int) -> Game:
         first, self._first = self._first, None
         play = plays.of(self._make(i) if first is None else first, self._id, self._turn_based)
         begun = None
         if self.layout is None:
-            self.layout, begun = layout(play, self._id, **self._of_layout)
+            assert self._find_layout is not None
+            self.layout, begun = self._find_layout(play)
         elif not _alike(play, self.layout):
             raise ValueError(f"agents {list(play.agents)} or their spaces unlike those of the others")
         game = Game(play, self.layout, **self._of_game)
@@ -405,10 +313,15 @@ class Maker:
         return game
 
 
+def own_spaces(play: Play) -> list[tuple[Any, Any]]:
+    """Returns each agent's observation and action space."""
+    return [(play.observation_space(agent), play.action_space(agent)) for agent in play.agents]
+
+
 def _alike(play: Play, layout: Layout) -> bool:
     """Returns whether a game has the agents and spaces of a layout."""
     own = {k: one.own for one in layout.kinds for k in one.numbers}
-    return play.agents == layout.agents and all(found == own[k] for k, found in enumerate(_own_spaces(play)))
+    return play.agents == layout.agents and all(found == own[k] for k, found in enumerate(own_spaces(play)))
 
 
 def _nothing(path: tuple[Any, ...], space: Any) -> Any:

@@ -1,7 +1,4 @@
-"""One Gymnasium environment with the action mask of its infos in its observations.
-
-Worker processes load this file by itself: it imports nothing of jrl but `jrl.envs.step_faults`.
-"""
+"""One Gymnasium environment with the action mask of its infos in its observations."""
 
 import contextlib
 import math
@@ -10,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs.step_faults import Breach, kind
+from jrl.gym.faults import Breach, kind
 
 
 class MaskError(Breach):
@@ -67,7 +64,7 @@ class Masked:
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         result = self.env.step(action)
-        if len(result) != 5:  # `step_faults` has the words
+        if len(result) != 5:  # `jrl.gym.faults` has the words
             return result
         obs, reward, terminated, truncated, info = result
         return self.joined(obs, info), reward, terminated, truncated, info

@@ -6,10 +6,9 @@ Neither PettingZoo nor Ray is needed for an object that has their members: which
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from jrl.envs import agent_faults
-from jrl.envs.agent_faults import ALL, COMMON, misnamed
-from jrl.envs.step_faults import Breach, Fault, place_in_time, seeded
-from jrl.types import InputError
+from jrl.errors import InputError
+from jrl.gym import faults
+from jrl.gym.faults import ALL, COMMON, Breach, Fault, misnamed, place_in_time, seeded
 
 # takes what gives the faults of the latest result and, for results that are not looked at closely, what tells whether
 # there may be some; without it there are none that matter to a run under way
@@ -94,8 +93,8 @@ def _agents(env: Any, id: str) -> tuple[Any, ...]:
 
 def _parts(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
     """Returns a result. Raises Breach: it has other parts, whose names Python would unpack from a dict of agents."""
-    if (fault := agent_faults.of_parts(result, names, where)) is not None:
-        raise Breach(fault[2])
+    if (fault := faults.of_parts(result, names, where)) is not None:
+        raise Breach(fault.message)
     return result
 
 
@@ -142,10 +141,10 @@ class Parallel(_Base):
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
         self.look(
-            lambda: agent_faults.of_parallel_reset(self.env, self.agents, result, where),
+            lambda: faults.of_parallel_reset(self.env, self.agents, result, where),
             lambda: misnamed(self._known, result, [set(self.env.agents), None]),
         )
-        obs, infos = _parts(result, agent_faults.RESET, where)
+        obs, infos = _parts(result, faults.RESET, where)
         self._movers = tuple(self.env.agents)
         return Turn(obs, {}, {}, {}, infos, self._movers)
 
@@ -158,8 +157,8 @@ class Parallel(_Base):
             stay = were & are  # of one that has left no flags are wanted: it is cut off
             return misnamed(self._known, result, [are, were, stay, stay, None])
 
-        self.look(lambda: agent_faults.of_parallel_step(self.env, self.agents, acted, ended, result, where), may_be)
-        obs, reward, terminated, truncated, infos = _parts(result, agent_faults.PARALLEL, where)
+        self.look(lambda: faults.of_parallel_step(self.env, self.agents, acted, ended, result, where), may_be)
+        obs, reward, terminated, truncated, infos = _parts(result, faults.PARALLEL, where)
         now = tuple(self.env.agents)
         over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
         # one that left without an end: a value after it can be had only from what it saw last
@@ -178,9 +177,9 @@ class TurnTaking(_Base):
         where = self._began()
         self._reset(seed)
         self._earned = dict.fromkeys(self.agents, 0.0)
-        faults = lambda: agent_faults.of_turn(self.env, self.agents, (), where, reset=True)
-        self.look(faults, lambda: self._turn_misnamed())
-        self.look(lambda: agent_faults.of_last(self.env, self._earned, dict.fromkeys(self.agents, 0.0), where))
+        found = lambda: faults.of_turn(self.env, self.agents, (), where, reset=True)
+        self.look(found, lambda: self._turn_misnamed())
+        self.look(lambda: faults.of_last(self.env, self._earned, dict.fromkeys(self.agents, 0.0), where))
         return self._turn({}, {}, {}, {}, {}, where)
 
     def step(self, action: dict[Any, Any]) -> Turn:
@@ -189,8 +188,8 @@ class TurnTaking(_Base):
         self._earned[env.agent_selection] = 0.0
         returned = env.step(action[env.agent_selection])
         ended = self._ended
-        faults = lambda: agent_faults.of_turn(env, self.agents, ended, where, reset=False, returned=returned)
-        self.look(faults, lambda: self._turn_misnamed())
+        found = lambda: faults.of_turn(env, self.agents, ended, where, reset=False, returned=returned)
+        self.look(found, lambda: self._turn_misnamed())
         there = list(env.agents)
         reward, infos = dict(env.rewards), dict(env.infos)
         terminated, truncated = dict(env.terminations), dict(env.truncations)
@@ -198,11 +197,11 @@ class TurnTaking(_Base):
         obs = {agent: env.observe(agent) for agent in over}
         told = self._leave(where)
         gone = [agent for agent in dict.fromkeys((*before, *there)) if agent not in env.agents and agent not in told]
-        self.look(lambda: agent_faults.of_gone(gone, over, where))
+        self.look(lambda: faults.of_gone(gone, over, where))
         # one that left without an end: a value after it can be had only from what it saw last
         truncated |= {agent: True for agent in gone if agent not in over}
         self._ended = ended | set(over)
-        self.look(lambda: agent_faults.of_last(env, self._earned, reward, where))
+        self.look(lambda: faults.of_last(env, self._earned, reward, where))
         return self._turn(obs, reward, terminated, truncated, infos, where)
 
     def _turn_misnamed(self) -> bool:
@@ -226,9 +225,9 @@ class TurnTaking(_Base):
             told.append(agent)
             if agent in env.agents:
                 break
-        fault = agent_faults.of_stayed(agent, where)
-        self.look(lambda: iter((fault,)))
-        raise Breach(fault[2])
+        undead = faults.fault("undead", where, agent=agent)
+        self.look(lambda: iter((undead,)))
+        raise Breach(undead.message)
 
     def _turn(self, obs: dict, reward: dict, terminated: dict, truncated: dict, infos: dict, where: str) -> Turn:
         env = self.env
@@ -238,11 +237,11 @@ class TurnTaking(_Base):
         there = tuple(env.agents)
         live = {agent: env.observe(agent) for agent in there}  # a mask is that of whoever is selected now
 
-        def faults() -> Iterator[Fault]:
+        def found() -> Iterator[Fault]:
             for agent, one in live.items():
-                yield from agent_faults.of_one(agent, self.observation_space, one, where)
+                yield from faults.of_one(agent, self.observation_space, one, where)
 
-        self.look(faults, lambda: any(one is None for one in live.values()))
+        self.look(found, lambda: any(one is None for one in live.values()))
         movers = (env.agent_selection,) if there else ()
         waiting = tuple(agent for agent in there if agent not in movers)
         infos = {**infos, **{agent: env.infos.get(agent, {}) for agent in there}}
@@ -288,10 +287,10 @@ class Rllib(_Base):
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
         self.look(
-            lambda: agent_faults.of_rllib_reset(self.agents, self.observation_space, result, where),
+            lambda: faults.of_rllib_reset(self.agents, self.observation_space, result, where),
             lambda: misnamed(self._known, result, [_NOBODY, None]) or not result[0],
         )
-        obs, infos = _parts(result, agent_faults.RESET, where)
+        obs, infos = _parts(result, faults.RESET, where)
         self._movers = tuple(agent for agent in self.agents if agent in obs)
         self._there, self._away = dict.fromkeys(self._movers), set()
         return Turn(obs, {}, {}, {}, infos, self._movers)
@@ -300,12 +299,12 @@ class Rllib(_Base):
         where, result = self._stepped(), self.env.step(action)
         acted, ended = self._movers, self._ended
         self.look(
-            lambda: agent_faults.of_rllib_step(
+            lambda: faults.of_rllib_step(
                 self.agents, self.observation_space, acted, ended, result, where, waits=self.waits
             ),
             lambda: misnamed(self._known, result, [_NOBODY, _NOBODY, _ALONE, _NOBODY, _NOBODY]),
         )
-        obs, reward, terminated, truncated, infos = _parts(result, agent_faults.RLLIB, where)
+        obs, reward, terminated, truncated, infos = _parts(result, faults.RLLIB, where)
         end, cut = bool(terminated.get(ALL)), bool(truncated.get(ALL))
         flags = [{agent: bool(part.get(agent)) for agent in self.agents} for part in (terminated, truncated)]
         over = {agent for agent in self.agents if flags[0][agent] or flags[1][agent]}
@@ -319,6 +318,6 @@ class Rllib(_Base):
         done = end or cut or self._ended >= set(self.agents)
         if not self._declared:
             if back := [agent for agent in self._movers if agent in self._away]:
-                self.look(lambda: agent_faults.of_return(back[0], where))
+                self.look(lambda: iter((faults.fault("returns", where, agent=back[0]),)))
             self._away = (self._away | set(acted)) - set(self._movers) - over
         return Turn(obs, reward, flags[0], flags[1], infos, self._movers, waiting, done)

@@ -5,6 +5,7 @@ python -m jrl.serve --write-client FILE: the client as one file, to be copied.
 """
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from jrl.settings import paths
 from jrl.settings.external import ExternalConfig
 
 _OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
+_NEEDED = ("starlette", "uvicorn", "httptools")
 _SWITCH_S = 0.0005  # seconds that a thread keeps Python's lock where another wants it: by default longer than an answer
 
 
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sys.setswitchinterval(_SWITCH_S)
     try:
+        if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+            raise InputError(f"jrl.serve: {' and '.join(missing)} not installed: pip install 'jrl[serve]'")
         if args.token_file is not None:
             args.token_file = schema.flow(str(resolve(args.token_file, "--token-file", "file")))
     except InputError as e:

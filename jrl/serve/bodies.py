@@ -1,42 +1,205 @@
-"""Bodies of requests, read before a lock is taken: large ones in a thread of their own, so that others do not wait."""
+"""Fields of requests: they check what clients send, and the OpenAPI document is generated from them.
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+Observations and actions are read later, by the spaces of the episode's policy: here they name a component of the
+document, which `openapi` makes of the spaces.
+"""
 
-from jrl.serve import protocol
-from jrl.serve.protocol import Request
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-_LARGE = 2**18  # bytes
+import numpy as np
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
+from jrl.serve.client import INFO_LENGTH, INFOS
+from jrl.serve.space_values import LARGEST, NUMBER, array
+from jrl.serve.wire import NAME, Refused
 
-class Bodies:
-    """Reads bodies.
-
-    Args:
-      soon: calls a function in the thread of all connections.
-    """
-
-    def __init__(self, soon: Callable[..., None]):
-        self._soon = soon
-        self._pool = ThreadPoolExecutor(1, "jrl-bodies")
-
-    def read(self, request: Request, then: Callable[[Request | Exception], None]) -> None:
-        """Goes on, in the thread of all connections, with a request whose fields were read, or why they were not."""
-        if request.method != "POST":
-            then(request)
-        elif len(request.body) > _LARGE:
-            self._pool.submit(lambda: self._soon(then, _with_fields(request)))
-        else:
-            then(_with_fields(request))
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._pool.shutdown(cancel_futures=True)
+STEPS = 256  # steps of clients that act by themselves in one request, so that other clients do not wait for it
+_NUMBER: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
 
 
-def _with_fields(request: Request) -> Any:
+def _number(x: Any, info: pydantic.ValidationInfo) -> float:
+    if type(x) is float and abs(x) <= LARGEST:
+        return x
+    return float(array(NUMBER, x, (), str(info.field_name)))
+
+
+def _printable(x: str) -> str:
+    if not x.isprintable():
+        raise ValueError("expected printable characters")
+    return x
+
+
+def _infos(x: Any) -> dict[str, float]:
+    if not isinstance(x, Mapping) or len(x) > INFOS:
+        raise Refused(422, f"infos: expected a mapping of at most {INFOS} names to numbers, got {str(x)[:80]}")
+    for name in x:
+        if not (0 < len(name) <= INFO_LENGTH and name.isprintable()):
+            raise Refused(422, f"infos: expected names of 1 to {INFO_LENGTH} characters, got {name[:80]!r}")
+    return {name: float(array(NUMBER, number, (), f"infos/{name}")) for name, number in x.items()}
+
+
+def component(name: str) -> WithJsonSchema:
+    """Refers to a component of the OpenAPI document."""
+    return WithJsonSchema({"component": name})  # pydantic takes no reference into another document
+
+
+def _list(inner: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": inner, "minItems": 1, "maxItems": STEPS}
+
+
+_PHRASES = (
+    ("Input should be", "expected"), ("String should have", "expected"), ("Value error, ", ""),
+    ("a valid dictionary", "a mapping"), ("a valid ", "a "),
+)  # fmt: skip
+Number = Annotated[float, PlainValidator(_number), WithJsonSchema(_NUMBER)]
+Reward = Annotated[Number, WithJsonSchema({**_NUMBER, "description": "that came since the latest action"})]
+Flag = Annotated[bool, Field(strict=True)]
+Step = Annotated[int, Field(
+    strict=True, ge=0, le=2**31 - 1, description="number of the step; a request that is repeated counts once",
+)]  # fmt: skip
+Version = Annotated[int, Field(ge=0, description="updates before the weights that chose")]
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=NAME), pydantic.AfterValidator(_printable),
+    Field(description="printable characters"),
+]  # fmt: skip
+Infos = Annotated[dict[str, float], PlainValidator(_infos), WithJsonSchema({
+    "type": "object", "additionalProperties": {**_NUMBER, "type": ["number", "boolean"]}, "maxProperties": INFOS,
+    "propertyNames": {"minLength": 1, "maxLength": INFO_LENGTH},
+    "description": "numbers of which rows have the means; their names are printable, and have no / in npz",
+})]  # fmt: skip
+Ids = Annotated[
+    list[str], BeforeValidator(lambda x: x.tolist() if isinstance(x, np.ndarray) else x), component("Ids")
+]
+Observation = Annotated[Any, component("Observation")]
+Observations = Annotated[Any, component("Observations")]
+ObservationRows = Annotated[Any, component("ObservationRows")]
+Action = Annotated[Any, component("Action")]
+Actions = Annotated[Any, component("Actions")]
+AgentObservations = Annotated[dict[str, Any], component("AgentObservations")]
+AgentActions = Annotated[dict[str, Any], component("AgentActions")]
+AgentNumbers = Annotated[dict[str, Any], component("AgentNumbers")]
+AgentFlags = Annotated[dict[str, Flag], component("AgentFlags")]
+Numbers = Annotated[Any, component("Numbers")]
+Flags = Annotated[Any, component("Flags")]
+NumberRows = Annotated[Any, WithJsonSchema(_list(_list(_NUMBER)))]
+FlagRows = Annotated[Any, WithJsonSchema(_list(_list({"type": "boolean"})))]
+VersionRows = Annotated[Any, WithJsonSchema(_list(_list({"type": "integer", "minimum": 0})))]
+
+
+class Body(BaseModel):
+    """Fields of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def read(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+    """Returns the fields of a request. Raises Refused: 400 for unknown and missing fields, 422 for wrong values."""
     try:
-        return request._replace(fields=protocol.decoded(request))
-    except Exception as e:  # who answers tells the client
-        return e
+        return kind.model_validate(fields)
+    except pydantic.ValidationError as e:
+        faults = e.errors(include_url=False)
+    fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+    name = "/".join(str(part)[:80] for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        raise Refused(400, f"{name}: there is no such field: expected {', '.join(kind.model_fields) or 'none'}")
+    if fault["type"] == "missing":
+        raise Refused(400, f"{name} is missing")
+    expected = functools.reduce(lambda text, phrase: text.replace(*phrase), _PHRASES, fault["msg"])
+    raise Refused(422, f"{name}: {expected}, got {str(fault['input'])[:80]!r}")
+
+
+class _Acting(Body):
+    observation: Observation
+    reward: Reward = 0.0
+    step: Step | None = None
+    infos: Infos = {}
+
+
+class BeginRequest(Body):
+    episode_id: Name | None = None
+    training_enabled: Flag = True
+    count: Annotated[int, Field(strict=True, ge=1), component("Count")] | None = None
+    policy: Name | None = None
+
+
+class ActionRequest(_Acting):
+    pass
+
+
+class LogRequest(_Acting):
+    action: Action
+    log_prob: Number = 0.0
+
+
+class RewardRequest(Body):
+    reward: Reward
+    infos: Infos = {}
+
+
+class AgentRewardRequest(Body):
+    rewards: AgentNumbers
+    infos: Infos = {}
+
+
+class EndRequest(_Acting):
+    truncated: Flag = False
+
+
+class AgentEndRequest(Body):
+    observations: AgentObservations = {}
+    rewards: AgentNumbers = {}
+    truncated: Flag = False
+    step: Step | None = None
+    infos: Infos = {}
+
+
+class TurnRequest(Body):
+    observations: AgentObservations
+    rewards: AgentNumbers = {}
+    terminated: AgentFlags = {}
+    truncated: AgentFlags = {}
+    actions: AgentActions = {}
+    log_probs: AgentNumbers = {}
+    step: Step | None = None
+    infos: Infos = {}
+
+
+class TurnsRequest(Body):
+    turns: Annotated[dict[str, Any], component("Turns")]
+
+
+class StepsRequest(Body):
+    episode_ids: Ids
+    observations: Observations
+    rewards: Numbers = None
+    terminated: Flags = None
+    truncated: Flags = None
+    final_observations: Observations = None
+
+
+class PlayedRequest(Body):
+    """Steps [K, N], whose actions the client chose by weights from here."""
+
+    episode_ids: Ids
+    observations: ObservationRows
+    actions: Annotated[Any, WithJsonSchema({"description": "[K, N, *] in the policy's units, a tree of arrays"})]
+    log_probs: NumberRows
+    versions: VersionRows
+    rewards: NumberRows = None
+    terminated: FlagRows = None
+    truncated: FlagRows = None
+    final_observations: ObservationRows = None
+    memory: Annotated[Any, WithJsonSchema({
+        "description": "arrays [K, N, ...] by number: what a policy that remembers did before each step",
+    })] = None  # fmt: skip
+
+
+class OnceRequest(Body):
+    observation: Observation
+    policy: Name | None = None

@@ -1,9 +1,7 @@
-"""The clients of a run: the server where they come, and the source of what they play."""
+"""The clients of a run: their server, and the source of the rollouts that they play."""
 
 import contextlib
 import functools
-import socket
-import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,13 +13,13 @@ from jrl.envs.played import Played
 from jrl.host import faults
 from jrl.rollout.source import Source
 from jrl.run import build_policies
-from jrl.serve import address, game_program, origins
+from jrl.serve import inference
+from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.columns import Columns
-from jrl.serve.game_program import GameProgram
-from jrl.serve.inference import Inference, Program
-from jrl.serve.local import ROWS, Local, best_actions
-from jrl.serve.served import Agent, Facts
-from jrl.serve.server import Server
+from jrl.serve.http_server import Address
+from jrl.serve.inference import GameProgram, Inference, Program
+from jrl.serve.policy_info import AgentInfo, PolicyInfo
+from jrl.serve.server import Policy, Server
 from jrl.serve.source import ClientSource, capacity
 from jrl.serve.table import Table
 from jrl.settings import config, external
@@ -37,9 +35,7 @@ class Clients:
     """
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-        self._token: bytes | None = None
-        self._tls: ssl.SSLContext | None = None
+        self._address: Address | None = None
         self.address = ""
 
     @contextlib.contextmanager
@@ -47,18 +43,15 @@ class Clients:
         """Takes the address of the config; connections are refused until the first weights are there.
 
         Raises:
-          InputError: it is taken, or the files of token or certificate do not do.
+          InputError: as `Address`.
         """
         assert cfg.external is not None
-        self._token, self._tls = address.token_of(cfg.external), address.tls(cfg.external)
-        origins.allowed(cfg.external, self._token)
-        self._socket = address.bound(cfg.external, self._token)
-        self.address = address.url(self._socket, tls=self._tls is not None)
+        self._address = Address(cfg.external)
+        self.address = self._address.url
         try:
             yield
         finally:
-            if self._socket is not None:
-                self._socket.close()
+            self._address.close()
 
     def source(self, cfg: RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Source]:
         """Returns the maker of the source of a run, in the place of `rollout.sources.make`."""
@@ -93,23 +86,24 @@ class Clients:
             program = Program(act, env.to_env, **how_to)
         else:
             program = GameProgram(act, env.to_env, spec, agents, **how_to)
-        found = Server(table, given, self._token, lambda: bool(interrupted))
+        if self._address is None or self._address.is_taken:
+            self._address = Address(given)
+            self.address = self._address.url
+        found = Server(table, self._address, lambda: bool(interrupted))
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
-        memory = carry(size) if agents is None else ()  # of several agents nobody acts by themselves
+        memory = carry(size) if agents is None else ()  # of several agents no client acts by itself
         if choice is not None and not explore and cfg.replay is not None:
             choice = best_actions(act)  # nobody asks for the probability, and a policy of one action has none
-        local = Local(
+        client_inference = ClientInference(
             config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
             clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
         )  # fmt: skip
-        found.add("default", facts(cfg, spec), inference, local)
+        found.add("default", Policy(_info(cfg, spec), inference, client_inference))
 
         def begin() -> None:
             inference.warm_up(spec)
-            sock, self._socket = self._socket or address.bound(given, self._token), None
-            self.address = address.url(sock, tls=self._tls is not None)
-            found.web.open(sock, self._tls)
+            found.http.open()
             print("clients:", self.address, flush=True)
 
         return _Serving(
@@ -131,30 +125,26 @@ class _Serving(ClientSource):
         super().close()
 
 
-def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
-    """Returns the facts of a run's policy that its server needs."""
+def _info(cfg: RunConfig, spec: EnvSpec) -> PolicyInfo:
     name, taken = config.algo_name(cfg), spec.env_action or spec.action
     learns_any = cfg.replay is not None
     own = functools.partial(played.from_env, spec.action, taken) if learns_any else None
     why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
     seen = spec.env_observation or spec.observation
-    told = _agents(cfg, spec, learns_any=learns_any) if spec.agents else {}
-    return Facts(
-        name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=told, max_lag=external.max_lag(cfg)
-    )
+    agents = _agents(cfg, spec, learns_any=learns_any) if spec.agents else {}
+    lag = external.max_lag(cfg)
+    return PolicyInfo(name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=agents, max_lag=lag)
 
 
-def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:
-    """Returns the facts of each agent."""
-
+def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, AgentInfo]:
     def own(kind: int, policy: Space, env: Space, action: PyTree) -> PyTree:
-        return game_program.embedded(spec, kind, played.from_env(policy, env, action))
+        return inference.embedded(spec, kind, played.from_env(policy, env, action))
 
     found, follows = {}, build_policies.agents_of(cfg, spec).policies
-    for number, (name, of) in enumerate(zip(spec.agents, game_program.of_agents(spec), strict=True)):
+    for number, (name, of) in enumerate(zip(spec.agents, inference.of_agents(spec), strict=True)):
         kind, seen, acts, taken = of
         choose = functools.partial(own, kind, acts, taken) if learns_any else None
-        found[name] = Agent(number, follows[number], seen, taken, choose)
+        found[name] = AgentInfo(number, follows[number], seen, taken, choose)
     return found
 
 

@@ -1,138 +1,97 @@
-"""Description of the server's routes, for machines (OpenAPI 3.1) and as a page for people."""
+"""The server's routes as one table, and their description: OpenAPI 3.1 for machines, a page for people."""
 
 import html
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-import numpy as np
+import pydantic
 
-from jrl.serve.client import INFO_LENGTH, INFOS
-from jrl.serve.protocol import CLIENT, JSON, LARGEST, NPZ
-from jrl.types import Box, Dict, Discrete, Leaf, MultiDiscrete, Space, Tuple
+from jrl.serve import bodies
+from jrl.serve.bodies import STEPS, Action, Actions, AgentActions, Body, Ids, Name, Step, Version, component
+from jrl.serve.space_values import LARGEST, schema
+from jrl.serve.wire import CLIENT, JSON, NAME, NPZ
+from jrl.types import Space
 
+_REF = "#/components/schemas/"
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _CLIENT = {
     "name": CLIENT.title(),
     "in": "header",
-    "schema": {"type": "string", "maxLength": 128},
-    "description": "who the client is, the same in all its requests: an episode is for who began it. Without it an "
-    "episode is for who knows its id, which the server gives",
+    "schema": {"type": "string", "maxLength": NAME},
+    "description": "name of the client, the same in all its requests: an episode belongs to the client that began it. "
+    "Without it an episode belongs to whoever knows its id, which the server gives",
 }
-_STEP = {"type": "integer", "minimum": 0, "description": "number of the step; a request that is repeated counts once"}
-_OF_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
+_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
 _NEWER = {"name": "newer_than", "in": "query", "schema": {"type": "integer", "minimum": -1, "maximum": 10**15 - 1}}
-_SENT: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}  # by clients
-_REWARD = {**_SENT, "description": "that came since the latest action"}
-_NAME = {"type": "string", "minLength": 1, "maxLength": 128, "description": "printable characters"}
-_NUMBER, _FLAG, _ANY = {"type": "number"}, {"type": "boolean"}, {"type": "object"}
 _BINARY = {"type": "string", "format": "binary"}
-MOST = 256  # steps of clients that act by themselves in one request, so that others do not wait for it
-_VERSION = {"type": "integer", "minimum": 0, "description": "updates before the weights that chose"}
-_TOO_OLD = {"type": "integer", "minimum": 0, "description": "steps of these that nobody learns from: see max_lag"}
-_OBS, _MANY_OBS, _ROWS, _ACT, _MANY_ACT = (
-    {"$ref": f"#/components/schemas/{name}"}
-    for name in ("Observation", "Observations", "ObservationRows", "Action", "Actions")
-)
-_INFOS = {
-    "type": "object",
-    "additionalProperties": {**_SENT, "type": ["number", "boolean"]},
-    "propertyNames": {"minLength": 1, "maxLength": INFO_LENGTH},
-    "maxProperties": INFOS,
-    "description": "numbers of which rows have the means; their names are printable, and have no / in npz",
-}
-_ASKED = {"observation": _OBS, "reward": _REWARD, "step": _STEP, "infos": _INFOS}
+_ANY, _TEXT = {"type": "object"}, {"type": "string"}
+
+Fields = Mapping[str, Any]  # name -> type; a name that ends with ? may be absent
+_COUNT = Annotated[int, pydantic.Field(ge=0)]
+_TURN: Fields = {"actions": AgentActions, "version": Version, "step": Step}
+_END: Fields = {"return": float, "length": _COUNT}
 
 
-def schema(space: Space) -> dict[str, Any]:
-    """Returns the JSON Schema of an element of a space."""
-    return batch(space)
+class Operation(NamedTuple):
+    """One route."""
+
+    method: str
+    path: str
+    name: str  # of the server's method that answers, and of the operation in the document
+    summary: str
+    body: type[Body] | None = None
+    answer: Fields | None = None  # None: see `kind` and `schema`
+    status: int = 200  # of the answer
+    agent_body: type[Body] | None = None  # where episodes have several agents; None: the same
+    agent_answer: Fields | None = None
+    kind: str = JSON  # media type and schema of an answer that is not made of fields
+    schema: Mapping[str, Any] = _ANY
+    parameters: Sequence[Mapping[str, Any]] = ()
+    is_closed: bool = True  # whether a token is needed where the server has one
 
 
-def _leaf(leaf: Leaf) -> dict[str, Any]:
-    match leaf:
-        case Discrete():
-            number: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": leaf.n - 1}
-        case MultiDiscrete():
-            each = [{"type": "integer", "minimum": 0, "maximum": n - 1} for n in leaf.nvec]
-            return {"type": "array", "prefixItems": each, "items": False, "minItems": len(each)}
-        case Box() if np.dtype(leaf.dtype).kind == "f":
-            number = {"type": "number"}
-        case _:
-            number = {"type": ["integer", "boolean"]}
-    for size in reversed(leaf.shape):
-        number = {"type": "array", "items": number, "minItems": size, "maxItems": size}
-    return number
+def _post(path: str, name: str, summary: str, body: type[Body], answer: Fields, **more: Any) -> Operation:
+    parameters = [_ID, _CLIENT] if "{id}" in path else [_CLIENT]
+    return Operation("POST", path, name, summary, body, answer, **{"parameters": parameters, **more})
 
 
-def batch(space: Space, *sizes: int) -> dict[str, Any]:
-    """Returns the JSON Schema of so many elements of a space at most, along an axis for each size: a tree of arrays."""
-    match space:
-        case Dict():
-            parts = {name: batch(part, *sizes) for name, part in space.items}
-            return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
-        case Tuple():
-            each = [batch(part, *sizes) for part in space.items]
-            return {"type": "array", "prefixItems": each, "items": False, "minItems": len(each)}
-    found = _leaf(space)
-    for size in reversed(sizes):
-        found = _many(found, size)
-    return found
+def _get(path: str, name: str, summary: str, **more: Any) -> Operation:
+    return Operation("GET", path, name, summary, **more)
 
 
-def _many(inner: dict[str, Any], most: int) -> dict[str, Any]:
-    return {"type": "array", "items": inner, "minItems": 1, "maxItems": most}
-
-
-def _object(properties: dict[str, Any], *required: str, closed: bool = True) -> dict[str, Any]:
-    found = {"type": "object", "properties": properties, "required": list(required)}
-    return {**found, "additionalProperties": False} if closed else found
-
-
-def _content(*kinds: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    return {"content": {kind: {"schema": inner} for kind, inner in kinds}}
-
-
-def _body(inner: dict[str, Any]) -> dict[str, Any]:
-    """Returns a body in either of its forms; an answer has that of its request."""
-    return _content((JSON, inner), (NPZ, {"$ref": "#/components/schemas/Arrays"}))
-
-
-def _route(name: str, summary: str, answer: dict[str, Any], *, status: str = "200", **more: Any) -> dict[str, Any]:
-    refused = {
-        "description": "the request cannot be answered as it is asked",
-        **_content((JSON, {"$ref": "#/components/schemas/Error"})),
-    }
-    responses = {status: {"description": "the answer", **answer}, "4XX": refused}
-    return {"operationId": name, "summary": summary, "responses": responses, **more}
-
-
-def _post(
-    name: str,
-    summary: str,
-    body: dict[str, Any],
-    answer: dict[str, Any],
-    *,
-    status: str = "200",
-    parameters: Sequence[dict[str, Any]] = (_CLIENT,),
-) -> dict[str, Any]:
-    sent = {"requestBody": {"required": bool(body["required"]), **_body(body)}, "parameters": list(parameters)}
-    return {"post": _route(name, summary, _body(answer), status=status, **sent)}
-
-
-def _of_one(name: str, summary: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Returns a route of one episode."""
-    return _post(name, summary, body, answer, parameters=(_ID, _CLIENT))
-
-
-def _get(name: str, summary: str, kind: str, inner: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"get": _route(name, summary, _content((kind, inner)), **more)}
-
-
-def _any_of(kinds: Sequence[Space], *sizes: int) -> dict[str, Any]:
-    """Returns an element of one of several spaces, or a batch of them as `batch` has it."""
-    found = [batch(space, *sizes) for space in dict.fromkeys(kinds)]
-    return found[0] if len(found) == 1 else {"anyOf": found}
+OPERATIONS = (
+    _post("/v1/episodes", "begin", "Begins an episode, or `count` of them.", bodies.BeginRequest,
+          {"version": Version, "agents?": list[Name], "episode_id?": Name, "episode_ids?": Ids}, status=201),
+    _post("/v1/episodes/{id}/action", "action", "Asks for the action at an observation.", bodies.ActionRequest,
+          {"action": Action, "version": Version, "step": Step}),
+    _post("/v1/episodes/{id}/log", "log", "Reports an action that the client chose itself.", bodies.LogRequest,
+          {"step": Step}),
+    _post("/v1/episodes/{id}/reward", "reward", "Adds to the reward of the latest action.", bodies.RewardRequest,
+          {"reward": bodies.Number},
+          agent_body=bodies.AgentRewardRequest, agent_answer={"rewards": bodies.AgentNumbers}),
+    _post("/v1/episodes/{id}/end", "end", "Ends an episode with its last observation.", bodies.EndRequest, _END,
+          agent_body=bodies.AgentEndRequest,
+          agent_answer={**_END, "returns": Annotated[dict[str, float], component("AgentReturns")]}),
+    _post("/v1/episodes/{id}/turn", "turn", "Of several agents: asks for the actions of some, and ends some.",
+          bodies.TurnRequest, _TURN),
+    _post("/v1/turns", "turns", "The turns of many episodes of several agents, by their ids.", bodies.TurnsRequest,
+          {"turns": Annotated[Any, component("TurnAnswers")], "version": Version}),
+    _post("/v1/action", "once", "Asks for an action without an episode, of a policy that remembers nothing.",
+          bodies.OnceRequest, {"action": Action, "version": Version}, parameters=()),
+    _post("/v1/steps", "steps", "A step of many episodes; another episode begins in place of each that has ended.",
+          bodies.StepsRequest, {"episode_ids": Ids, "actions": Actions, "version": Version}),
+    _post("/v1/played", "played", "Reports steps [K, N] whose actions the client chose by weights from here.",
+          bodies.PlayedRequest, {"episode_ids": Ids, "version": Version, "too_old": _COUNT}),
+    _get("/v1/program", "program", "Returns how numpy acts by the weights.", parameters=[_POLICY]),
+    _get("/v1/weights", "weights", "Returns the weights; 204 if they are of this version.",
+         kind=NPZ, schema=_BINARY, parameters=[_POLICY, _NEWER]),
+    _get("/v1/policies", "policies", "Returns the policies and their spaces."),
+    _get("/v1/health", "health", "Returns that the server answers.", is_closed=False),
+    _get("/metrics", "metrics", "Returns counts, as Prometheus reads them.", kind="text/plain", schema=_TEXT),
+    _get("/openapi.json", "openapi", "Returns this description."),
+    _get("/docs", "docs", "Returns this description, for people.", kind="text/html", schema=_TEXT),
+)  # fmt: skip
 
 
 def document(
@@ -143,162 +102,124 @@ def document(
     most: int,
     token: bool = False,
 ) -> dict[str, Any]:
-    """Returns the description of a server of policies with these spaces, which takes `most` episodes in a request.
+    """Returns the OpenAPI document of a server.
 
     Args:
-      observations, actions: of all policies and agents.
-      agents: name -> what has `observation` and `action`, where episodes have several agents.
-      token: whether clients have to show one.
+      observations, actions: spaces of all policies and agents.
+      agents: name -> object with `observation` and `action`, where episodes have several agents.
+      most: episodes in a request.
+      token: whether clients need one.
     """
-    schemas = {
-        "Observation": _any_of(observations),
-        "Observations": _any_of(observations, most),
-        "ObservationRows": _any_of(observations, MOST, MOST),
-        "Action": _any_of(actions),
-        "Actions": _any_of(actions, most),
-        "Error": _object({"error": {"type": "string", "description": "what is wrong, in words"}}, "error"),
-        "Arrays": {**_BINARY, "description": "what numpy.savez writes: arrays by the names of the JSON, trees as a/b"},
-    }
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths[operation.path] = {operation.method.lower(): _route(operation, several=bool(agents))}
+    paths["/v1/weights"]["get"]["responses"]["204"] = {"description": "the weights are of this version"}
     return {
         "openapi": "3.1.0",
         "info": {"title": "jrl", "version": "1", "description": "Episodes that clients play, and a policy that acts."},
         "security": [{"token": []}] if token else [],
-        "paths": {**_actions(most), **_ends(agents, most), **_many_steps(most), **_weights(), **_server()},
-        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "paths": paths,
+        "components": {
+            "schemas": _components(observations, actions, agents, most),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
-def _actions(most: int) -> dict[str, Any]:
-    """Returns the routes by which an episode begins and goes on."""
-    begin = {
-        "episode_id": _NAME,
-        "training_enabled": _FLAG,
-        "count": {"type": "integer", "minimum": 1, "maximum": most},
-        "policy": _NAME,
+def _route(operation: Operation, *, several: bool) -> dict[str, Any]:
+    body, answer = operation.body, operation.answer
+    if several:
+        body, answer = operation.agent_body or body, operation.agent_answer or answer
+    found: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    if operation.parameters:
+        found["parameters"] = list(operation.parameters)
+    if body is not None:
+        sent = _of_model(body)
+        found["requestBody"] = {"required": bool(sent.get("required")), "content": _both_forms(sent)}
+    content = _both_forms(_of_fields(answer)) if answer else {operation.kind: {"schema": operation.schema}}
+    wrong = {JSON: {"schema": {"$ref": _REF + "Error"}}}
+    found["responses"] = {
+        str(operation.status): {"description": "the answer", "content": content},
+        "4XX": {"description": "the request cannot be fulfilled", "content": wrong},
     }
-    names = {"type": "array", "items": _NAME, "description": "of the agents, where an episode has several"}
-    begun = {"agents": names, "episode_id": _NAME, "episode_ids": _many(_NAME, most), "version": _VERSION}
-    chosen = {"action": _ACT, "version": _VERSION, "step": _STEP}
-    return {
-        "/v1/episodes": _post(
-            "begin", "Begins an episode, or `count` of them.", _object(begin), _object(begun, "version"), status="201"
-        ),
-        "/v1/episodes/{id}/action": _of_one(
-            "action", "Asks for the action at an observation.", _object(_ASKED, "observation"),
-            _object(chosen, *chosen),
-        ),
-        "/v1/episodes/{id}/log": _of_one(
-            "log", "Tells of an action that the client chose itself.",
-            _object({**_ASKED, "action": _ACT, "log_prob": _SENT}, "observation", "action"),
-            _object({"step": _STEP}, "step"),
-        ),
-        "/v1/action": _post(
-            "once", "Asks for an action without an episode, of a policy that remembers nothing.",
-            _object({"observation": _OBS, "policy": _NAME}, "observation"),
-            _object({"action": _ACT, "version": _VERSION}, "action", "version"), parameters=(),
-        ),
+    return found if operation.is_closed else {**found, "security": []}
+
+
+def _both_forms(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a body in either of its forms; an answer has that of its request."""
+    return {JSON: {"schema": fields}, NPZ: {"schema": {"$ref": _REF + "Arrays"}}}
+
+
+def _of_fields(fields: Fields) -> dict[str, Any]:
+    kinds: dict[str, Any] = {name.rstrip("?"): (kind, None if "?" in name else ...) for name, kind in fields.items()}
+    return _of_model(pydantic.create_model("Answer", __config__={"extra": "forbid"}, **kinds))
+
+
+def _of_model(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Returns the JSON Schema of a model, with references to the components of this document."""
+
+    def linked(x: Any) -> Any:
+        if isinstance(x, list):
+            return [linked(part) for part in x]
+        if not isinstance(x, dict):
+            return x
+        kept = {name: linked(part) for name, part in x.items() if name not in ("title", "default", "component")}
+        return {**kept, "$ref": _REF + x["component"]} if "component" in x else kept
+
+    return linked(model.model_json_schema())
+
+
+def _components(
+    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any], most: int
+) -> dict[str, Any]:
+    number: dict[str, Any] = {"type": "number"}
+    sent = {**number, "minimum": -LARGEST, "maximum": LARGEST}
+    by_agent = lambda of: {
+        "type": "object", "properties": {name: of(agent) for name, agent in agents.items()},
+        "additionalProperties": False,
     }  # fmt: skip
-
-
-def _ends(agents: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Returns the routes of an episode that are others where it has several agents."""
-    by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
-    seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
-    rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_SENT, _FLAG))
-    turn = {"observations": seen, "rewards": rewards, "terminated": flags, "truncated": flags}
-    turn |= {"actions": taken, "log_probs": rewards, "step": _STEP, "infos": _INFOS}
-    answer = _object({"actions": taken, "version": _VERSION, "step": _STEP}, "actions", "version", "step")
-    turn_of_one = _object(turn, "observations")
     by_episode = lambda one: {"type": "object", "additionalProperties": one, "minProperties": 1, "maxProperties": most}
-    outcome = {"return": _NUMBER, "length": {"type": "integer", "minimum": 0}}
-    if agents:
-        reward, needed = {"rewards": rewards}, "rewards"
-        end = _object({"observations": seen, "rewards": rewards, "truncated": _FLAG, "step": _STEP, "infos": _INFOS})
-        outcome["returns"] = by_agent(lambda one: _NUMBER)
-    else:
-        reward, needed = {"reward": _SENT}, "reward"
-        end = _object({**_ASKED, "truncated": _FLAG}, "observation")
+    of_episodes = lambda one: {"type": "array", "items": one, "minItems": 1, "maxItems": most}
+    name = {"type": "string", "minLength": 1, "maxLength": NAME}
     return {
-        "/v1/episodes/{id}/reward": _of_one(
-            "reward", "Adds to the reward of the latest action.",
-            _object({**reward, "infos": _INFOS}, needed), _object(reward),
-        ),
-        "/v1/episodes/{id}/end": _of_one(
-            "end", "Ends an episode with its last observation.", end, _object(outcome, "return", "length")
-        ),
-        "/v1/episodes/{id}/turn": _of_one(
-            "turn", "Of several agents: asks for the actions of some, and ends some.", turn_of_one, answer
-        ),
-        "/v1/turns": _post(
-            "turns", "The turns of many episodes of several agents, by their ids.",
-            _object({"turns": by_episode(turn_of_one)}, "turns"),
-            _object({"turns": by_episode(answer), "version": _VERSION}, "turns", "version"),
-        ),
-    }  # fmt: skip
-
-
-def _many_steps(most: int) -> dict[str, Any]:
-    """Returns the routes of many episodes in a request."""
-    ids = {"episode_ids": _many(_NAME, most)}
-    each, seen = {"rewards": _SENT, "terminated": _FLAG, "truncated": _FLAG}, ("observations", "final_observations")
-    steps = {**ids, **dict.fromkeys(seen, _MANY_OBS), **{name: _many(one, most) for name, one in each.items()}}
-    rows = lambda inner: _many(_many(inner, MOST), MOST)
-    played = {
-        **{name: rows(one) for name, one in each.items()},
-        **dict.fromkeys(seen, _ROWS),
-        **ids,
-        "actions": {"description": "[K, N, *] in the policy's units, a tree of arrays"},
-        "log_probs": rows(_SENT),
-        "versions": rows(_VERSION),
-        "memory": {"description": "arrays [K, N, ...] by number: what a policy that remembers did before each step"},
-    }
-    together = {**ids, "actions": _MANY_ACT, "version": _VERSION}
-    return {
-        "/v1/steps": _post(
-            "steps", "A step of many episodes; in the place of one that has ended another begins.",
-            _object(steps, "episode_ids", "observations"), _object(together, *together),
-        ),
-        "/v1/played": _post(
-            "played", "Tells of steps [K, N] whose actions the client chose by weights from here.",
-            _object(played, "episode_ids", "observations", "actions", "log_probs", "versions"),
-            _object({**ids, "version": _VERSION, "too_old": _TOO_OLD}, "episode_ids", "version", "too_old"),
-        ),
-    }  # fmt: skip
-
-
-def _weights() -> dict[str, Any]:
-    """Returns the routes of clients that act by themselves."""
-    weights = _get(
-        "weights", "The weights, where they are not of this version; else 204.", NPZ, _BINARY,
-        parameters=[_OF_POLICY, _NEWER],
-    )  # fmt: skip
-    weights["get"]["responses"]["204"] = {"description": "they are of this version"}
-    tells = "Tells how numpy acts by the weights."
-    return {"/v1/program": _get("program", tells, JSON, _ANY, parameters=[_OF_POLICY]), "/v1/weights": weights}
-
-
-def _server() -> dict[str, Any]:
-    """Returns the routes about the server."""
-    text = {"type": "string"}
-    return {
-        "/v1/policies": _get("policies", "Tells of the policies and their spaces.", JSON, _ANY),
-        "/v1/health": _get("health", "Tells that the server answers.", JSON, _ANY, security=[]),  # without a token
-        "/metrics": _get("metrics", "Counts, as Prometheus reads them.", "text/plain", text),
-        "/openapi.json": _get("openapi", "This description.", JSON, _ANY),
-        "/docs": _get("docs", "This description, for people.", "text/html", text),
+        "Observation": _any_of(observations),
+        "Observations": _any_of(observations, most),
+        "ObservationRows": _any_of(observations, STEPS, STEPS),
+        "Action": _any_of(actions),
+        "Actions": _any_of(actions, most),
+        "AgentObservations": by_agent(lambda agent: schema(agent.observation)),
+        "AgentActions": by_agent(lambda agent: schema(agent.action)),
+        "AgentNumbers": by_agent(lambda agent: sent),
+        "AgentFlags": by_agent(lambda agent: {"type": "boolean"}),
+        "AgentReturns": by_agent(lambda agent: number),
+        "Ids": of_episodes(name),
+        "Numbers": of_episodes(sent),
+        "Flags": of_episodes({"type": "boolean"}),
+        "Count": {"type": "integer", "minimum": 1, "maximum": most},
+        "Turns": by_episode(_of_model(bodies.TurnRequest)),
+        "TurnAnswers": by_episode(_of_fields(_TURN)),
+        "Error": _of_fields({"error": Annotated[str, pydantic.Field(description="what is wrong, in words")]}),
+        "Arrays": {**_BINARY, "description": "what numpy.savez writes: arrays by the names of the JSON, trees as a/b"},
     }
 
 
-def page(document: dict[str, Any]) -> str:
-    """Returns the description as a page for people."""
+def _any_of(kinds: Sequence[Space], *sizes: int) -> dict[str, Any]:
+    """Returns the schema of an element of one of several spaces; `sizes` as in `schema`."""
+    found = [schema(space, *sizes) for space in dict.fromkeys(kinds)]
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Returns the document as a page for people."""
     rows = []
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             body = route.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema", {})
-            fields = ", ".join(f"<b>{f}</b>" if f in body["required"] else f for f in body.get("properties", ()))
-            what = html.escape(route["summary"])
+            needed = body.get("required", ())
+            fields = ", ".join(f"<b>{f}</b>" if f in needed else f for f in body.get("properties", ()))
+            summary = html.escape(route["summary"])
             rows.append(
-                f"<tr><td>{method.upper()}</td><td><code>{path}</code></td><td>{what}</td><td>{fields}</td></tr>"
+                f"<tr><td>{method.upper()}</td><td><code>{path}</code></td><td>{summary}</td><td>{fields}</td></tr>"
             )
     spaces = {name: document["components"]["schemas"][name] for name in ("Observation", "Action")}
     shown = html.escape(json.dumps(spaces, indent=1))

@@ -12,11 +12,11 @@ from jrl.errors import InputError
 from jrl.host import faults, pauses
 from jrl.run import checkpoint, policy
 from jrl.run.policy import Trained
-from jrl.serve import address, origins
+from jrl.serve.client_inference import ROWS, ClientInference, best_actions
+from jrl.serve.http_server import Address
 from jrl.serve.inference import Inference, Program, Weights
-from jrl.serve.local import ROWS, Local, best_actions
-from jrl.serve.served import Facts
-from jrl.serve.server import Server
+from jrl.serve.policy_info import PolicyInfo
+from jrl.serve.server import Policy, Server
 from jrl.serve.table import Table
 from jrl.settings import config, multi_agent
 from jrl.settings.external import ExternalConfig
@@ -68,11 +68,10 @@ def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, 
     return found
 
 
-def facts(trained: Trained) -> Facts:
-    """Returns the facts of a policy that a server needs."""
+def _info(trained: Trained) -> PolicyInfo:
     spec = trained.spec
     memory = bool(jax.tree.leaves(trained.algo.carry(1))) and trained.config.network.recurrent
-    return Facts(
+    return PolicyInfo(
         config.algo_name(trained.config),
         trained.observation or spec.observation,
         spec.env_action or spec.action,
@@ -104,22 +103,20 @@ def serve(
     Raises:
       InputError: a policy cannot be loaded, or the address cannot be had.
     """
-    token, context = address.token_of(cfg), address.tls(cfg)
-    origins.allowed(cfg, token)
-    sock = address.bound(cfg, token)
+    address = Address(cfg)
     try:
         named = by_name(runs, best)
         found = {name: load(path, best, one) for name, (path, one) in named.items()}
-        server = Server(Table(None, 0, cfg.max_clients * cfg.max_batch), cfg, token)
     except InputError:
-        sock.close()
+        address.close()
         raise
+    server = Server(Table(None, 0, cfg.max_clients * cfg.max_batch), address)
     try:
         pauses.postpone()
         inferences = {name: _served(server, name, loaded, cfg) for name, loaded in found.items()}
         pauses.settle()
-        server.web.open(sock, context)
-        print("clients:", address.url(sock, tls=context is not None), flush=True)
+        server.http.open()
+        print("clients:", address.url, flush=True)
         for _ in _seconds(interrupted):
             for name, (path, one) in named.items() if follow else ():
                 if (later := _later(path, best, found[name], one)) is not None:
@@ -143,12 +140,12 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
     inference.warm_up(trained.spec._replace(agents=(), kinds=()))
-    told = facts(trained)
-    local = Local(
-        told.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),
+    info = _info(trained)
+    client_inference = ClientInference(
+        info.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),
         explore=False, clips=False, random_steps=0, rows=ROWS,
     )  # fmt: skip
-    server.add(name, told, inference, local)
+    server.add(name, Policy(info, inference, client_inference))
     return inference
 
 

@@ -1,400 +1,509 @@
-"""The routes: what clients may ask, and what becomes of it."""
+"""The routes: requests of clients, and their answers."""
 
+import asyncio
 import functools
+import inspect
 import re
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
-from jrl.serve import about, openapi, origins, played, protocol, turns
-from jrl.serve.bodies import Bodies
+from jrl import spaces
+from jrl.data.spaces_json import plain, space_to_json
+from jrl.serve import bodies, openapi, space_values, turns, wire
+from jrl.serve.client_inference import ClientInference
+from jrl.serve.http_server import Address, HttpServer
 from jrl.serve.inference import Inference
-from jrl.serve.local import Local
-from jrl.serve.protocol import Refused, Request, Response, encoded
-from jrl.serve.served import STEPS, Answer, Facts, Served, at, came, seen, together
-from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
-from jrl.serve.web import Limits, Reply, Web
-from jrl.settings.external import ExternalConfig
-from jrl.types import PyTree
+from jrl.serve.openapi import OPERATIONS, Operation
+from jrl.serve.policy_info import PolicyInfo, observed
+from jrl.serve.space_values import FLAG, NUMBER, WHOLE
+from jrl.serve.table import UNLEARNED, Answer, Episode, Item, Order, Seat, Table
+from jrl.serve.wire import NPZ, Refused
+from jrl.types import PyTree, Space
 
-# an episode of clients without that header is for whoever knows its id, which nobody is to guess
+_LARGE = 2**18  # bytes of a body that is decoded in another thread, so that other clients do not wait for it
+# an episode of clients without that header belongs to whoever knows its id, which nobody must be able to guess
 _NAMELESS = (
-    "episode_id: who names an episode has to say whose it is: send the header Jrl-Client, the same in all requests, or "
-    "leave episode_id out, and the server gives one"
+    "episode_id: a client that names an episode must say that it is its own: send the header Jrl-Client, the same in "
+    "all requests, or leave episode_id out, and the server gives one"
 )
-_LOGGED = ("observation", "action", "log_prob", "reward", "step", "infos")
+
+
+class Policy(NamedTuple):
+    """A policy that clients may ask."""
+
+    info: PolicyInfo
+    inference: Inference
+    client_inference: ClientInference
+
+
+class Call(NamedTuple):
+    """A request whose body was decoded."""
+
+    fields: dict[str, Any]
+    client: str  # "" without a name
+    query: Mapping[str, str]
 
 
 class Server:
-    """Answers the requests of clients, by the policies that `add` names: the first is that of who names none.
+    """Answers the requests of clients by the policies that `add` names: the first is the default.
+
+    Routes are called with the table's lock held, in the server's thread. They return the fields of the answer, a
+    response, or what to wait for until there are such fields.
 
     Args:
-      table: the episodes.
-      cfg: the `external` section.
-      token: what clients have to show; None: nothing.
-      interrupted: whether the run is to end; clients are then served no longer, so that it ends as fast as it can.
+      table, address: see there.
+      is_interrupted: whether the run is to end; then all connections are closed.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        cfg: ExternalConfig,
-        token: bytes | None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ):
-        self.table, self._cfg = table, cfg
-        self._served: dict[str, Served] = {}
-        most, pages = int(cfg.max_body_mb * 2**20), origins.allowed(cfg, token)
-        limits = Limits(most, cfg.max_clients, cfg.max_rate, cfg.timeout_s, token, pages)
-        self.web = Web(self._handle, limits, tick=self._tick)
-        self._interrupted = interrupted
-        # who waits for an action
-        self._waiting: dict[Seat, tuple[Answer, int]] = {}
-        self._bodies = Bodies(self.web.soon)
-        self._begun = time.monotonic()
+    # routes have no docstring: `openapi.OPERATIONS` has a sentence and the fields of each
+
+    def __init__(self, table: Table, address: Address, is_interrupted: Callable[[], bool] = lambda: False):
+        self.table, self.address, self._cfg = table, address, address.cfg
+        self.by_name: dict[str, Policy] = {}
+        routes = [Route(o.path, _Endpoint(self, o), methods=[o.method]) for o in OPERATIONS]
+        self.http = HttpServer(Router([*routes, Route("/", routes[-1].endpoint)]), address, self._tick)
+        self._is_interrupted = is_interrupted
+        self.decoders = ThreadPoolExecutor(1, "jrl-bodies")
+        self._started = time.monotonic()
         self._asked_once = 0
-        self._routes: list[tuple[str, re.Pattern[str], Callable[..., None]]] = [
-            ("POST", re.compile(r"/v1/episodes"), self._begin),
-            ("POST", re.compile(r"/v1/episodes/([^/]+)/action"), self._action),
-            ("POST", re.compile(r"/v1/episodes/([^/]+)/turn"), functools.partial(turns.turn, self)),
-            ("POST", re.compile(r"/v1/episodes/([^/]+)/log"), self._log),
-            ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
-            ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
-            ("POST", re.compile(r"/v1/steps"), self._steps),
-            ("POST", re.compile(r"/v1/turns"), functools.partial(turns.turns, self)),
-            ("POST", re.compile(r"/v1/played"), functools.partial(played.played, self)),
-            ("GET", re.compile(r"/v1/program"), functools.partial(played.program, self)),
-            ("GET", re.compile(r"/v1/weights"), functools.partial(played.weights, self)),
-            ("POST", re.compile(r"/v1/action"), self._once),
-            ("GET", re.compile(r"/v1/policies"), self._policies),
-            ("GET", re.compile(r"/v1/health"), self._health),
-            ("GET", re.compile(r"/metrics"), self._metrics),
-            ("GET", re.compile(r"/openapi\.json"), self._openapi),
-            ("GET", re.compile(r"/(?:docs)?"), self._docs),
-        ]
-
-    def add(self, name: str, facts: Facts, inference: Inference, local: Local) -> None:
-        """Adds a policy, which clients may ask for by its name."""
-        self._served[name] = Served(facts, inference, local)
-
-    def _tick(self) -> None:
-        self.table.sweep(self._cfg.timeout_s)
-        if self._interrupted():
-            self.web.stop()
-
-    def close(self) -> None:
-        """Closes all connections, and ends who chooses."""
-        self.web.close()
-        self._bodies.close()
-        for served in self._served.values():
-            served.inference.close()
-            served.local.close()
-
-    # ------------------------------------------------------------ from a request to its answer
-
-    def _handle(self, request: Request, reply: Reply) -> None:
-        there = [(method, fn, at) for method, path, fn in self._routes if (at := path.fullmatch(request.path))]
-        if not there:
-            raise Refused(404, f"there is no {request.path[:200]}: /docs tells what there is")
-        fits = [(fn, at.groups()) for method, fn, at in there if method == request.method]
-        if not fits:
-            raise Refused(405, f"{request.path[:200]} takes {there[0][0]}, not {request.method[:20]}")
-        self._bodies.read(request, lambda read: self._answer(read, reply, *fits[0]))
-
-    def _answer(
-        self, request: Request | Exception, reply: Reply, fn: Callable[..., None], found: Sequence[str]
-    ) -> None:
-        """Answers a request whose body was read; in the thread of all connections."""
-        try:
-            if isinstance(request, Exception):
-                raise request
-            with self.table.lock:
-                fn(request, reply, *found)
-        except Refused as e:
-            reply(protocol.refusal(e))
-        except Exception:  # a fault of ours must not end the thread that answers all
-            traceback.print_exc()
-            reply(protocol.Response(500, b'{"error": "the server failed on this request; its log tells more"}'))
-
-    def deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
-        """Gives actions to those who asked; called by the thread that chose them."""
-        self.web.soon(self._deliver, chosen)
-
-    def _deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
-        for item, action, version in chosen:
-            episode = item.seat.episode
-            if item.told is not None:
-                item.told()
-            if item.final or item.version is not None:
-                continue
-            episode.pending, episode.seen = episode.pending - 1, time.monotonic()
-            if len(episode.seats) == 1:
-                episode.answer = action, version
-            waiting = self._waiting.pop(item.seat, None)
-            if waiting is not None:
-                waiting[0].add(waiting[1], action, version)
-
-    def ask(self, items: list[Item], done: Callable[[list[PyTree], int], None]) -> None:
-        """Orders the actions of one request; `done` gets those of the items that are not final, in order."""
-        answer = Answer(sum(not item.final for item in items), done)
-        i = 0
-        for item in items:
-            if not item.final:
-                self._waiting[item.seat] = answer, i
-                item.seat.episode.pending += 1
-                i += 1
-        self._served[items[0].seat.episode.policy].inference.ask(items)
 
     @property
     def most_episodes(self) -> int:
         """Returns the number of episodes that a request may have."""
         return self._cfg.max_batch
 
-    def served(self, policy: str) -> Served:
-        """Returns the policy of a name."""
-        return self._served[policy]
+    def add(self, name: str, policy: Policy) -> None:
+        """Adds a policy, which clients may ask for by its name."""
+        self.by_name[name] = policy
+
+    def close(self) -> None:
+        """Closes all connections, and the threads that choose actions."""
+        self.http.close()
+        self.decoders.shutdown(cancel_futures=True)
+        for policy in self.by_name.values():
+            policy.inference.close()
+            policy.client_inference.close()
+
+    def _tick(self) -> None:
+        self.table.sweep(self._cfg.timeout_s)
+        if self._is_interrupted():
+            self.http.stop()
+
+    # ------------------------------------------------------------ actions
+
+    def order(self, items: Sequence[Item]) -> Order:
+        """Asks for the actions of the items of one request that are not final."""
+        inference = self.by_name[items[0].seat.episode.policy].inference
+        order, asked, count = Order(sum(not item.final for item in items), inference.version), list[Item](), 0
+        for item in items:
+            asked.append(item if item.final else item._replace(order=order, place=count))
+            count += not item.final
+        inference.ask(asked)
+        return order
+
+    def deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
+        """Gives actions to the requests that asked; called by the thread that chose them."""
+        self.http.soon(_deliver, chosen)
 
     # ------------------------------------------------------------ episodes
 
-    def named(self, given: Mapping[str, Any]) -> tuple[str, Served]:
-        """Returns the policy that a body names, or the first."""
-        name = protocol.text(given, "policy") or next(iter(self._served))
-        if name not in self._served:
-            raise Refused(404, f"policy: there is no {name!r}: expected one of {', '.join(self._served)}")
-        return name, self._served[name]
+    def find(self, call: Call, id: str) -> tuple[Episode, PolicyInfo]:
+        """Returns the episode of an id and its policy. Raises Refused as `Table.find`."""
+        episode = self.table.find(id, call.client)
+        return episode, self.by_name[episode.policy].info
 
-    def _begin(self, request: Request, reply: Reply) -> None:
-        given = protocol.decoded(request)
-        protocol.fields(given, ("episode_id", "training_enabled", "count", "policy"))
-        name, served = self.named(given)
-        learns = protocol.flag(given, "training_enabled", True) and served.facts.learns
-        how: dict[str, Any] = {"learns": learns, "policy": name, "carry": served.inference.initial}
-        client, version = protocol.client_of(request), served.inference.version
-        count, id = protocol.whole(given, "count", self._cfg.max_batch), protocol.text(given, "episode_id")
-        told = {"agents": list(served.facts.names)} if served.facts.agents else {}
-        if count is None:
-            if id is not None and not client:
-                raise Refused(400, _NAMELESS)
-            episode = self.table.begin(client, id, **how)
-            reply(encoded({"episode_id": episode.id, "version": version, **told}, request, 201))
-            return
-        if id is not None or count == 0:
-            raise Refused(422, "count: expected 1 or more, without an episode_id: the server gives each its own")
-        begun: list[Episode] = []
-        try:
-            for _ in range(count):
-                begun.append(self.table.begin(client, None, **how))
-        except Refused:
-            for episode in begun:
-                self.table.close(episode, "was never begun")
-            raise
-        reply(encoded({"episode_ids": [e.id for e in begun], "version": version, **told}, request, 201))
-
-    def found(self, request: Request, id: str) -> tuple[Episode, Facts]:
-        """Returns the episode of an id and what acts in it. Raises Refused as `Table.find`."""
-        episode = self.table.find(id, protocol.client_of(request))
-        return episode, self._served[episode.policy].facts
-
-    def _alone(self, request: Request, id: str) -> tuple[Episode, Facts]:
-        """Finds an episode with one agent, as `found`."""
-        episode, facts = self.found(request, id)
-        if facts.agents:
-            raise Refused(422, f"episode {id!r} has several agents: tell of their turns (POST /v1/episodes/ID/turn)")
-        return episode, facts
-
-    def _action(self, request: Request, reply: Reply, id: str) -> None:
-        given = protocol.decoded(request)
-        protocol.fields(given, ("observation", "reward", "step", "infos"), ("observation",))
-        episode, facts = self._alone(request, id)
-        infos = self.table.infos.read(given)
-        obs = seen(facts, given["observation"], "observation")
-        reward = protocol.number(given, "reward")
-
-        def done(actions: list[PyTree], version: int, step: int) -> None:
-            reply(encoded({"action": actions[0], "version": version, "step": step}, request))
-
-        step = protocol.whole(given, "step")
-        if step is not None and step == episode.steps - 1:  # asked again, since the answer was lost on its way
-            if episode.pending:
-                self._waiting[episode.seat] = Answer(1, lambda actions, version: done(actions, version, step)), 0
-            else:
-                done([episode.answer[0]], episode.answer[1], step)
-            return
-        self.in_turn(episode, step)
-        at = episode.steps
-        item = self._item(episode, obs, reward)
-        self.table.infos.add(infos)
-        self.ask([item], lambda actions, version: done(actions, version, at))
-
-    def in_turn(self, episode: Episode, step: int | None) -> None:
+    def check_turn(self, episode: Episode, step: int | None) -> None:
         """Raises Refused: a request of the episode is under way, or this is not its next step."""
-        if episode.pending:
+        if episode.is_pending:
             raise Refused(409, f"a request of episode {episode.id!r} is under way: wait for its answer")
         if step is not None and step != episode.steps:
             raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
 
-    def _item(self, episode: Episode, obs: PyTree, reward: float, **how: Any) -> Item:
-        """Returns the next item of an episode with one agent, with the rewards since its latest action."""
-        item = episode.seat.item(obs, reward, **how)
-        episode.steps = episode.seat.steps
-        return item
+    def _find_single(self, call: Call, id: str) -> tuple[Episode, PolicyInfo]:
+        episode, info = self.find(call, id)
+        if info.agents:
+            raise Refused(422, f"episode {id!r} has several agents: send their turns (POST /v1/episodes/ID/turn)")
+        return episode, info
 
-    def _log(self, request: Request, reply: Reply, id: str) -> None:
-        given = protocol.decoded(request)
-        protocol.fields(given, _LOGGED, _LOGGED[:2])
-        episode, facts = self._alone(request, id)
-        infos = self.table.infos.read(given)
-        obs = seen(facts, given["observation"], "observation")
-        action = protocol.read(facts.action, given["action"], "action")
-        reward, log_prob = protocol.number(given, "reward"), protocol.number(given, "log_prob")
-        if facts.own_action is None:
-            raise Refused(422, facts.why)
-        step = protocol.whole(given, "step")
-        if step is not None and step == episode.steps - 1 and not episode.pending:
-            reply(encoded({"step": step}, request))
-            return
-        self.in_turn(episode, step)
-        at = episode.steps
-        item = self._item(episode, obs, reward, action=facts.own_action(action), log_prob=log_prob)
-        self.table.infos.add(infos)
-        self.ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
+    def _named(self, name: str | None) -> tuple[str, Policy]:
+        name = name or next(iter(self.by_name))
+        if name not in self.by_name:
+            raise Refused(404, f"policy: there is no {name[:128]!r}: expected one of {', '.join(self.by_name)}")
+        return name, self.by_name[name]
 
-    def _reward(self, request: Request, reply: Reply, id: str) -> None:
-        given = protocol.decoded(request)
-        episode, facts = self.found(request, id)
-        if facts.agents:
-            turns.reward(self, reply, request, episode, given)
-            return
-        protocol.fields(given, ("reward", "infos"), ("reward",))
-        reward, infos = protocol.number(given, "reward"), self.table.infos.read(given)
-        self.in_turn(episode, None)
+    def begin(self, call: Call) -> dict[str, Any]:
+        body = bodies.read(bodies.BeginRequest, call.fields)
+        name, policy = self._named(body.policy)
+        learns = body.training_enabled and policy.info.learns
+        begin = functools.partial(
+            self.table.begin, call.client, learns=learns, policy=name, carry=policy.inference.initial
+        )
+        found: dict[str, Any] = {"version": policy.inference.version}
+        if policy.info.agents:
+            found["agents"] = list(policy.info.agents)
+        if body.count is None:
+            if body.episode_id is not None and not call.client:
+                raise Refused(400, _NAMELESS)
+            return {"episode_id": begin(body.episode_id).id, **found}
+        if body.episode_id is not None or body.count > self.most_episodes:
+            expected = f"expected 1 to {self.most_episodes}, without an episode_id: the server gives each its own"
+            raise Refused(422, f"count: {expected}")
+        begun: list[Episode] = []
+        try:
+            for _ in range(body.count):
+                begun.append(begin(None))
+        except Refused:
+            for episode in begun:
+                self.table.close(episode, "was never begun")
+            raise
+        return {"episode_ids": [episode.id for episode in begun], **found}
+
+    def action(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
+        body = bodies.read(bodies.ActionRequest, call.fields)
+        episode, info = self._find_single(call, id)
+        self.table.infos.check(body.infos)
+        obs = observed(info, body.observation, "observation")
+        if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
+            return episode.answer.get()  # asked again, since the answer was lost on its way
+        self.check_turn(episode, body.step)
+        item = _item(episode, obs, body.reward)
+        self.table.infos.add(body.infos)
+        episode.answer = _answer(self.order([item]), 0, episode)
+        return episode.answer.get()
+
+    def log(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
+        body = bodies.read(bodies.LogRequest, call.fields)
+        episode, info = self._find_single(call, id)
+        self.table.infos.check(body.infos)
+        obs = observed(info, body.observation, "observation")
+        action = space_values.read(info.action, body.action, "action")
+        if info.own_action is None:
+            raise Refused(422, info.why)
+        logged = lambda actions, version, step=body.step: {"step": step}
+        if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
+            return Answer(episode.answer.order, logged).get()
+        self.check_turn(episode, body.step)
+        step = episode.steps
+        item = _item(episode, obs, body.reward, action=info.own_action(action), log_prob=body.log_prob)
+        self.table.infos.add(body.infos)
+        episode.answer = _answer(self.order([item]), 0, episode)
+        return Answer(episode.answer.order, lambda actions, version: {"step": step}).get()
+
+    def reward(self, call: Call, id: str) -> dict[str, Any]:
+        episode, info = self.find(call, id)
+        if info.agents:
+            return turns.reward(self, episode, info, call.fields)
+        body = bodies.read(bodies.RewardRequest, call.fields)
+        self.table.infos.check(body.infos)
+        self.check_turn(episode, None)
         if not episode.steps:
             raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
-        episode.seat.reward = protocol.summed(episode.seat.reward, reward, "reward")
-        self.table.infos.add(infos)
-        reply(encoded({"reward": episode.seat.reward}, request))
+        episode.seat.reward = space_values.summed(episode.seat.reward, body.reward, "reward")
+        self.table.infos.add(body.infos)
+        return {"reward": episode.seat.reward}
 
-    def _end(self, request: Request, reply: Reply, id: str) -> None:
-        given = protocol.decoded(request)
-        if (answer := self.table.ended_with(id, protocol.client_of(request))) is not None:
-            reply(encoded(answer, request))  # asked again
-            return
-        episode, facts = self.found(request, id)
-        if facts.agents:
-            turns.end(self, request, reply, episode, given)
-            return
-        protocol.fields(given, ("observation", "reward", "truncated", "step", "infos"), ("observation",))
-        infos = self.table.infos.read(given)
-        obs = protocol.read(facts.observation, given["observation"], "observation")
-        reward, truncated = protocol.number(given, "reward"), protocol.flag(given, "truncated", False)
-        self.in_turn(episode, protocol.whole(given, "step"))
-        item = self._ended(episode, obs, reward, truncated=truncated)
-        self.table.infos.add(infos)
+    def end(self, call: Call, id: str) -> dict[str, Any]:
+        if (answer := self.table.ended_with(id, call.client)) is not None:
+            return answer  # asked again
+        episode, info = self.find(call, id)
+        if info.agents:
+            return turns.end(self, episode, info, call.fields)
+        body = bodies.read(bodies.EndRequest, call.fields)
+        self.table.infos.check(body.infos)
+        obs = space_values.read(info.observation, body.observation, "observation")
+        self.check_turn(episode, body.step)
+        items = self._end(episode, obs, body.reward, truncated=body.truncated)
+        self.table.infos.add(body.infos)
         answer = {"return": episode.total, "length": episode.steps}
         self.table.close(episode, "has ended", answer)
-        if item is not None:
-            self._served[episode.policy].inference.ask([item])
-        reply(encoded(answer, request))
+        if items:
+            self.by_name[episode.policy].inference.ask(items)
+        return answer
 
-    def _ended(self, episode: Episode, obs: PyTree, reward: float, *, truncated: bool) -> Item | None:
-        """Returns the last item of an episode; None where there is nothing to learn from it."""
+    def _end(self, episode: Episode, obs: PyTree, reward: float, *, truncated: bool) -> list[Item]:
+        """Returns the last item of an episode; none if nothing is learned from it."""
         self.table.ended += 1
-        item = self._item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
-        return item if episode.steps and episode.learns else None
+        item = _item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
+        return [item] if episode.steps and episode.learns else []
 
-    def _steps(self, request: Request, reply: Reply) -> None:
-        given = protocol.decoded(request)
-        protocol.fields(given, STEPS, STEPS[:2])
-        episodes, facts = self.several(request, given)
-        obs, rewards, *ends = came(facts, given, (len(episodes),))
-        items = self.items(episodes, obs, rewards, *ends)
-        names = [item.seat.episode.id for item in items if not item.final]
-        kind = facts.action
-        self.ask(
-            items,
-            lambda actions, version: reply(
-                encoded({"episode_ids": names, "actions": together(kind, actions), "version": version}, request)
-            ),
-        )
+    def turn(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
+        return turns.turn(self, call, id)
 
-    def several(self, request: Request, given: Mapping[str, Any]) -> tuple[list[Episode], Facts]:
-        """Returns the episodes that a body names, whose turn it is, and what acts in them."""
-        ids = protocol.texts(given["episode_ids"], "episode_ids")
-        if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
-            raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {len(ids)}")
-        episodes = [self._alone(request, id)[0] for id in ids]
+    def turns(self, call: Call) -> Awaitable[dict[str, Any]]:
+        return turns.turns(self, call)
+
+    def once(self, call: Call) -> Awaitable[dict[str, Any]]:
+        body = bodies.read(bodies.OnceRequest, call.fields)
+        name, policy = self._named(body.policy)
+        if policy.info.remembers:
+            raise Refused(422, f"policy {name} remembers earlier observations: begin an episode (POST /v1/episodes)")
+        if policy.info.agents:
+            raise Refused(422, f"policy {name} is of several agents: begin an episode (POST /v1/episodes)")
+        obs = observed(policy.info, body.observation, "observation")
+        self._asked_once += 1
+        episode = Episode(f"/{self._asked_once}", "", name)  # of its own, which no request can name
+        episode.seats.append(Seat(episode, 0, UNLEARNED, policy.inference.initial(0)))
+        fields = lambda actions, version: {"action": actions[0], "version": version}
+        return Answer(self.order([Item(episode.seat, obs, 0.0)]), fields).get()
+
+    # ------------------------------------------------------------ steps of many episodes
+
+    def steps(self, call: Call) -> Awaitable[dict[str, Any]]:
+        body = bodies.read(bodies.StepsRequest, call.fields)
+        episodes, info = self._find_several(call, body.episode_ids)
+        items = self._items(episodes, _results(info, body, (len(episodes),)))
+        going = [item.seat.episode for item in items if not item.final]
+        order, ids = self.order(items), [episode.id for episode in going]
+        for place, episode in enumerate(going):
+            episode.answer = _answer(order, place, episode)
+        stacked = lambda actions: spaces.map_leaves(lambda leaf, *parts: np.stack(parts), info.action, *actions)
+        return Answer(
+            order,
+            lambda actions, version: {"episode_ids": ids, "actions": stacked(actions), "version": version},
+        ).get()
+
+    def played(self, call: Call) -> Awaitable[dict[str, Any]]:
+        body = bodies.read(bodies.PlayedRequest, call.fields)
+        episodes, info = self._find_several(call, body.episode_ids)
+        inference, items, count = self.by_name[episodes[0].policy].inference, list[Item](), len(episodes)
+        rows = len(body.versions) if isinstance(body.versions, list | np.ndarray) else 0
+        if not 1 <= rows * count <= bodies.STEPS:
+            raise Refused(422, f"versions: expected 1 to {bodies.STEPS} steps, got {rows}")
+        results = _results(info, body, (rows, count))
+        chosen = self._chosen(episodes, body, (rows, count))
+        late = self._count_late(episodes, chosen["version"])
+        for k in range(rows):
+            own = [_slice(chosen, (k, i)) for i in range(count)]
+            found = self._items(episodes, _slice(results, k), own)
+            episodes = [item.seat.episode for item in found if not item.final]
+            items += found
+        ids = [episode.id for episode in episodes]
+        learned = [item for item in items if item.seat.episode.learns]
+        # the learner may be slower than clients: the answer waits until these steps are where it takes them
+        order = Order(bool(learned), inference.version)
+        if learned:
+            inference.ask([*learned[:-1], learned[-1]._replace(order=order)])
+        fields = lambda actions, version: {"episode_ids": ids, "version": inference.version, "too_old": late}
+        return Answer(order, fields).get()
+
+    def _chosen(
+        self, episodes: list[Episode], body: bodies.PlayedRequest, lead: tuple[int, int]
+    ) -> dict[str, Any]:
+        """Returns the fields of Items about actions [K, N, *] that the client chose. Raises Refused."""
+        info, inference, client_inference = self.by_name[episodes[0].policy]
+        action = space_values.read(info.policy_action or info.action, body.actions, "actions", lead)
+        log_prob = space_values.array(NUMBER, body.log_probs, lead, "log_probs")
+        version = space_values.array(WHOLE, body.versions, lead, "versions")
+        memory = client_inference.memory(body.memory, lead)
+        # without learning they go back to older weights where the best checkpoint is taken away
+        if (version < 0).any() or (info.learns and version.max() > inference.version):
+            raise Refused(409, f"versions: there are none beyond {inference.version} here: get the weights again")
+        return {"action": action, "log_prob": log_prob, "version": version, "carry": memory}
+
+    def _count_late(self, episodes: list[Episode], version: np.ndarray) -> int:
+        """Counts the steps [K, N] that are not learned from, since their weights are too old by now."""
+        info, inference, _ = self.by_name[episodes[0].policy]
+        if info.max_lag is None:
+            return 0
+        learns = np.array([episode.learns for episode in episodes])
+        late = int(((version < inference.version - info.max_lag) & learns).sum())
+        self.table.too_old += late
+        return late
+
+    def _find_several(self, call: Call, ids: list[str]) -> tuple[list[Episode], PolicyInfo]:
+        """Returns different episodes of one policy, each of which takes its next step."""
+        if not 1 <= len(ids) <= self.most_episodes or len(set(ids)) < len(ids):
+            raise Refused(422, f"episode_ids: expected 1 to {self.most_episodes} different ids, got {len(ids)}")
+        episodes = [self._find_single(call, id)[0] for id in ids]
         if len({episode.policy for episode in episodes}) > 1:
             raise Refused(422, "episode_ids: they follow different policies: send a request for each")
         for episode in episodes:
-            self.in_turn(episode, None)
-        return episodes, self._served[episodes[0].policy].facts
+            self.check_turn(episode, None)
+        return episodes, self.by_name[episodes[0].policy].info
 
-    def items(
+    def _items(
         self,
         episodes: list[Episode],
-        obs: PyTree,
-        rewards: np.ndarray,
-        truncated: np.ndarray,
-        over: np.ndarray,
-        last: Any,
+        results: tuple[PyTree, ...],
         chosen: Sequence[Mapping[str, Any]] = (),
     ) -> list[Item]:
-        """Returns the items of several episodes; those that are over end, and others begin in their places.
+        """Returns the items of several episodes; another begins in place of each that is over.
 
-        `chosen` has what an Item says of actions that the client chose.
+        Args:
+          episodes: N, of one agent.
+          results: of `_results`, [N, *].
+          chosen: fields of Items about actions that the client chose.
         """
+        obs, rewards, truncated, over, last = results
         items: list[Item] = []
         for i, episode in enumerate(episodes):
             reward = float(rewards[i])
             if over[i]:
-                item = self._ended(episode, at(last, i), reward, truncated=bool(truncated[i]))
+                items += self._end(episode, _slice(last, i), reward, truncated=bool(truncated[i]))
                 self.table.close(episode, "has ended", {"return": episode.total, "length": episode.steps})
-                carry = self._served[episode.policy].inference.initial
-                how: dict[str, Any] = {"policy": episode.policy, "carry": carry}
-                episode = self.table.begin(episode.client, None, learns=episode.learns, **how)
-                items += [] if item is None else [item]
-                reward = 0.0
-            items.append(self._item(episode, at(obs, i), reward, **(chosen[i] if chosen else {})))
+                carry = self.by_name[episode.policy].inference.initial
+                client, policy, learns = episode.client, episode.policy, episode.learns
+                episode, reward = self.table.begin(client, None, learns=learns, policy=policy, carry=carry), 0.0
+            items.append(_item(episode, _slice(obs, i), reward, **(chosen[i] if chosen else {})))
         return items
 
-    # ------------------------------------------------------------ about the server
+    # ------------------------------------------------------------ clients that act by themselves
 
-    def _once(self, request: Request, reply: Reply) -> None:
-        given = protocol.decoded(request)
-        protocol.fields(given, ("observation", "policy"), ("observation",))
-        name, (facts, inference, _) = self.named(given)
-        if facts.remembers:
-            raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
-        if facts.agents:
-            raise Refused(422, f"policy {name} is of several agents: begin an episode (POST /v1/episodes)")
-        obs = seen(facts, given["observation"], "observation")
-        # an episode of its own, which nobody can ask again
-        self._asked_once += 1
-        episode = Episode(f"/{self._asked_once}", "", name)
-        episode.seats.append(Seat(episode, 0, UNLEARNED, inference.initial(0)))
+    async def program(self, call: Call) -> dict[str, Any]:
+        return (await self._client_program(call))[0]
 
-        def done(actions: list[PyTree], version: int) -> None:
-            reply(encoded({"action": actions[0], "version": version}, request))
+    async def weights(self, call: Call) -> Response:
+        least = call.query.get("newer_than", "-1")
+        if not re.fullmatch(r"-1|\d{1,15}", least):
+            raise Refused(422, f"newer_than: expected a version, got {least[:80]}")
+        _, version, file = await self._client_program(call)
+        is_other = version != int(least)  # older weights are sent, too: see `_chosen`
+        return Response(file, media_type=NPZ) if is_other else Response(status_code=204, media_type=NPZ)
 
-        self.ask([Item(episode.seat, obs, 0.0)], done)
+    async def _client_program(self, call: Call) -> tuple[dict[str, Any], int, bytes]:
+        name, (info, inference, client_inference) = self._named(call.query.get("policy"))
+        if info.agents:
+            raise Refused(422, f"policy {name} is of several agents: let the server act (inference_mode: remote)")
+        return await asyncio.wrap_future(client_inference.get(inference))
 
-    def _policies(self, request: Request, reply: Reply) -> None:
-        reply(encoded({"policies": about.policies(self._served)}))
+    # ------------------------------------------------------------ the server itself
 
-    def _health(self, request: Request, reply: Reply) -> None:
-        versions = {name: served.inference.version for name, served in self._served.items()}
-        reply(encoded({"status": "ok", "versions": versions, "episodes": len(self.table.episodes)}))
+    def health(self, call: Call) -> dict[str, Any]:
+        versions = {name: policy.inference.version for name, policy in self.by_name.items()}
+        return {"status": "ok", "versions": versions, "episodes": len(self.table.episodes)}
 
-    def _metrics(self, request: Request, reply: Reply) -> None:
-        text = about.metrics(self.table, self.web, self._served, time.monotonic() - self._begun)
-        reply(Response(200, text.encode(), "text/plain; version=0.0.4"))
+    def policies(self, call: Call) -> dict[str, Any]:
+        found = {}
+        for name, (info, inference, _) in self.by_name.items():
+            facts = {"algorithm": info.algorithm, "learns": info.learns, "remembers": info.remembers}
+            agents = {agent: _spaces(of.observation, of.action) for agent, of in info.agents.items()}
+            own = {"agents": agents} if agents else _spaces(info.observation, info.action)
+            found[name] = {**facts, **own, "version": inference.version}
+        return {"policies": found}
 
-    def _openapi(self, request: Request, reply: Reply) -> None:
-        reply(encoded(about.document(self.web, self._served, self._cfg.max_batch)))
+    def metrics(self, call: Call) -> Response:
+        table, gate = self.table, self.http.gate
+        found: dict[str, tuple[str, float]] = {
+            "requests_total": ("counter", gate.requests),
+            "refused_total": ("counter", gate.refused),
+            "connections": ("gauge", len(self.http.admitted)),
+            "episodes": ("gauge", len(table.episodes)),
+            "episodes_begun_total": ("counter", table.begun),
+            "episodes_ended_total": ("counter", table.ended),
+            "episodes_failed_total": ("counter", table.failed),
+            "inferences_total": ("counter", sum(policy.inference.count for policy in self.by_name.values())),
+            "uptime_seconds": ("gauge", time.monotonic() - self._started),
+        }
+        if table.columns is not None:
+            found["steps_dropped_total"] = "counter", table.columns.dropped
+        lines = [f"# TYPE jrl_{name} {kind}\njrl_{name} {value:.12g}\n" for name, (kind, value) in found.items()]
+        inferences = [(f'policy="{name}"', policy.inference) for name, policy in self.by_name.items()]
+        lines += ["# TYPE jrl_weights_version gauge\n"]
+        lines += [f"jrl_weights_version{{{label}}} {inference.version}\n" for label, inference in inferences]
+        lines += ["# TYPE jrl_wait_seconds histogram\n"]
+        lines += [inference.waits.text("jrl_wait_seconds", label) for label, inference in inferences]
+        lines += ["# TYPE jrl_inference_seconds histogram\n"]
+        lines += [inference.calls.text("jrl_inference_seconds", label) for label, inference in inferences]
+        return Response("".join(lines), media_type="text/plain; version=0.0.4")
 
-    def _docs(self, request: Request, reply: Reply) -> None:
-        page = openapi.page(about.document(self.web, self._served, self._cfg.max_batch))
-        reply(Response(200, page.encode(), "text/html; charset=utf-8"))
+    def openapi(self, call: Call) -> dict[str, Any]:
+        observations, actions, agents = list[Space](), list[Space](), dict[str, Any]()
+        for policy in self.by_name.values():
+            agents |= policy.info.agents
+            parts = policy.info.agents.values() or (policy.info,)
+            observations += [part.observation for part in parts]
+            actions += [part.action for part in parts]
+        token = self.address.token is not None
+        return openapi.document(observations, actions, agents, most=self.most_episodes, token=token)
+
+    def docs(self, call: Call) -> Response:
+        return Response(openapi.page(self.openapi(call)), media_type="text/html")
+
+
+class _Endpoint:
+    """An ASGI application for one operation: decodes its body, calls its method, encodes the answer."""
+
+    def __init__(self, server: Server, operation: Operation):
+        self._server, self._status = server, operation.status
+        self._fn = getattr(server, operation.name)
+        self._has_body = operation.body is not None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, body, server = scope["state"]["headers"], scope["state"]["body"], self._server
+        fields: dict[str, Any] = {}
+        if self._has_body:
+            most = server.address.most_bytes
+            if len(body) > _LARGE:
+                loop = asyncio.get_running_loop()
+                fields = await loop.run_in_executor(server.decoders, wire.decoded, body, headers, most)
+            else:
+                fields = wire.decoded(body, headers, most)
+        query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
+        call = Call(fields, wire.client_name(headers), query)
+        with server.table.lock:
+            found = self._fn(call, **scope["path_params"])
+        if inspect.isawaitable(found):
+            found = await found
+        form = headers if self._has_body else None
+        response = found if isinstance(found, Response) else wire.encoded(found, form, self._status)
+        await response(scope, receive, send)
+
+
+def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
+    now = time.monotonic()
+    for item, action, version in chosen:
+        if item.order is not None:
+            item.seat.episode.heard = now
+            item.order.put(item.place, action, version)
+
+
+def _answer(order: Order, place: int, episode: Episode) -> Answer:
+    """Returns the answer to an episode's latest step."""
+    step = episode.steps - 1
+    return Answer(order, lambda actions, version: {"action": actions[place], "version": version, "step": step})
+
+
+def _item(episode: Episode, obs: PyTree, reward: float, **fields: Any) -> Item:
+    """Returns the next item of an episode with one agent, with the rewards since its latest action."""
+    item = episode.seat.item(obs, reward, **fields)
+    episode.steps = episode.seat.steps
+    return item
+
+
+def _results(
+    info: PolicyInfo, body: bodies.StepsRequest | bodies.PlayedRequest, lead: tuple[int, ...]
+) -> tuple[PyTree, ...]:
+    """Returns (observations, rewards, truncated, over, last observations) of steps, [*lead, *]."""
+
+    def flags(name: str) -> np.ndarray:
+        given = getattr(body, name)
+        return np.zeros(lead, bool) if given is None else space_values.array(FLAG, given, lead, name)
+
+    obs = observed(info, body.observations, "observations", lead)
+    rewards = np.zeros(lead, np.float32)
+    if body.rewards is not None:
+        rewards = space_values.array(NUMBER, body.rewards, lead, "rewards")
+    terminated, truncated = flags("terminated"), flags("truncated")
+    over, last = terminated | truncated, obs
+    if over.any():
+        if body.final_observations is None:
+            raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
+        last = space_values.read(info.observation, body.final_observations, "final_observations", lead)
+    return obs, rewards, truncated & ~terminated, over, last
+
+
+def _slice(tree: PyTree, i: Any) -> PyTree:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def _spaces(observation: Space, action: Space) -> dict[str, Any]:
+    return {"observation": plain(space_to_json(observation)), "action": plain(space_to_json(action))}

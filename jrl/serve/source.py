@@ -17,8 +17,7 @@ from jrl.rollout.collect import FAILURES, FromHost, device_of
 from jrl.rollout.collect_async import EMPTY
 from jrl.rollout.sources import copied
 from jrl.serve.columns import Taken
-from jrl.serve.game_program import STEP
-from jrl.serve.inference import Inference, Weights
+from jrl.serve.inference import STEP, Inference, Weights
 from jrl.serve.table import Table
 from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
 

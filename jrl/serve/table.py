@@ -1,20 +1,55 @@
-"""The episodes that clients play: who plays which, in which column, and what became of those that are over."""
+"""The episodes that clients play: by their ids, each with its client and its column of rows, and their infos."""
 
+import asyncio
 import collections
 import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.serve.columns import Columns
-from jrl.serve.infos import Infos
-from jrl.serve.protocol import Refused
+from jrl.serve.wire import Refused
 from jrl.types import PyTree
 
+INFO = "external/info/"  # metrics: means of the infos since the row before, by name
+NAMES = 64  # names of infos in a run, so that its memory and its rows stay bounded
 _REMEMBERED = 10_000  # episodes that are over
 UNLEARNED = -1  # the column of an episode that nobody learns from
+
+
+class Order:
+    """Actions that one request asked for; in the server's thread.
+
+    Attributes:
+      chosen: future of (actions in order, version of the weights that chose).
+    """
+
+    def __init__(self, count: int, version: int):
+        self.chosen: asyncio.Future[tuple[list[PyTree], int]] = asyncio.get_running_loop().create_future()
+        self._actions: list[PyTree] = [None] * count
+        self._left = count
+        if not count:
+            self.chosen.set_result(([], version))
+
+    def put(self, place: int, action: PyTree, version: int) -> None:
+        """Adds an action."""
+        self._actions[place] = action
+        self._left -= 1
+        if not self._left and not self.chosen.done():
+            self.chosen.set_result((self._actions, version))
+
+
+class Answer(NamedTuple):
+    """The answer to an episode's latest request, which a repeated request gets, too."""
+
+    order: Order
+    fields: Callable[[list[PyTree], int], dict[str, Any]]  # of the actions of the order and their version
+
+    async def get(self) -> dict[str, Any]:
+        """Waits for the actions."""
+        return self.fields(*await self.order.chosen)
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,15 +57,13 @@ class Episode:
     """One episode under way.
 
     Attributes:
-      id, client: its name, and that of who plays it.
-      policy: the name of that which acts.
+      id, client, policy: its name, and those of its client and its policy.
       seats: of its agents, by number.
       steps: requests so far that count: repeated ones have the number of the first.
-      length: steps so far, in which somebody acted.
+      length: steps so far in which an agent acted.
       total: all rewards so far.
-      pending: actions that were asked for and have not come.
-      answer: to the latest request for an action, for who asks again.
-      seen: when its client last spoke, by time.monotonic.
+      answer: to the latest request for actions.
+      heard: time of its client's last request, by time.monotonic.
     """
 
     id: str
@@ -40,9 +73,13 @@ class Episode:
     steps: int = 0
     length: int = 0
     total: float = 0.0
-    pending: int = 0
-    answer: Any = None
-    seen: float = 0.0
+    answer: Answer | None = None
+    heard: float = 0.0
+
+    @property
+    def is_pending(self) -> bool:
+        """Returns whether its latest request waits for actions."""
+        return self.answer is not None and not self.answer.order.chosen.done()
 
     @property
     def seat(self) -> "Seat":
@@ -105,7 +142,8 @@ class Item(NamedTuple):
     first: bool = True
     leads: bool = True
     carry: PyTree = None  # [*] what it remembered before; None: what is known of the episode here
-    told: Callable[[], None] | None = None  # called, in the server's thread, once it is where the learner takes it
+    order: Order | None = None  # gets the action once it is chosen, and its row is where the learner takes it
+    place: int = 0  # in the order
 
     @property
     def memory(self) -> PyTree:
@@ -126,7 +164,7 @@ class Table:
       begun, ended, failed: episodes so far.
       too_old: steps so far that came after more updates than `max_lag` since the weights that chose them.
       finished: return and length of each that has ended and was learned from, which nobody has taken yet.
-      infos: what clients told beside rewards.
+      infos: numbers that clients send beside rewards.
     """
 
     def __init__(self, columns: Columns | None, num: int, most: int, agents: int = 1):
@@ -164,7 +202,7 @@ class Table:
         unlearned = len(self.episodes) - (self._num - len(self._free))
         if not learns and unlearned >= self._most:
             raise Refused(429, f"{unlearned} episodes are under way: end one first")
-        episode = Episode(id or secrets.token_hex(8), client, policy, seen=time.monotonic())
+        episode = Episode(id or secrets.token_hex(8), client, policy, heard=time.monotonic())
         place = self._free.pop() if learns else 0
         for agent in range(self._agents):
             column = place * self._agents + agent
@@ -183,7 +221,7 @@ class Table:
             raise Refused(410, f"episode {id!r} {why}") if why else Refused(404, f"there is no episode {id[:128]!r}")
         if episode.client != client:
             raise Refused(403, f"episode {id!r} is another client's")
-        episode.seen = time.monotonic()
+        episode.heard = time.monotonic()
         return episode
 
     def ended_with(self, id: str, client: str) -> Any:
@@ -212,5 +250,39 @@ class Table:
         """Fails the episodes whose clients have not spoken for so long."""
         with self.lock:
             limit = time.monotonic() - timeout_s
-            for episode in [e for e in self.episodes.values() if e.seen < limit and not e.pending]:
+            for episode in [e for e in self.episodes.values() if e.heard < limit and not e.is_pending]:
                 self.fail(episode, f"has failed: nothing was heard of its client for {timeout_s:g} s")
+
+
+class Infos:
+    """Sums of the numbers that clients send beside rewards, by name, until a row takes them. With the lock held.
+
+    Args:
+      kept: whether a run has rows for them; otherwise they are dropped.
+    """
+
+    def __init__(self, *, kept: bool):
+        self._kept = kept
+        self._names = set[str]()
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def check(self, given: Mapping[str, float]) -> None:
+        """Raises Refused: the run has too many names."""
+        if self._kept and len(self._names.union(given)) > NAMES:
+            new = next(name for name in given if name not in self._names)
+            raise Refused(422, f"infos/{new}: a run has at most {NAMES} names, and has {len(self._names)} already")
+
+    def add(self, given: Mapping[str, float]) -> None:
+        """Counts the infos of a request that is fulfilled."""
+        if not self._kept:
+            return
+        self._names.update(given)
+        for name, x in given.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + x, count + 1
+
+    def drain(self) -> dict[str, float]:
+        """Returns the means so far as metrics, and begins anew."""
+        found = {INFO + name: total / count for name, (total, count) in sorted(self._sums.items())}
+        self._sums = {}
+        return found

@@ -16,8 +16,8 @@ from serving import listening, running, settings
 from test_learning import free_port
 
 from jrl.errors import InputError
-from jrl.serve import origins
 from jrl.serve.__main__ import main
+from jrl.serve.http_server import Address
 from jrl.settings.external import ExternalConfig
 
 ROOT = Path(__file__).parents[2]
@@ -77,26 +77,30 @@ def test_what_a_browser_asks_before_needs_no_token(guarded):
     assert answered(guarded, "OPTIONS", "/v1/steps", Origin=PAGE)[0] == 401  # no such question
 
 
-def test_all_origins_need_a_token():
-    cfg = ExternalConfig(origins=("*",))
-    assert origins.allowed(cfg, TOKEN.encode()) == {"*"}
+def test_all_origins_need_a_token(tmp_path):
     with pytest.raises(InputError, match=r"external\.origins: \* lets every page .* external\.token_file"):
-        origins.allowed(cfg, None)
+        Address(ExternalConfig(port=0, origins=("*",)))
+    (tmp_path / "token").write_text(TOKEN)
+    with running(settings(external={"origins": ["*"], "token_file": str(tmp_path / "token")})) as run:
+        status, told = answered(run, "GET", "/v1/policies", Origin=PAGE, Authorization=f"Bearer {TOKEN}")
+        assert (status, told["access-control-allow-origin"]) == (200, PAGE)
 
 
 @pytest.mark.parametrize(
     "origin", ["localhost:8000", "http://localhost/", "http://", "file:///page.html", "http://a b", "", "null"]
 )
 def test_what_is_no_origin_is_refused_before_anything_listens(origin, capsys, tmp_path):
-    with pytest.raises(InputError, match=r"external\.origins: .* is no origin: expected http://HOST"):
-        origins.allowed(ExternalConfig(origins=(origin,)), None)
+    with pytest.raises(InputError, match=r"external\.origins: .* is not an origin: expected http://HOST"):
+        Address(ExternalConfig(port=0, origins=(origin,)))
     tree = [f'external.origins=["{origin}"]', "external.observation={box: [4]}", "external.action={discrete: 2}"]
     assert main(["ppo", f"--out={tmp_path}/run", "--port=0", *(f"--set={text}" for text in tree)]) == 2
-    assert "is no origin" in capsys.readouterr().err
+    assert "is not an origin" in capsys.readouterr().err
 
 
 def test_origins_are_compared_in_small_letters():
-    assert origins.allowed(ExternalConfig(origins=("http://Page.Test:80",)), None) == {"http://page.test:80"}
+    address = Address(ExternalConfig(port=0, origins=("http://Page.Test:80",)))
+    assert address.origins == {b"http://page.test:80"}
+    address.close()
 
 
 # ---------------------------------------------------------------- in Chromium

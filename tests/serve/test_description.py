@@ -9,7 +9,8 @@ import numpy as np
 import openapi_spec_validator
 import pytest
 
-from jrl.serve import openapi, protocol
+from jrl.serve import openapi, space_values
+from jrl.serve.wire import Refused
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 
@@ -36,14 +37,14 @@ def test_the_description_of_several_agents_is_openapi(token):
     ],
 )
 def test_schema_and_reader_agree_about_a_space(space, right, wrong):
-    jsonschema.validate(right, openapi.schema(space))
-    one = protocol.read(space, right, "x")
+    jsonschema.validate(right, space_values.schema(space))
+    one = space_values.read(space, right, "x")
     two = json.loads(json.dumps(jax.tree.map(lambda x: np.stack([x, x]).tolist(), one)))  # a tree of arrays
-    jsonschema.validate(two, openapi.batch(space, 2))
-    assert jax.tree.structure(protocol.read(space, two, "x", (2,))) == jax.tree.structure(one)
+    jsonschema.validate(two, space_values.schema(space, 2))
+    assert jax.tree.structure(space_values.read(space, two, "x", (2,))) == jax.tree.structure(one)
     with pytest.raises(jsonschema.ValidationError, match="is too long"):
-        jsonschema.validate(two, openapi.batch(space, 1))
+        jsonschema.validate(two, space_values.schema(space, 1))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, openapi.schema(space))
-    with pytest.raises(protocol.Refused):
-        protocol.read(space, wrong, "x")
+        jsonschema.validate(wrong, space_values.schema(space))
+    with pytest.raises(Refused):
+        space_values.read(space, wrong, "x")

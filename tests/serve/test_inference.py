@@ -9,8 +9,7 @@ import serving
 from serving import asked
 
 from jrl.serve.client import PolicyClient
-from jrl.serve.histogram import BOUNDS, Histogram
-from jrl.serve.inference import Chosen, Inference, Weights
+from jrl.serve.inference import BOUNDS, Chosen, Histogram, Inference, Weights
 from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
 
 OBS = [0.1, 0.2, 0.3, 0.4]

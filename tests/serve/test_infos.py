@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import serving
 
+from jrl.serve import bodies
 from jrl.serve.client import PolicyClient, RequestRefused
-from jrl.serve.infos import INFO, NAMES, Infos
-from jrl.serve.protocol import Refused
+from jrl.serve.table import INFO, NAMES, Infos
+from jrl.serve.wire import Refused
 
 SEVERAL = {"agents": ["a", "b"], "observation": {"box": [4]}}
 KINDS = {  # external section, observation, inference_mode
@@ -66,10 +67,11 @@ def test_the_client_refuses_what_is_no_number_and_forgets_nothing(info, wrong):
 def test_a_run_has_only_so_many_names():
     infos, names = Infos(kept=True), [f"a{i}" for i in range(NAMES)]
     for i in range(0, NAMES, 32):
-        infos.add(infos.read({"infos": dict.fromkeys(names[i : i + 32], 1)}))
-    assert infos.read({"infos": {"a0": 4}}) == {"a0": 4.0}
+        infos.check(dict.fromkeys(names[i : i + 32], 1))
+        infos.add(dict.fromkeys(names[i : i + 32], 1))
+    infos.check({"a0": 4.0})
     with pytest.raises(Refused, match="infos/more: a run has at most 64 names"):
-        infos.read({"infos": {"a0": 1, "more": 1}})
+        infos.check({"a0": 1.0, "more": 1.0})
     infos.add({"a0": 4.0})
     assert infos.drain() == {INFO + name: 2.5 if name == "a0" else 1.0 for name in names}
     assert infos.drain() == {}
@@ -77,11 +79,14 @@ def test_a_run_has_only_so_many_names():
 
 def test_without_a_run_they_are_read_and_dropped():
     infos = Infos(kept=False)
+    read = lambda given: bodies.read(bodies.RewardRequest, {"reward": 0, "infos": given}).infos
     for i in range(NAMES + 1):
-        infos.add(infos.read({"infos": {f"a{i}": 1}}))
+        given = read({f"a{i}": 1})
+        infos.check(given)
+        infos.add(given)
     assert infos.drain() == {}
     with pytest.raises(Refused, match="infos/a"):
-        infos.read({"infos": {"a": "x"}})
+        read({"a": "x"})
 
 
 def test_what_follows_a_refusal_is_not_refused_for_it():

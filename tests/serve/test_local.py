@@ -4,7 +4,6 @@ import importlib.util
 import io
 import json
 import os
-import queue
 import subprocess
 import sys
 import time
@@ -24,9 +23,9 @@ from jrl.serve import __main__ as serve
 from jrl.serve import acting
 from jrl.serve import client as client_module
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
+from jrl.serve.client_inference import ClientInference
 from jrl.serve.inference import Weights
-from jrl.serve.local import Local
-from jrl.serve.protocol import Refused
+from jrl.serve.wire import Refused
 
 BOX = {"box": [3]}
 BOUNDED = {"box": [2], "low": -2.0, "high": 2.0}
@@ -42,7 +41,7 @@ class Acting:
         spec = played.spec(observation, action, 2)
         env = Played(spec, cfg.env)
         self.algo, self.spec, self.env = build.algorithm(cfg, env.spec), env.spec, env
-        self.local = Local(
+        self.local = ClientInference(
             name, self.algo.choice, self.algo.carry(1), env.spec, env.to_env, explore=True,
             clips=cfg.replay is not None, random_steps=getattr(cfg.algo.exploration, "random_timesteps", 0), rows=8,
         )  # fmt: skip
@@ -56,12 +55,7 @@ class Acting:
 
     def refresh(self):
         """What goes over the wire, as it was."""
-        found = queue.SimpleQueue()
-        self.local.soon(self, lambda *made: found.put(made), found.put)
-        made = found.get(timeout=60)
-        if isinstance(made, Refused):
-            raise made
-        told, version, file = made
+        told, version, file = self.local.get(self).result(60)
         told = json.loads(json.dumps({**told, "most": 8}))
         if self.here is None:
             self.here = acting.Local(interpreter, np.random.default_rng(0))
@@ -237,7 +231,7 @@ def test_a_client_acts_by_weights_that_it_gets_anew(run):
         ({"versions": 3}, 422, "expected 1 to 256 steps"),
         ({"versions": [[0]] * 300}, 422, "got 300"),
         ({"actions": [[2]]}, 422, "from 0 to 1"),
-        ({"log_probs": [[None]]}, 422, "no number"),
+        ({"log_probs": [[None]]}, 422, "not numbers"),
         ({"log_probs": [0.0]}, 422, "log_probs: expected"),
         ({"observations": [[[0.0] * 3]]}, 422, "observations: expected"),
         ({"terminated": [[True]]}, 400, "final_observations is missing"),

@@ -18,8 +18,9 @@ from jrl import train
 from jrl.errors import InputError
 from jrl.host import faults
 from jrl.run import checkpoint
-from jrl.serve import address, policies
+from jrl.serve import policies
 from jrl.serve.client import PolicyClient, RequestRefused
+from jrl.serve.http_server import Address
 from jrl.settings.external import ExternalConfig
 
 SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]",
@@ -228,7 +229,7 @@ def test_a_token_is_asked_for(runs, tmp_path):
         assert PolicyClient(where, token="0123456789abcdef").get_once([0.0] * 4) in (0, 1)
     secret.write_text("short")
     with pytest.raises(InputError, match="16 characters"):
-        address.token_of(ExternalConfig(token_file=str(secret)))
+        Address(ExternalConfig(port=0, token_file=str(secret)))
 
 
 def test_requests_that_come_too_fast(runs):

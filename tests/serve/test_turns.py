@@ -266,7 +266,7 @@ def turn(run, id, body):
 WRONG = [
     ("turn", {}, 400, "observations is missing"),
     ("turn", {"observations": {"a": OBS}, "typo": 1}, 400, "no such field"),
-    ("turn", {"observations": OBS}, 422, "a mapping of agents, a, b, c"),
+    ("turn", {"observations": OBS}, 422, "observations: expected a mapping"),
     ("turn", {"observations": {"d": OBS}}, 422, "no agent 'd': expected a, b, c"),
     ("turn", {"observations": {"a": OBS[:2]}}, 422, "observations/a: expected float32 [3]"),
     ("turn", {"observations": {"c": OBS}}, 409, "observations/c: it has ended"),
@@ -282,7 +282,7 @@ WRONG = [
     ("reward", {"rewards": {"a": -3e38}}, 422, "rewards/a: expected float32 [] of numbers from"),
     ("end", {"rewards": {"a": 3e38}}, 422, "rewards/a: expected float32 [] of numbers from"),
     ("turn", {"observations": {}, "truncated": {"a": True}}, 400, "observations/a is missing"),
-    ("turn", {"observations": {}, "terminated": {"a": "yes"}}, 422, "true or false"),
+    ("turn", {"observations": {}, "terminated": {"a": "yes"}}, 422, "terminated/a: expected a boolean"),
     ("turn", {"observations": {"a": OBS}, "actions": {"a": 1}}, 422, "its own policy"),
     ("turn", {"observations": {"a": OBS}, "actions": {"b": 1}}, 422, "actions/b: it is not among"),
     ("turn", {"observations": {"a": OBS}, "log_probs": {"a": -1.0}}, 422, "log_probs/a: it is not among the actions"),

@@ -1,37 +1,41 @@
 """The HTTP of the server without its routes: what is settled before a body comes, and clients that do not read."""
 
+import importlib.util
 import json
 import socket
 import threading
+import time
 
 import numpy as np
+import psutil
 import pytest
 from serving import until
+from starlette.responses import Response
 
+from jrl.serve import http_server
+from jrl.serve.__main__ import main
 from jrl.serve.client import PolicyClient, RequestRefused
-from jrl.serve.protocol import Response
-from jrl.serve.web import Limits, Web
+from jrl.serve.http_server import Address, HttpServer
+from jrl.settings.external import ExternalConfig
 
 TOKEN = b"0123456789abcdef"
 
 
 class Served:
-    """A server whose answers are `size` bytes; `bodies` are what its handler got."""
+    """A server whose answers are `size` bytes; `bodies` are what its routes got."""
 
-    def __init__(self, size=2, **limits):
-        self.bodies, self._answer = [], Response(200, b"x" * size, "text/plain")
-        self._sock = socket.socket()
-        self._sock.bind(("127.0.0.1", 0))
-        given = {"body": 2**24, "clients": 8, "rate": 0.0, "idle_s": 30.0, "token": None, **limits}
-        self.web = Web(self._handle, Limits(**given))
-        self.web.open(self._sock)
+    def __init__(self, size=2, **external):
+        self.bodies, self._answer = [], Response(b"x" * size, media_type="text/plain")
+        self.http = HttpServer(self._route, Address(ExternalConfig(port=0, **external)), lambda: None)
+        self._name = self.http.address.socket.getsockname()
+        self.http.open()
 
-    def _handle(self, request, reply):
-        self.bodies.append(request.body)
-        reply(self._answer)
+    async def _route(self, scope, receive, send):
+        self.bodies.append(scope["state"]["body"])
+        await self._answer(scope, receive, send)
 
     def connected(self):
-        return socket.create_connection(self._sock.getsockname(), timeout=10)
+        return socket.create_connection(self._name, timeout=10)
 
     def asked(self, text):
         """(status, what is wrong) of what is sent, over a connection of its own."""
@@ -46,7 +50,7 @@ def answered(connection):
         status, size = int(file.readline().split()[1]), 0
         while line := file.readline().strip():
             name, _, value = line.partition(b":")
-            size = int(value) if name == b"Content-Length" else size
+            size = int(value) if name.lower() == b"content-length" else size
         body = b""
         while len(body) < size:
             body += file.read(size - len(body))
@@ -54,24 +58,38 @@ def answered(connection):
 
 
 @pytest.fixture
-def serve():
+def serve(tmp_path):
+    """Makes servers; `token` is a text."""
     made = []
 
-    def make(*args, **limits):
-        made.append(Served(*args, **limits))
+    def make(*args, token=None, **external):
+        if token is not None:
+            (tmp_path / "token").write_bytes(token)
+            external["token_file"] = str(tmp_path / "token")
+        made.append(Served(*args, **external))
         return made[-1]
 
     yield make
     for served in made:
-        served.web.close()
+        served.http.close()
 
 
 def head(size, token=b"", more=b""):
     return b"POST /v1/x HTTP/1.1\r\nContent-Length: %d\r\nAuthorization: Bearer %s\r\n%s\r\n" % (size, token, more)
 
 
+@pytest.mark.parametrize("package", ["starlette", "uvicorn", "httptools"])
+def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch, capsys, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    assert main(["ppo", f"--out={tmp_path}/run"]) == 2
+    error = capsys.readouterr().err
+    assert package in error and "pip install 'jrl[serve]'" in error
+    assert main([f"--write-client={tmp_path}/client.py"]) == 0
+
+
 def test_who_may_not_ask_is_told_before_a_body_comes(serve):
-    served = serve(token=TOKEN, rate=3.0)
+    served = serve(token=TOKEN, max_rate=3.0)
     with served.connected() as connection:
         connection.sendall(head(10_000_000, b"wrong"))
         assert answered(connection)[0] == 401
@@ -134,6 +152,64 @@ def test_a_request_that_is_too_large_gets_its_answer_though_all_of_it_was_sent(s
     assert served.bodies == []
 
 
+def chunks(count, size=1_000_000):
+    yield b"POST /v1/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for _ in range(count):
+        yield b"%x\r\n%s\r\n" % (size, bytes(size))
+    yield b"0\r\n\r\n"
+
+
+def test_a_body_in_chunks_has_the_same_limit(serve):
+    served = serve(max_body_mb=4)
+    with served.connected() as connection:
+        for part in chunks(4):
+            connection.sendall(part)
+        assert answered(connection)[0] == 200
+        assert len(served.bodies[0]) == 4_000_000
+        for part in chunks(50):
+            connection.sendall(part)
+        status, told = answered(connection)
+        assert (status, "more than the 4,194,304 bytes" in told) == (413, True)
+        assert connection.recv(1) == b""
+    assert len(served.bodies) == 1
+
+
+def test_nothing_of_a_body_is_kept_that_is_refused(serve, monkeypatch):
+    """Of 100 MB of each of ten clients without a token; uvicorn itself holds 64 KiB of a body that is not read."""
+    monkeypatch.setattr(http_server, "_DRAIN_S", 20.0)
+    served, process = serve(token=TOKEN), psutil.Process()
+    before, most = process.memory_info().rss, 0
+    for _ in range(10):
+        with served.connected() as connection:
+            connection.sendall(head(100_000_000))
+            for _ in range(100):
+                connection.sendall(bytes(1_000_000))
+                most = max(most, process.memory_info().rss)
+            assert answered(connection)[0] == 401
+    assert most - before < 30e6
+
+
+def test_half_a_request_and_silence_end_a_connection(serve, monkeypatch):
+    monkeypatch.setattr(http_server, "_REQUEST_S", 0.5)
+    served, start = serve(timeout_s=3.0), time.monotonic()
+    texts = (b"GET /v1/x HT", b"GET /v1/x HTTP/1.1\r\nX: a", b"\r\n", head(10) + b"{")
+    silent, slow, *half = [served.connected() for _ in range(2 + len(texts))]
+    for connection, text in zip(half, texts, strict=True):
+        connection.sendall(text)
+    with pytest.raises(OSError):  # a head whose bytes come one after the other, for ever
+        slow.sendall(b"GET /v1/x HTTP/1.1\r\nX: ")
+        while time.monotonic() < start + 2.9:
+            slow.sendall(b"a")
+            time.sleep(0.05)
+    for connection in half:
+        assert connection.recv(12) == b"HTTP/1.1 408"
+    assert time.monotonic() - start < 2.9
+    assert silent.recv(1) == b""
+    for connection in (*half, slow, silent):
+        connection.close()
+    assert served.bodies == []
+
+
 def test_a_client_that_does_not_read_is_not_read_from(serve):
     served, asked = serve(100_000), 2_000
     with served.connected() as rude:
@@ -143,7 +219,7 @@ def test_a_client_that_does_not_read_is_not_read_from(serve):
                 rude.sendall(head(0) * asked)
         handled = len(served.bodies)
         assert 0 < handled < asked / 2
-        (waiting,) = served.web.connections
+        (waiting,) = served.http.admitted
         assert served.asked(head(2) + b"ok")[0] == 200
         assert waiting.transport.get_write_buffer_size() < 300_000
         assert len(served.bodies) <= handled + 1
@@ -153,11 +229,11 @@ def test_a_client_that_does_not_read_is_not_read_from(serve):
 
 
 def test_a_client_that_never_reads_is_closed(serve):
-    served = serve(100_000, idle_s=0.5)
+    served = serve(100_000, timeout_s=0.5)
     with served.connected() as rude:
         rude.sendall(head(0) * 500)
         until(lambda: served.bodies)
-        until(lambda: not served.web.clients)
+        until(lambda: not served.http.admitted)
     assert len(served.bodies) < 250
 
 

@@ -1,8 +1,7 @@
-"""Local inference, for clients that act by themselves: the policy as a program for numpy, its weights by version."""
+"""Clients that act by themselves: the policy as a program for numpy, and its weights by version."""
 
 import concurrent.futures
 import io
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -17,20 +16,21 @@ from jrl.distributions import Bernoulli, Categorical, DiagGaussian, MultiCategor
 from jrl.errors import InputError
 from jrl.export import npz
 from jrl.export.program import Program, trace
-from jrl.serve import openapi, protocol
+from jrl.serve import space_values
+from jrl.serve.bodies import STEPS
 from jrl.serve.inference import Inference, Weights
-from jrl.serve.protocol import Refused
+from jrl.serve.wire import Refused
 from jrl.types import ActOut, Box, EnvSpec, PyTree, Tuple, element
 
 ROWS = 64  # of an episode that clients send at once, where no rollout asks for fewer
 _MEMORY = 2**22  # bytes of what is remembered in one request, about
-_MEND = "let the server act (inference_mode: remote)"
+_FIX = "let the server act (inference_mode: remote)"
 
 
-class Local:
-    """A policy for those who act with numpy; see `PolicyClient` with inference_mode "local".
+class ClientInference:
+    """A policy for clients that act with numpy; see `PolicyClient` with inference_mode "local".
 
-    It is made when a client first asks, in a thread of its own: no request waits for it.
+    Its program is made when a client first asks, in a thread of its own: no other request waits for it.
 
     Args:
       name: of the algorithm, for errors.
@@ -65,44 +65,35 @@ class Local:
         self._to_env, self._explore, self._clips, self._random_steps = to_env, explore, clips, random_steps
         self._rows = rows
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jrl-weights")
-        self._told: dict[str, Any] | None = None
+        self._listing: dict[str, Any] | None = None
         self._constants: dict[str, np.ndarray] = {}
         self._program: Program | None = None  # its constants and operations are those of weights alone
         self._sent: list[int] = []  # its values that clients get
         self._first = 0  # number of the first of them, for the client
         self._file: tuple[int, bytes] = -1, b""
 
-    def soon(self, inference: Inference, done: Callable[[dict[str, Any], int, bytes], None], failed: Any) -> None:
-        """Calls `done(program, version, weights as npz)` in another thread, or `failed(Refused)`."""
+    def get(self, inference: Inference) -> concurrent.futures.Future[tuple[dict[str, Any], int, bytes]]:
+        """Makes (program, version, weights as npz) in another thread. Raises Refused: numpy cannot act."""
 
-        def make() -> None:
-            try:
-                weights = inference.weights
-                if self._told is None:
-                    self._told = self._made(weights)
-                if self._file[0] != weights.version:
-                    self._file = weights.version, self._packed(weights)
-            except Refused as e:
-                failed(e)
-            except Exception:  # a fault of ours: who asked must hear of it, and there is nobody to raise it to
-                traceback.print_exc()
-                failed(Refused(500, "the server failed on this request; its log tells more"))
-            else:
-                done(self._told, *self._file)
+        def make() -> tuple[dict[str, Any], int, bytes]:
+            weights = inference.weights
+            if self._listing is None:
+                self._listing = self._made(weights)
+            if self._file[0] != weights.version:
+                self._file = weights.version, self._packed(weights)
+            return self._listing, *self._file
 
-        self._thread.submit(make)
+        return self._thread.submit(make)
 
-    def remembered(self, given: Any, lead: tuple[int, ...]) -> PyTree:
-        """Returns the memory before steps [*lead, ...] that a client sends; None of a policy without. Raises
-        Refused.
-        """
+    def memory(self, given: Any, lead: tuple[int, ...]) -> PyTree:
+        """Returns the memory before steps [*lead, ...] that a client sends; None without. Raises Refused."""
         if not self._start:
             if given is not None:
                 raise Refused(422, "memory: this policy remembers nothing")
             return None
         if given is None:
             raise Refused(400, "memory is missing: this policy remembers, and it is learned from what it remembered")
-        return jax.tree.unflatten(self._structure, protocol.read(self._memory, given, "memory", lead))
+        return jax.tree.unflatten(self._structure, space_values.read(self._memory, given, "memory", lead))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -111,10 +102,10 @@ class Local:
         """Returns the program as JSON. Raises Refused: numpy cannot act for this policy."""
         if self._choice is None or self._strange:
             why = "the policy has no probabilities" if self._choice is None else "algo.exploration remembers"
-            raise Refused(422, f"{self._name}: {why}, so that no client can act for it: {_MEND}")
+            raise Refused(422, f"{self._name}: {why}, so that no client can act for it: {_FIX}")
         if self._explore and self._random_steps:
             raise Refused(
-                422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_MEND}"
+                422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_FIX}"
             )
         choice, dist = self._choice, None
         actor = jax.device_get(weights.actor)
@@ -139,12 +130,12 @@ class Local:
                 to_env, own = npz.listed(made)
                 self._constants |= {f"to_env/{number}": x for number, x in own.items()}
         except InputError as e:
-            raise Refused(422, f"{self._name}: numpy cannot act for this policy ({e}): {_MEND}") from None
+            raise Refused(422, f"{self._name}: numpy cannot act for this policy ({e}): {_FIX}") from None
         seen = [(path, *_array(leaf)) for path, leaf in spaces.leaves(self._spec.observation)]
         taken = spaces.leaves(self._spec.action)
         parts = [self._part(path, leaf, part) for (path, leaf), part in zip(taken, _parts(dist), strict=True)]
         self._constants |= {f"memory/{i}": x for i, x in enumerate(self._start)}
-        most = min(openapi.MOST, _MEMORY // max(1, sum(x.nbytes for x in self._start)))
+        most = min(STEPS, _MEMORY // max(1, sum(x.nbytes for x in self._start)))
         told = {"version": 1, "rows": self._rows, "most": max(1, most), "observation": seen, "actions": parts}
         return {**told, "program": listing, "to_env": to_env}
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from jrl.gym import exceptions, faults, masked
 from jrl.gym.block import Block
 
-# Requests. Those in `ARGUED` bring an argument. In capitals, a request asks for the info, too
+# Requests. Those in `ARGUED` bring an argument, those in `VALUED` get a value. In capitals they ask for the info, too
 STEP, RESET, MAKE, SEED, LOOK, MASK, CALL = b"s", b"r", b"m", b"i", b"l", b"k", b"c"
-ARGUED = (SEED, LOOK, MASK, CALL)
+ARGUED, VALUED = frozenset((SEED, LOOK, MASK, CALL)), frozenset((MAKE, LOOK, CALL))
 # Answers. All but DONE and SEVERAL bring a value; SEVERAL: the environment has several agents
 DONE, VALUE, ERROR, INFO, SEVERAL = b"d", b"v", b"e", b"n", b"a"
 GRACE_S = 2.0  # to close an environment
@@ -84,23 +84,24 @@ class _Worker:
 
     def work(self) -> None:
         """Answers requests. Raises ConnectionError or EOFError: the other side is gone."""
-        fd = self._link.fileno()
-        while asked := os.read(fd, 1):
-            kind = asked.lower()
+        fd, read, write = self._link.fileno(), os.read, os.write
+        while asked := read(fd, 1):
+            kind, answer, value = asked.lower(), DONE, b""
             argument = self._link.recv() if kind in ARGUED else None
-            answer = VALUE if kind in (MAKE, LOOK, CALL) else DONE if asked == kind else INFO
             try:
-                value = self._answer(kind, argument)
-                if answer != DONE:
-                    value = pickle.dumps(_sendable(value) if answer == INFO else value)
+                result = self._answer(kind, argument)
+                if kind in VALUED:
+                    answer, value = VALUE, pickle.dumps(result)
+                elif asked != kind:
+                    answer, value = INFO, pickle.dumps(_sendable(result))
             except BaseException as e:  # SystemExit, too: an environment has no say in when its process ends
                 breach = e.args if isinstance(e, faults.Breach) else ()
                 said = exceptions.line(e), exceptions.stack(e), traceback.format_exc()
                 answer, value = ERROR, pickle.dumps((breach, exceptions.of_making(e) if kind == MAKE else None, said))
                 if kind == MAKE and type(e).__name__ == "SeveralAgents":  # of jrl.envs.context, which needs jax
                     answer = SEVERAL
-            os.write(fd, answer)
-            if answer not in (DONE, SEVERAL):
+            write(fd, answer)
+            if value and answer != SEVERAL:
                 self._link.send_bytes(value)
 
     def _answer(self, kind: bytes, argument: Any) -> Any:

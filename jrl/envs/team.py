@@ -76,25 +76,6 @@ def team(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
       InputError: `agents` are not all that there are, or have different spaces, actions that cannot be put together, or
         an environment that does not have several agents.
     """
-    _check(spec, agents)
-    joint, view = joint_spec(spec), joint_view(spec.observation, len(spec.agents))
-    shape = element(spec.action).shape
-
-    def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
-        return state, _joined(xp, spec, view, result)
-
-    return Transform(joint, act=lambda xp, action: action.reshape(-1, *shape), observe=observe)
-
-
-def _check_agents(spec: EnvSpec) -> None:
-    if not spec.agents:
-        raise InputError(
-            "multi_agent.group: expected an environment with several agents, got one with a single one: leave it out"
-        )
-
-
-def _check(spec: EnvSpec, agents: tuple[str, ...] | None) -> None:
-    """Raises InputError where a team cannot be made."""
     key = "multi_agent.group"
     _check_agents(spec)
     if agents is not None and sorted(agents) != sorted(spec.agents):
@@ -107,6 +88,19 @@ def _check(spec: EnvSpec, agents: tuple[str, ...] | None) -> None:
         raise InputError(
             f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
             "kind of agents follows a policy of its own"
+        )
+    named, view = _grouped(spec, {"team": spec.agents})
+
+    def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
+        return state, view.joined(xp, result, ends_with_game=True)._replace(several=None)
+
+    return named._replace(spec=named.spec._replace(agents=()), observe=observe)
+
+
+def _check_agents(spec: EnvSpec) -> None:
+    if not spec.agents:
+        raise InputError(
+            "multi_agent.group: expected an environment with several agents, got one with a single one: leave it out"
         )
 
 
@@ -196,24 +190,6 @@ def joint_view(space: Space, count: int) -> Callable[..., PyTree]:
     return view
 
 
-def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepResult) -> StepResult:
-    """Makes a step of the team of one of its agents."""
-    assert isinstance(result.several, Several)
-    by_game = lambda x: x.reshape(-1, len(spec.agents))
-    over, absent = result.several.over, by_game(result.several.absent)
-    cut = by_game(result.truncated)
-    gone = absent | by_game(result.terminated) | (cut & ~over[:, None])
-    truncated = over & cut.any(-1)
-    stays = ~gone
-    if (there := result.several.there) is None:
-        present = stays | absent.all(-1, keepdims=True)  # nobody joins a game under way: all begin it
-    else:  # nobody acts after the last row, from which those are bootstrapped whom the time limit cut off
-        present = by_game(there) | (over[:, None] & stays)
-    failed = None if result.failed is None else by_game(result.failed).any(-1)
-    reward = by_game(result.reward).sum(-1)
-    return StepResult(view(xp, result.obs, gone, present), reward, over & ~truncated, truncated, failed)
-
-
 # ---------------------------------------------------------------- teams beside other agents
 
 
@@ -230,6 +206,11 @@ def grouped(spec: EnvSpec, *, groups: Groups) -> Transform:
       InputError: agents that cannot be put together.
     """
     _check_agents(spec)
+    found, view = _grouped(spec, groups)
+    return found._replace(observe=lambda xp, state, action, result: (state, view.joined(xp, result)))
+
+
+def _grouped(spec: EnvSpec, groups: Groups) -> tuple[Transform, "_View"]:
     units = _units(spec, groups)
     each = [unit.spec for unit in units]
     kinds = spaces.kinds([one._replace(agents=()) for one in each])
@@ -245,9 +226,7 @@ def grouped(spec: EnvSpec, *, groups: Groups) -> Transform:
         agents=tuple(unit.name for unit in units),
         kinds=kinds,
     )
-    view = _View(spec, units, shown)
-    observe = lambda xp, state, action, result: (state, view.joined(xp, result))
-    return Transform(shown, act=_to_columns(spec, shown, units), observe=observe)
+    return Transform(shown, act=_to_columns(spec, shown, units)), _View(spec, units, shown)
 
 
 class _Unit(NamedTuple):
@@ -299,7 +278,7 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
         for k in range(len(by_kind)):
             own = [i for i, unit in enumerate(units) if unit.kind == k]
             order = np.argsort(np.concatenate([units[i].seats for i in own]))
-            join = lambda *x, order=order: xp.concatenate(x, 1)[:, order].reshape(-1, *x[0].shape[2:])
+            join = lambda *x, order=order: _take(xp.concatenate(x, 1), order).reshape(-1, *x[0].shape[2:])
             found.append(jax.tree.map(join, *(of_members(action, i) for i in own)))
         return spaces.from_parts(spec, found)
 
@@ -324,8 +303,11 @@ class _View:
             joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units
         ]
 
-    def joined(self, xp: Any, result: StepResult) -> StepResult:
-        """Returns a step of the view's agents, made of one of the environment's."""
+    def joined(self, xp: Any, result: StepResult, *, ends_with_game: bool = False) -> StepResult:
+        """Returns a step of the view's agents, made of one of the environment's.
+
+        A team ends with its game, or, with other agents beside it, when nobody of it acts next.
+        """
         told = result.several
         assert told is not None
         there = told.there
@@ -335,7 +317,9 @@ class _View:
             there = (begun | self._by_game(stays)).reshape(-1)
         each = zip(*map(self._by_unit, (told.absent, result.terminated, result.truncated, there)), strict=True)
         rows = [_Rows(*columns) for columns in each]
-        terminated, truncated, absent, present = zip(*map(_standing, self._units, rows), strict=True)
+        over = told.over if ends_with_game else None
+        standing = (_standing(unit, own, over) for unit, own in zip(self._units, rows, strict=True))
+        terminated, truncated, absent, present = zip(*standing, strict=True)
         obs = self._seen(xp, result.obs, absent, present)
         together = lambda parts: xp.stack(parts, -1).reshape(-1)
         any_of = lambda x: together([part.any(-1) for part in self._by_unit(x)])
@@ -353,7 +337,7 @@ class _View:
 
     def _by_unit(self, x: Array) -> list[Array]:
         """Returns the members' part [G, n] of x [G * A], for each unit."""
-        return [self._by_game(x)[:, np.array(unit.members)] for unit in self._units]
+        return [_take(self._by_game(x), unit.members) for unit in self._units]
 
     def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
         """Returns the observations of the view's agents, made of the environment's."""
@@ -363,27 +347,33 @@ class _View:
             for i, unit in enumerate(self._units):
                 if unit.kind != k:
                     continue
-                mine = jax.tree.map(partial(_of_seats, size=len(numbers), seats=np.array(unit.seats)), of_kind)
+                mine = jax.tree.map(partial(_of_seats, size=len(numbers), seats=unit.seats), of_kind)
                 each[i] = self._views[i](xp, mine, absent[i], present[i]) if unit.is_team else mine
         join = lambda *x: xp.stack(x, 1).reshape(-1, *x[0].shape[1:])
         kinds = spaces.numbers_by_kind(self._shown)
         return spaces.from_parts(self._shown, [jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds])
 
 
-def _of_seats(x: Array, size: int, seats: np.ndarray) -> Array:
+def _of_seats(x: Array, size: int, seats: Sequence[int]) -> Array:
     """Returns the rows [G * n, *] of x [G * size, *] that belong to n seats of each game."""
-    return x.reshape(-1, size, *x.shape[1:])[:, seats].reshape(-1, *x.shape[1:])
+    return _take(x.reshape(-1, size, *x.shape[1:]), seats).reshape(-1, *x.shape[1:])
 
 
-def _standing(unit: _Unit, rows: _Rows) -> tuple[Array, Array, Array, Array]:
+def _take(x: Array, numbers: Sequence[int]) -> Array:
+    """Returns x[:, numbers]; `x` itself, which costs nothing, if these are all in their order."""
+    return x if list(numbers) == list(range(x.shape[1])) else x[:, np.asarray(numbers)]
+
+
+def _standing(unit: _Unit, rows: _Rows, over: Array | None) -> tuple[Array, Array, Array, Array]:
     """Returns (terminated [G], truncated [G], members that have left, members that are present [G, n]) after a step.
 
-    Those whom a time limit cuts off as the team ends are there in the observation from which is bootstrapped.
+    A team ends with its game if `over` [G] is given. Members that a time limit cuts off as the team ends are present in
+    the observation from which is bootstrapped.
     """
     ended = rows.terminated | rows.truncated
     if not unit.is_team:
         return rows.terminated[:, 0], rows.truncated[:, 0], rows.absent | ended, rows.there
-    ends = ended.any(-1) & ~rows.there.any(-1)
+    ends = ended.any(-1) & ~rows.there.any(-1) if over is None else over
     cut = rows.truncated & ends[:, None]
     truncated = cut.any(-1)
     return ends & ~truncated, truncated, rows.absent | (ended & ~cut), rows.there | cut

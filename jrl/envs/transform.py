@@ -28,12 +28,10 @@ class Transform(NamedTuple):
     """
 
     spec: EnvSpec  # what the policy sees
-    # (xp, actions in `spec`) -> actions in the spec before
-    act: Callable[[Any, PyTree], PyTree] = lambda xp, action: action
-    # (xp, state, the actions in `spec` before this step, the step) -> (state, the step in `spec`)
-    observe: Callable[[Any, State, PyTree, StepResult], tuple[State, StepResult]] = (
-        lambda xp, state, action, result: (state, result)
-    )
+    # (xp, actions in `spec`) -> actions in the spec before; None: they are the same
+    act: Callable[[Any, PyTree], PyTree] | None = None
+    # (xp, state, the actions in `spec` before this step, the step) -> (state, the step in `spec`); None: it is the same
+    observe: Callable[[Any, State, PyTree, StepResult], tuple[State, StepResult]] | None = None
     init: Callable[[Any], State] | None = None  # xp -> state before a reset; None: there is none
 
 
@@ -70,7 +68,8 @@ def _act(xp: Any, chain: Sequence[Transform], action: PyTree) -> tuple[PyTree, l
     taken = []
     for transform in reversed(chain):
         taken.append(action)
-        action = transform.act(xp, action)
+        if transform.act is not None:
+            action = transform.act(xp, action)
     return action, taken[::-1]
 
 
@@ -78,7 +77,8 @@ def _observe(
     xp: Any, chain: Sequence[Transform], state: State, actions: Sequence[PyTree], result: StepResult
 ) -> tuple[State, StepResult]:
     for transform, action in zip(chain, actions, strict=True):
-        state, result = transform.observe(xp, state, action, result)
+        if transform.observe is not None:
+            state, result = transform.observe(xp, state, action, result)
     return state, result
 
 
@@ -141,6 +141,7 @@ class _OnHost:
 
     def __init__(self, env: Any, chain: Sequence[Transform]):
         self._env, self._chain, self.spec = env, chain, chain[-1].spec
+        self._changes = any(transform.act is not None for transform in chain)
         self._begin()
 
     def _begin(self) -> None:
@@ -148,8 +149,10 @@ class _OnHost:
 
     def _act(self, action: PyTree, rows: Array | None) -> PyTree:
         """Returns the actions that the games `rows` [n] get; None: all games."""
-        action, games = on_host(action), self.spec.games if rows is None else len(rows)
-        check_action(self.spec.action, columns(self.spec, games), action)  # transforms would broadcast it
+        action = on_host(action)
+        if self._changes:  # else the environments check it
+            games = self.spec.games if rows is None else len(rows)
+            check_action(self.spec.action, columns(self.spec, games), action)  # transforms would broadcast it
         taken, actions = _act(np, self._chain, action)
         self._actions = put(self._actions, rows, actions, self.spec.games)
         return taken

@@ -8,7 +8,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
-from jrl.host import elsewhere
+from jrl.rllib import table
 from jrl.run.by_hand import POLICY
 from jrl.run.policy import Memory, Past, Policy
 from jrl.run.workers import Worker, WorkerPolicy
@@ -207,7 +207,7 @@ class ActionPolicy(WorkerPolicy):
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "policy")
+        raise table.missing(self, name, "policy")
 
     def _gives_state(self, state: PyTree) -> bool:
         return self.recurrent or not _is_empty(state)

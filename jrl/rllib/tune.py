@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from jrl import algos, registry
-from jrl.api import algorithm_class, translation
-from jrl.api.algorithm import Algorithm
-from jrl.api.config import AlgorithmConfig
 from jrl.errors import InputError, cannot_import
+from jrl.rllib import algorithm_class
+from jrl.rllib.algorithm import Algorithm
+from jrl.rllib.builder import AlgorithmConfig, install_environment
 from jrl.rollout import ray_cluster
 from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.settings.config import RunConfig as _RunConfig
@@ -133,7 +133,7 @@ def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
 
 def _objects(space: Any) -> dict[str, Any]:
     if isinstance(space, Mapping):
-        translation.install_environment(space.get("env"))
+        install_environment(space.get("env"))
     return registry.everything() if space is None else registry.needed(space)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jrl.fields import schema
-from jrl.migrate.job import Job, shown, translate
-from jrl.migrate.tables import KEYS
+from jrl.rllib.table import KEYS
+from jrl.rllib.translation import Job, shown, translate
 
 _COMMON = {"gamma": 0.99}
 _ON_POLICY = {

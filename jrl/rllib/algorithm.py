@@ -8,30 +8,40 @@ import copy
 import dataclasses
 import datetime
 import functools
+import inspect
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import migrate, registry
-from jrl.api.adding import Adds
-from jrl.api.by_hand import ByHand
-from jrl.api.config import AlgorithmConfig
-from jrl.api.policy import ActionPolicy
-from jrl.api.records import Records, Saved, hold, path_of
+from jrl import registry
 from jrl.errors import InputError
-from jrl.host import elsewhere, files, runtime
+from jrl.fields.paths import resolve
+from jrl.host import files, runtime
 from jrl.metrics import results
+from jrl.rllib import algorithm_class, config_class, table
+from jrl.rllib.builder import AlgorithmConfig
+from jrl.rllib.migration import looks_like_rllib, migrate
+from jrl.rllib.policy import ActionPolicy
+from jrl.rllib.records import Records, Saved, hold, path_of
+from jrl.rllib.weights_file import read_weights
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
-from jrl.run.by_hand import POLICY, known
+from jrl.run.by_hand import POLICY, Learns, known
 from jrl.run.session import Session
 from jrl.settings import config, datasets, plan
-from jrl.types import PyTree
+from jrl.settings.config import algo_name
+from jrl.types import Batch, PyTree, SequenceBatch
+
+# RLlib's arguments of add_policy and remove_policy for its several stacks, of which jrl has one
+_STACKS = (
+    "add_to_env_runners", "add_to_eval_env_runners", "add_to_learners", "remove_from_env_runners",
+    "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers",
+)  # fmt: skip
 
 
-class Algorithm(ByHand, Adds):
+class Algorithm(Learns):
     """A run that goes on as long as it is asked to.
 
     Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.run.staged.Step, and
@@ -74,31 +84,27 @@ class Algorithm(ByHand, Adds):
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
         """Returns a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
-        from jrl import api
-
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
         if given is not None and cls._rllibs(given):
-            found = migrate.migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
+            found = migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
             print(*(f"migrated: {line}" for line in found.told()), sep="\n")
             return AlgorithmConfig.from_dict(found.config)
         if not cls.algo_name:
             raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")
-        return api.config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
+        return config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
 
     @classmethod
     def _rllibs(cls, given: Mapping[str, Any]) -> bool:
         """Returns whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
-        from jrl import api
-
-        if not migrate.looks_like_rllib(given) or not cls.algo_name:
-            return migrate.looks_like_rllib(given)
-        known = set(api.config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
+        if not looks_like_rllib(given) or not cls.algo_name:
+            return looks_like_rllib(given)
+        known = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
         names, model = set(given), given.get("model")
-        if names & (known - set(migrate.KEYS)):
+        if names & (known - set(table.KEYS)):
             return False
         inner = {f"model.{name}" for name in model} if isinstance(model, Mapping) else set()
-        theirs = (names - known | inner) & set(migrate.KEYS)
+        theirs = (names - known | inner) & set(table.KEYS)
         return bool(theirs) or not names & known or isinstance(given.get("run"), str)
 
     @classmethod
@@ -291,6 +297,146 @@ class Algorithm(ByHand, Adds):
         """Returns the actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
+    # ------------------------------------------------------------ weights
+
+    def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
+        """Returns the weights by policy (of one agent `default_policy`), numpy arrays by field of the State.
+
+        Args:
+          policies: their ids; None: all. Raises KeyError: there is none of that id.
+        """
+        return self.workers.local_worker().get_weights(policies)
+
+    def import_weights(
+        self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
+    ) -> list[str]:
+        """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
+
+        Args:
+          path: `*.npz` or `*.safetensors`; nothing in it is executed.
+          mapping: a parameter's name, as `get_policy().parameters()` has it, to the array's name in the file; with
+            `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
+          policy_id: id of the policy, where there are several.
+        Returns:
+          The names of the parameters that were replaced; the others stay.
+        Raises:
+          InputError: the file cannot be read, unknown names, or other shapes.
+        """
+        name = known(self.session).named(policy_id) if self.session.policies else None
+        weights, names = read_weights(resolve(path, "import_weights", "file"), mapping, self.session.get_weights(name))
+        self.session.set_weights(weights, name)
+        return names
+
+    def sample_replay(self) -> Batch | SequenceBatch:
+        """Returns a batch as the next gradient step would draw one of replay or data sets, in numpy. Raises InputError:
+        there is neither, or nothing in it yet.
+        """
+        return self.session.by_hand.sample_replay()
+
+    def _learns(self, what: str) -> Session:
+        return self.session
+
+    # ------------------------------------------------------------ policies that come and go
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: Any = None,
+        policy: Any = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        config: Mapping[str, Any] | None = None,
+        policy_state: PyTree | None = None,
+        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
+        **where: bool,
+    ) -> ActionPolicy:
+        """Adds a policy, with the algorithm and the network of the first one.
+
+        Args:
+          policy_id: its name.
+          policy_cls, policy, observation_space, action_space: RLlib's; those of the first policy, so that they may be
+            left out.
+          config: numbers of its algorithm that differ from the first policy's, such as `lr`, by RLlib's names or ours.
+          policy_state: to begin with, as `get_policy("main").get_state()` gives one; None: fresh weights.
+          policy_mapping_fn: (agent, episode) -> policy, or {agent: policy}, of games that have not begun; None: as it
+            is.
+          policies_to_train: the policies that learn from now on, or a function of a name; None: as it is.
+          where: RLlib's `add_to_...`; there is one stack, to which it is added.
+        Returns:
+          The policy.
+        Raises:
+          InputError: no place is free, the name is taken, mapping and training name an unknown policy, or the config
+            has more than such numbers.
+        """
+        _check_where("add_policy", where)
+        own = _own(policy_id, config, algo_name(self.session.config)) if config else None
+        self.session.add_policy(
+            policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=_asked(policies_to_train)
+        )
+        made = self.get_policy(policy_id)
+        if self.session.callback_list:
+            self.session.callback_list.call("on_create_policy", policy_id=policy_id, policy=made)
+        return made
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
+        **where: bool,
+    ) -> None:
+        """Removes a policy, whose place another may take. Arguments as `add_policy`.
+
+        Raises:
+          InputError: there is no such policy, or it is not like the first, or a mapping still names it.
+        """
+        _check_where("remove_policy", where)
+        self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_asked(policies_to_train))
+        self._policies.pop(policy_id, None)
+
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: Any = None,
+        *,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
+        new_should_module_be_updated: Collection[str] | Callable[..., bool] | None = None,
+        **where: bool,
+    ) -> ActionPolicy:
+        """Does as `add_policy`, by the names of RLlib's newer stack."""
+        return self.add_policy(
+            module_id,
+            config=config_overrides,
+            policy_mapping_fn=new_agent_to_module_mapping_fn,
+            policies_to_train=new_should_module_be_updated,
+            **where,
+        )
+
+    def remove_module(
+        self,
+        module_id: str,
+        *,
+        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
+        new_should_module_be_updated: Collection[str] | Callable[..., bool] | None = None,
+        **where: bool,
+    ) -> None:
+        """Does as `remove_policy`, by the names of RLlib's newer stack."""
+        self.remove_policy(
+            module_id,
+            policy_mapping_fn=new_agent_to_module_mapping_fn,
+            policies_to_train=new_should_module_be_updated,
+            **where,
+        )
+
+    @property
+    def policy_map(self) -> dict[str, ActionPolicy]:
+        """Policies of the run, by name."""
+        return {name: self.get_policy(name) for name in known(self.session).ids}
+
     # ------------------------------------------------------------ checkpoints and end
 
     @property
@@ -376,11 +522,9 @@ class Algorithm(ByHand, Adds):
         Raises:
           InputError: there is none, or it has no such policies, or a mapping names others.
         """
-        from jrl import api
-
         found = checkpoint.locate(path_of(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
-        own = cls if cls.algo_name else api.algorithm_class(made.algo_name)
+        own = cls if cls.algo_name else algorithm_class(made.algo_name)
         if policy_ids is None:
             return own(made, checkpoint=found)
         states = policies.states(found, policy_ids)
@@ -409,8 +553,32 @@ class Algorithm(ByHand, Adds):
         finally:
             self.session.close()
 
+    def get_config(self) -> AlgorithmConfig:
+        """Returns `config`, by RLlib's name."""
+        return self.config
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
+        session = self.session
+        arrays = checkpoint.on_host(session.parts())
+        return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Goes on from what `__getstate__` returned. Raises InputError: it does not fit this Algorithm's config."""
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "checkpoint"
+            checkpoint.write(path, state["arrays"], state["meta"])
+            if "session" in vars(self):
+                self.restore(path)
+            else:  # a copy that is being made
+                made: Any = self
+                made.__init__(AlgorithmConfig.from_dict(state["config"]), checkpoint=path)
+
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "algorithm")
+        raise table.missing(self, name, "algorithm")
 
     def __enter__(self) -> Self:
         return self
@@ -426,3 +594,29 @@ def _node_ip() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
+
+
+def _own(policy_id: str, config: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    """Returns the settings that a policy has of its own, by sections. Raises InputError: unknown names."""
+    return config_class(algo)._policies({policy_id: config})[policy_id]
+
+
+def _asked(train: Collection[str] | Callable[..., bool] | None) -> Any:
+    """Turns RLlib's functions of (policy, batch) into functions of a name."""
+    if not callable(train):
+        return train
+    return lambda name: bool(train(name, None) if _takes_two(train) else train(name))
+
+
+def _takes_two(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind("policy", None)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_where(what: str, where: Mapping[str, bool]) -> None:
+    """Raises TypeError: a name that is not RLlib's."""
+    if unknown := [name for name in where if name not in _STACKS]:
+        raise TypeError(f"{what}() got an unexpected keyword argument {unknown[0]!r}")

@@ -35,14 +35,16 @@ from jrl.settings.config import algo_name
 from jrl.types import Batch, PyTree, SequenceBatch
 
 # RLlib's arguments of add_policy and remove_policy for its several stacks, of which jrl has one
-_STACKS = (
+_STACKS = {
     "add_to_env_runners", "add_to_eval_env_runners", "add_to_learners", "remove_from_env_runners",
     "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers",
-)  # fmt: skip
+}  # fmt: skip
+_Mapping = Callable[..., str] | Mapping[str, str] | None  # (agent, episode) -> policy, or {agent: policy}
+_Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, or a function of a name
 
 
 class Algorithm(Learns):
-    """A run that goes on as long as it is asked to.
+    """A run that is driven call by call.
 
     Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.run.staged.Step, and
     `loss(default, net, params, batch)`, a static method (see jrl.algos).
@@ -50,11 +52,11 @@ class Algorithm(Learns):
     Args:
       config: an AlgorithmConfig, or a dict of its arguments; RLlib's dicts are migrated. It is copied and frozen.
       env: short for the environment of the config.
-      checkpoint: to continue from.
+      checkpoint: checkpoint to continue from.
     Attributes:
       config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: collectors and evaluators: `foreach_worker(fn)`, `foreach_env(fn)`; of those
-        that collect also `local_worker()`, which samples and learns by hand.
+      workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`;
+        collectors also have `local_worker()`, which samples and learns by hand.
     Raises:
       InputError: all that is wrong.
     """
@@ -86,7 +88,7 @@ class Algorithm(Learns):
         """Returns a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
-        if given is not None and cls._rllibs(given):
+        if given is not None and cls._is_rllib(given):
             found = migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
             print(*(f"migrated: {line}" for line in found.told()), sep="\n")
             return AlgorithmConfig.from_dict(found.config)
@@ -95,22 +97,26 @@ class Algorithm(Learns):
         return config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
 
     @classmethod
-    def _rllibs(cls, given: Mapping[str, Any]) -> bool:
+    def _is_rllib(cls, given: Mapping[str, Any]) -> bool:
         """Returns whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
         if not looks_like_rllib(given) or not cls.algo_name:
             return looks_like_rllib(given)
-        known = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
+        ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
         names, model = set(given), given.get("model")
-        if names & (known - set(table.KEYS)):
+        if names & (ours - set(table.KEYS)):
             return False
         inner = {f"model.{name}" for name in model} if isinstance(model, Mapping) else set()
-        theirs = (names - known | inner) & set(table.KEYS)
-        return bool(theirs) or not names & known or isinstance(given.get("run"), str)
+        only_rllib = (names - ours | inner) & set(table.KEYS)
+        return bool(only_rllib) or not names & ours or isinstance(given.get("run"), str)
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
         """Returns a fresh config of this algorithm."""
         return cls.read_config(None)
+
+    def get_config(self) -> AlgorithmConfig:
+        """Returns `config`, by RLlib's name."""
+        return self.config
 
     def _open(self, saved: Path | None) -> None:
         cfg, own_step = self.config.to_run_config(), None
@@ -171,13 +177,16 @@ class Algorithm(Learns):
         """Returns (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
         return default(params, batch)
 
+    def _learns(self, what: str) -> Session:
+        return self.session
+
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
         """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
         alone it makes `updates_per_iteration` updates, if `offline_data` says so.
 
-        The first one makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
+        The first call makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
 
         Returns:
           The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
@@ -194,7 +203,7 @@ class Algorithm(Learns):
         assert records is not None
         records.begin()
         if session.callback_list:
-            session.callback_list.ended = None  # who calls once more goes on
+            session.callback_list.ended = None  # another call goes on
         while True:
             info = session.advance()
             assert info is not None  # a session without an end
@@ -215,8 +224,11 @@ class Algorithm(Learns):
         self.log_result(result)
         return result
 
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
+
     def _about(self) -> dict[str, Any]:
-        """Returns what a result says of this process and of the run, beside numbers."""
+        """Returns the parts of a result about this process and the run, beside numbers."""
         result, since = self.session.result or {}, self._restored
         return {
             "config": self.config.to_dict(),
@@ -239,11 +251,11 @@ class Algorithm(Learns):
 
     @property
     def env_steps(self) -> int:
-        """Returns environment steps so far, updates where data alone are learned from. Waits for those under way."""
+        """Environment steps so far; updates where data alone are learned from. Waits for unfinished ones."""
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation now; `duration` episodes or timesteps, or as the config says.
+        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says.
 
         Returns:
           episode_return_mean, _min, _max, episode_len_mean, num_episodes, weights_version and more.
@@ -261,10 +273,18 @@ class Algorithm(Learns):
         self.session.set_task(task)
 
     def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Returns `func(worker)` of all that collect, as `workers.foreach_worker`."""
+        """Returns `func(worker)` of all collectors, as `workers.foreach_worker`."""
         return self.workers.foreach_worker(func)
 
-    # ------------------------------------------------------------ acting
+    def sample_replay(self) -> Batch | SequenceBatch:
+        """Returns a batch of replay or data sets as the next gradient step would draw it, in numpy.
+
+        Raises:
+          InputError: there is neither, or nothing in it yet.
+        """
+        return self.session.by_hand.sample_replay()
+
+    # ------------------------------------------------------------ policies
 
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
         """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
@@ -284,6 +304,11 @@ class Algorithm(Learns):
             self._policies[name] = ActionPolicy(session, trained, name)
         return self._policies[name]
 
+    @property
+    def policy_map(self) -> dict[str, ActionPolicy]:
+        """Policies of the run, by name."""
+        return {name: self.get_policy(name) for name in known(self.session).ids}
+
     def compute_single_action(
         self, observation: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any
     ) -> Any:
@@ -296,6 +321,91 @@ class Algorithm(Learns):
     def compute_actions(self, observations: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any) -> Any:
         """Returns the actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: Any = None,
+        policy: Any = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        config: Mapping[str, Any] | None = None,
+        policy_state: PyTree | None = None,
+        policy_mapping_fn: _Mapping = None,
+        policies_to_train: _Trained = None,
+        **where: bool,
+    ) -> ActionPolicy:
+        """Adds a policy with the algorithm and the network of the first one; needs `multi_agent(capacity=...)`.
+
+        Args:
+          policy_id: its name.
+          policy_cls, policy, observation_space, action_space: RLlib's arguments, not read: they are the first policy's.
+          config: numbers of its algorithm that differ from the first policy's, such as `lr`, by RLlib's names or ours.
+          policy_state: first state, as `get_policy("main").get_state()` returns it; None: fresh weights.
+          policy_mapping_fn: (agent, episode) -> policy, or {agent: policy}, of games that have not begun; None: as
+            before.
+          policies_to_train: the policies that learn from now on, or a function of a name; None: as before.
+          where: RLlib's `add_to_...`; there is one stack, to which the policy is added.
+        Returns:
+          The policy.
+        Raises:
+          InputError: no place is free, the name is taken, mapping and training name an unknown policy, or the config
+            has more than such numbers.
+        """
+        _check_stacks("add_policy", where)
+        own = None
+        if config:
+            own = config_class(algo_name(self.session.config))._policies({policy_id: config})[policy_id]
+        train = _of_name(policies_to_train)
+        self.session.add_policy(policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=train)
+        made = self.get_policy(policy_id)
+        if self.session.callback_list:
+            self.session.callback_list.call("on_create_policy", policy_id=policy_id, policy=made)
+        return made
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: _Mapping = None,
+        policies_to_train: _Trained = None,
+        **where: bool,
+    ) -> None:
+        """Removes a policy, whose place another may take. Arguments as `add_policy`.
+
+        Raises:
+          InputError: there is no such policy, or it is not like the first, or a mapping still names it.
+        """
+        _check_stacks("remove_policy", where)
+        self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_of_name(policies_to_train))
+        self._policies.pop(policy_id, None)
+
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: Any = None,
+        *,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
+        new_should_module_be_updated: _Trained = None,
+        **where: bool,
+    ) -> ActionPolicy:
+        """Calls `add_policy`, by the names of RLlib's newer stack."""
+        names = {"policy_mapping_fn": new_agent_to_module_mapping_fn, "policies_to_train": new_should_module_be_updated}
+        return self.add_policy(module_id, config=config_overrides, **names, **where)  # type: ignore[arg-type]
+
+    def remove_module(
+        self,
+        module_id: str,
+        *,
+        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
+        new_should_module_be_updated: _Trained = None,
+        **where: bool,
+    ) -> None:
+        """Calls `remove_policy`, by the names of RLlib's newer stack."""
+        names = {"policy_mapping_fn": new_agent_to_module_mapping_fn, "policies_to_train": new_should_module_be_updated}
+        self.remove_policy(module_id, **names, **where)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ weights
 
@@ -314,7 +424,7 @@ class Algorithm(Learns):
 
         Args:
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
-          mapping: a parameter's name, as `get_policy().parameters()` has it, to the array's name in the file; with
+          mapping: a parameter's name, as `get_policy().parameters()` has it -> the array's name in the file; with
             `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
           policy_id: id of the policy, where there are several.
         Returns:
@@ -327,123 +437,11 @@ class Algorithm(Learns):
         self.session.set_weights(weights, name)
         return names
 
-    def sample_replay(self) -> Batch | SequenceBatch:
-        """Returns a batch as the next gradient step would draw one of replay or data sets, in numpy. Raises InputError:
-        there is neither, or nothing in it yet.
-        """
-        return self.session.by_hand.sample_replay()
-
-    def _learns(self, what: str) -> Session:
-        return self.session
-
-    # ------------------------------------------------------------ policies that come and go
-
-    def add_policy(
-        self,
-        policy_id: str,
-        policy_cls: Any = None,
-        policy: Any = None,
-        *,
-        observation_space: Any = None,
-        action_space: Any = None,
-        config: Mapping[str, Any] | None = None,
-        policy_state: PyTree | None = None,
-        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
-        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
-        **where: bool,
-    ) -> ActionPolicy:
-        """Adds a policy, with the algorithm and the network of the first one.
-
-        Args:
-          policy_id: its name.
-          policy_cls, policy, observation_space, action_space: RLlib's; those of the first policy, so that they may be
-            left out.
-          config: numbers of its algorithm that differ from the first policy's, such as `lr`, by RLlib's names or ours.
-          policy_state: to begin with, as `get_policy("main").get_state()` gives one; None: fresh weights.
-          policy_mapping_fn: (agent, episode) -> policy, or {agent: policy}, of games that have not begun; None: as it
-            is.
-          policies_to_train: the policies that learn from now on, or a function of a name; None: as it is.
-          where: RLlib's `add_to_...`; there is one stack, to which it is added.
-        Returns:
-          The policy.
-        Raises:
-          InputError: no place is free, the name is taken, mapping and training name an unknown policy, or the config
-            has more than such numbers.
-        """
-        _check_where("add_policy", where)
-        own = _own(policy_id, config, algo_name(self.session.config)) if config else None
-        self.session.add_policy(
-            policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=_asked(policies_to_train)
-        )
-        made = self.get_policy(policy_id)
-        if self.session.callback_list:
-            self.session.callback_list.call("on_create_policy", policy_id=policy_id, policy=made)
-        return made
-
-    def remove_policy(
-        self,
-        policy_id: str,
-        *,
-        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
-        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
-        **where: bool,
-    ) -> None:
-        """Removes a policy, whose place another may take. Arguments as `add_policy`.
-
-        Raises:
-          InputError: there is no such policy, or it is not like the first, or a mapping still names it.
-        """
-        _check_where("remove_policy", where)
-        self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_asked(policies_to_train))
-        self._policies.pop(policy_id, None)
-
-    def add_module(
-        self,
-        module_id: str,
-        module_spec: Any = None,
-        *,
-        config_overrides: Mapping[str, Any] | None = None,
-        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
-        new_should_module_be_updated: Collection[str] | Callable[..., bool] | None = None,
-        **where: bool,
-    ) -> ActionPolicy:
-        """Does as `add_policy`, by the names of RLlib's newer stack."""
-        return self.add_policy(
-            module_id,
-            config=config_overrides,
-            policy_mapping_fn=new_agent_to_module_mapping_fn,
-            policies_to_train=new_should_module_be_updated,
-            **where,
-        )
-
-    def remove_module(
-        self,
-        module_id: str,
-        *,
-        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
-        new_should_module_be_updated: Collection[str] | Callable[..., bool] | None = None,
-        **where: bool,
-    ) -> None:
-        """Does as `remove_policy`, by the names of RLlib's newer stack."""
-        self.remove_policy(
-            module_id,
-            policy_mapping_fn=new_agent_to_module_mapping_fn,
-            policies_to_train=new_should_module_be_updated,
-            **where,
-        )
-
-    @property
-    def policy_map(self) -> dict[str, ActionPolicy]:
-        """Policies of the run, by name."""
-        return {name: self.get_policy(name) for name in known(self.session).ids}
-
     # ------------------------------------------------------------ checkpoints and end
 
     @property
     def logdir(self) -> Path:
-        """Returns the run directory, with what the command's has: `run.out`, or runs/<algorithm>_<env>_<time>; made
-        when it is asked for.
-        """
+        """The run directory, with the command's files: `run.out`, or runs/<algorithm>_<env>_<time>; made on demand."""
         assert self._records is not None
         return self._records.directory
 
@@ -509,15 +507,14 @@ class Algorithm(Learns):
         cls,
         path: str | Path,
         policy_ids: Collection[str] | None = None,
-        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
-        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
+        policy_mapping_fn: _Mapping = None,
+        policies_to_train: _Trained = None,
     ) -> "Algorithm":
         """Makes the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
           path: of the checkpoint.
-          policy_ids: of several policies, those that are taken over, as they were, into a new run; None: all, and the
-            run goes on.
+          policy_ids: of several policies, those that a new run takes over as they were; None: all, and the run goes on.
           policy_mapping_fn, policies_to_train: of that new run; None: as they were.
         Raises:
           InputError: there is none, or it has no such policies, or a mapping names others.
@@ -530,9 +527,9 @@ class Algorithm(Learns):
         states = policies.states(found, policy_ids)
         given = made.to_run_config().multi_agent
         assert given is not None  # `states` would have raised
-        told = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
+        changes = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
         kept = {name: given.policies.get(name, {}) for name in states}
-        made.multi_agent(policies=kept, **{name: x for name, x in told.items() if x is not None})
+        made.multi_agent(policies=kept, **{name: x for name, x in changes.items() if x is not None})
         begun = own(made)
         begun.session.take_over(states)
         return begun
@@ -552,13 +549,6 @@ class Algorithm(Learns):
                 self._records.close(ended=ended)
         finally:
             self.session.close()
-
-    def get_config(self) -> AlgorithmConfig:
-        """Returns `config`, by RLlib's name."""
-        return self.config
-
-    def log_result(self, result: dict[str, Any]) -> None:
-        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
@@ -596,27 +586,18 @@ def _node_ip() -> str:
         return "127.0.0.1"
 
 
-def _own(policy_id: str, config: Mapping[str, Any], algo: str) -> dict[str, Any]:
-    """Returns the settings that a policy has of its own, by sections. Raises InputError: unknown names."""
-    return config_class(algo)._policies({policy_id: config})[policy_id]
-
-
-def _asked(train: Collection[str] | Callable[..., bool] | None) -> Any:
+def _of_name(train: _Trained) -> Any:
     """Turns RLlib's functions of (policy, batch) into functions of a name."""
     if not callable(train):
         return train
-    return lambda name: bool(train(name, None) if _takes_two(train) else train(name))
-
-
-def _takes_two(fn: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(fn).bind("policy", None)
+        inspect.signature(train).bind("policy", None)
     except TypeError:
-        return False
-    return True
+        return lambda name: bool(train(name))
+    return lambda name: bool(train(name, None))
 
 
-def _check_where(what: str, where: Mapping[str, bool]) -> None:
+def _check_stacks(what: str, where: Mapping[str, bool]) -> None:
     """Raises TypeError: a name that is not RLlib's."""
     if unknown := [name for name in where if name not in _STACKS]:
         raise TypeError(f"{what}() got an unexpected keyword argument {unknown[0]!r}")

@@ -54,16 +54,16 @@ class Saved(str):
 
 
 def path_of(given: Any) -> Path:
-    """Returns the path of `save`'s result, of a Ray checkpoint, or of a path."""
+    """Returns the path of a `Saved`, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
 def hold(out: str | None, *, continued: bool) -> contextlib.ExitStack:
-    """Keeps other runs out of the directory that a config names, until the stack is closed.
+    """Keeps other runs out of a run directory until the stack is closed.
 
     Raises:
-      InputError: another run writes to it, or it holds one that is not continued.
+      InputError: another run writes to it, or it holds a run that is not continued.
     """
     with contextlib.ExitStack() as stack:
         if out:
@@ -77,13 +77,13 @@ class Records:
     """The run directory of one Algorithm. Nothing is made before the first result row, or the first `save`.
 
     Args:
-      session: of the run.
-      name: of the algorithm.
-      writes: whether rows are written; what is saved always is.
-      continued: from a checkpoint.
-      files: what `hold` gave; closed at the end.
-      directory: that of the Algorithm before a restore, which goes on with it; None: as `run.out` says.
-      runs: directory of a run directory without a name; absolute, since environments may change the working directory.
+      session: session of the run.
+      name: name of the algorithm.
+      writes: whether rows are written; checkpoints always are.
+      continued: whether the run goes on from a checkpoint.
+      files: result of `hold`; closed at the end.
+      directory: run directory before a restore, which goes on with it; None: as `run.out` says.
+      runs: parent of run directories without a name; absolute, since environments may change the working directory.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from jrl.rollout import ray_cluster
 from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.settings.config import RunConfig as _RunConfig
 
-# of a result, what Tune says of its own trials
+# keys of a result that Tune adds to the results of its trials itself
 _TUNES = {
     "config", "hostname", "node_ip", "pid", "date", "trial_id", "iterations_since_restore", "timesteps_since_restore",
     "time_since_restore",
@@ -79,9 +79,8 @@ class _Trial:
 
     def step(self) -> dict[str, Any]:
         found = self.algorithm.train()
-        # Tune has its own
         found = {name: value for name, value in found.items() if name not in _TUNES}
-        # its tables show what they know by these names, and the first four others
+        # Tune's tables show the columns that they know by these names, and the first four others
         first = ("episode_return_mean", "episode_return_min", "episode_return_max", "episode_len_mean")
         return {**{name: found[name] for name in first}, **found}
 
@@ -109,7 +108,7 @@ class _Trial:
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
         try:
             return resources(read(cls.algorithm_class, config).to_run_config())
-        except InputError:  # the trial says it
+        except InputError:  # the trial reports it
             return None
 
 

@@ -108,8 +108,8 @@ def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
     assert all(line.endswith("remove it, or let --drop do so") for line in found)
     left = migrate({"env": "CartPole-v1", **LACKING}, algo="PPO", drop=True)
     assert sorted(line.partition(":")[0] for line in left.dropped) == sorted(names)
-    at = left.told().index("dropped, as was asked:")
-    assert left.told()[at + 1 : at + 1 + len(names)] == [f"  {line}" for line in left.dropped]
+    at = left.report().index("dropped, as was asked:")
+    assert left.report()[at + 1 : at + 1 + len(names)] == [f"  {line}" for line in left.dropped]
 
 
 def test_what_one_policy_alone_would_learn_by_is_not_dropped_either():

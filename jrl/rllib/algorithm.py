@@ -90,7 +90,7 @@ class Algorithm(Learns):
             return given.copy(copy_frozen=False)
         if given is not None and cls._is_rllib(given):
             found = migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
-            print(*(f"migrated: {line}" for line in found.told()), sep="\n")
+            print(*(f"migrated: {line}" for line in found.report()), sep="\n")
             return AlgorithmConfig.from_dict(found.config)
         if not cls.algo_name:
             raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")
@@ -530,9 +530,9 @@ class Algorithm(Learns):
         changes = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
         kept = {name: given.policies.get(name, {}) for name in states}
         made.multi_agent(policies=kept, **{name: x for name, x in changes.items() if x is not None})
-        begun = own(made)
-        begun.session.take_over(states)
-        return begun
+        new = own(made)
+        new.session.take_over(states)
+        return new
 
     def stop(self) -> None:
         """Ends the run's environments, processes and threads; may be called again. The run directory, if there is one,

@@ -38,7 +38,7 @@ class Migration(NamedTuple):
     dropped: Sequence[str] = ()  # keys that are lacking here, or unknown
     defaults: Sequence[str] = ()  # one for each key that is left out and has another default in RLlib
 
-    def told(self) -> list[str]:
+    def report(self) -> list[str]:
         """Returns all lines of the report."""
         listed = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
         more = [[title, *(f"  {line}" for line in lines)] for title, lines in listed.items() if lines]
@@ -342,7 +342,7 @@ def translated(
         return data
     found = migrate(data, algo=algo, env=env, drop=drop)
     tell(f"{name} is a configuration of RLlib: it was migrated (python -m jrl.config migrate writes it down)")
-    for line in found.told():
+    for line in found.report():
         tell(f"migrated: {line}")
     return found.config
 
@@ -363,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = _job(data, args.algo, args.env, args.name)
         print(*job.lines, sep="\n", file=sys.stderr)  # before an error of the whole config
         found = _migration(job, args.drop)
-        for line in found.told()[len(job.lines) :]:
+        for line in found.report()[len(job.lines) :]:
             print(line, file=sys.stderr)
     except InputError as e:
         return command.refused(e)

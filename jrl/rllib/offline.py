@@ -114,13 +114,6 @@ def _method(job: Job, key: str, value: Any) -> None:
     return job.put(key, "data.format", found)
 
 
-@rule("actions_in_input_normalized")
-def _normalized(job: Job, key: str, value: Any) -> None:
-    if job.given.get("input_", job.settled("data.input")) in (None, datasets.SAMPLER):
-        return job.drop(key, "there is no input")
-    return job.put(key, "data.actions_in_input_normalized", value)
-
-
 @rule("dataset_num_iters_per_learner")
 def _passes(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
@@ -197,13 +190,6 @@ def _beta(job: Job, key: str, value: Any) -> None:
     return job.put(key, "algo.beta", value)
 
 
-@rule("bc_logstd_coeff")
-def _spread(job: Job, key: str, value: Any) -> None:
-    if not value:
-        return job.drop(key, "0: not set")
-    return job.put(key, "algo.ent_coef", value, KEYS[key].note)
-
-
 @rule("burnin_len")
 def _burn_in(job: Job, key: str, value: Any) -> None:
     if not value or job.core is None:
@@ -232,10 +218,3 @@ def _lagrangian(job: Job, key: str, value: Any) -> None:
         if not isinstance(number, int | float) or not math.isfinite(number) or (name == "min_q_weight" and not number):
             return job.wrong(name, "a number", number)
     return job.put(key, "algo.cql_target_gap", gap / weight, f"{gap:g} / min_q_weight {weight:g}")
-
-
-@rule("embed_dim", "num_layers", "num_heads")
-def _transformer(job: Job, key: str, value: Any) -> None:
-    if job.source != "dt":
-        return job.drop(key, "of DT's transformer")
-    return job.put(key, KEYS[key].ours, value)

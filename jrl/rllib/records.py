@@ -133,14 +133,14 @@ class Records:
         if not self.writes or self._write is not None:
             return
         session = self._session
-        fresh = self._directory is None and not session.config.run.out
+        is_new = self._directory is None and not session.config.run.out
         rows_until = session.env_steps if self._continued else None
         if not session.config.run.out:
             self._files.enter_context(files.held(self.directory, made=True))
         self._write = self._files.enter_context(run_directory.opened(session, self.directory, rows_until))
         self._tell = self._files.enter_context(run_directory.logged(session, self.directory))
         session.sinks += [self._write, self._tell]
-        if fresh:
+        if is_new:
             print(f"run: {self.directory}")
 
     def after(self) -> None:

@@ -131,13 +131,6 @@ def _envs_each(job: Job, key: str, value: Any) -> None:
     job.put(key, "env.num_envs", sizes.num_envs, f"{value} x {max(1, sizes.runners or 0)} runners")
 
 
-@rule("batch_mode")
-def _batch_mode(job: Job, key: str, value: Any) -> None:
-    if value == "complete_episodes" and job.replays and job.core:
-        return job.drop(key, "sequences from replay end with their episodes by themselves")
-    return job.put(key, "rollout.batch_mode", value)
-
-
 @rule("observation_filter")
 def _filter(job: Job, key: str, value: Any) -> None:
     if value not in ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"):
@@ -406,20 +399,6 @@ def _exploration(job: Job, key: str, value: Any) -> None:
     return job.put(key, "algo.exploration", found)
 
 
-@rule("initial_alpha")
-def _alpha(job: Job, key: str, value: Any) -> None:
-    if job.algo != "sac":
-        return job.drop(key, f"{job.algo} has none")
-    return job.put(key, "algo.ent_coef", value)
-
-
-@rule("target_entropy")
-def _target_entropy(job: Job, key: str, value: Any) -> None:
-    if value == "auto":
-        return job.drop(key, "auto: jrl's default is the same")
-    return job.put(key, "algo.target_entropy", value)
-
-
 @rule("smooth_target_policy")
 def _smooth(job: Job, key: str, value: Any) -> None:
     if value and job.source == "ddpg" and "target_noise" not in job.given:
@@ -427,13 +406,6 @@ def _smooth(job: Job, key: str, value: Any) -> None:
     if value:
         return job.drop(key, "true: see algo.target_noise")
     return job.put(key, "algo.target_noise", 0.0)
-
-
-@rule("target_noise", "target_noise_clip")
-def _target_noise(job: Job, key: str, value: Any) -> None:
-    if not job.given.get("smooth_target_policy", job.source != "ddpg"):
-        return job.drop(key, "smooth_target_policy is off")
-    return job.put(key, f"algo.{key}", value)
 
 
 @rule("h_function_epsilon")
@@ -560,8 +532,8 @@ def _priority(job: Job, key: str, value: Any) -> None:
     if which == "beta" and end is not None and steps is not None:
         value = [[0, value], [steps, end]]
     job.put(key, f"replay.priority_{which}", value)
-    said = ("replay_buffer_config.type", "replay_buffer_config.prioritized_replay")
-    if job.replays and not any(k in job.given for k in said) and "prioritized" not in job.tree.get("replay", {}):
+    decided = {"replay_buffer_config.type", "replay_buffer_config.prioritized_replay"} & job.given.keys()
+    if job.replays and not decided and "prioritized" not in job.tree.get("replay", {}):
         job.put(key, "replay.prioritized", True, "it has effect only so")
 
 
@@ -584,12 +556,6 @@ def _capacity(job: Job, key: str, value: Any) -> None:
     if not steps or not job.replays or not str(unit).lower().endswith("sequences"):
         return job.put(key, "replay.capacity", number)
     return job.put(key, "replay.capacity", number * steps, f"{number} sequences of {steps} steps")
-
-
-@rule("replay_buffer_config.replay_burn_in")
-def _burn_in(job: Job, key: str, value: Any) -> None:
-    if not _is_off(job, key):
-        job.put(key, "replay.burn_in", value)
 
 
 @rule("replay_buffer_config.replay_sequence_length")
@@ -654,10 +620,10 @@ def _function(job: Job, key: str, value: Any) -> None:
     return job.put(key, KEYS[key].ours, paths[0])
 
 
-@rule("min_time_s_per_iteration", "min_sample_timesteps_per_iteration", "min_train_timesteps_per_iteration")
+@rule("min_sample_timesteps_per_iteration", "min_train_timesteps_per_iteration")
 def _least(job: Job, key: str, value: Any) -> None:
     if not value:
         return job.drop(key, f"{value}: not set")
-    if job.from_data and KEYS[key].ours != "run.report_every_s":
+    if job.from_data:
         return job.put(key, "run.report_every", job.sizes.iteration(job), f"updates of {job.sizes.drawn} rows")
     return job.put(key, KEYS[key].ours, value)

@@ -18,6 +18,8 @@ class Row(NamedTuple):
     ours: str  # dotted keys of jrl, separated by ", "; "": none
     note: str = ""  # what differs, or why there is no counterpart
     to: Callable[[Any], Any] | None = None  # converts the value; None: it moves as it is
+    # translates the key itself: (job, key as given, value); None: the value moves, or there is a rule in a rules module
+    rule: Callable[[Any, str, Any], None] | None = None
     lacking: bool = False  # the key changes what is learned, and jrl has nothing like it
     by: str = ""  # methods of AlgorithmConfig that take it as an argument
     argument: str = ""  # name of that argument; "": the newest name
@@ -51,11 +53,27 @@ def own(method: str, **keys: str) -> list[Row]:
     return [Row((), key, by=method, argument=name, key=key) for name, key in keys.items()]
 
 
+def only(condition: Callable[[Any, Any], Any], reason: str, note: str = "") -> Callable[[Any, str, Any], None]:
+    """Makes a rule: the value moves where condition(job, value) holds, and is dropped for a reason otherwise."""
+
+    def rule(job: Any, key: str, value: Any) -> None:
+        if condition(job, value):
+            job.put(key, KEYS[key].ours, value, note)
+        else:
+            job.drop(key, reason.format(algo=job.algo, value=value))
+
+    return rule
+
+
 def _models(name: str) -> str:
     """Returns the names of a key of the model, which RNNSAC has once for each of its networks."""
     return f"model.{name} policy_model_config.{name} policy_model.{name} q_model_config.{name} Q_model.{name}"
 
 
+_OF_DT = only(lambda job, x: job.source == "dt", "of DT's transformer")
+_SMOOTH = only(
+    lambda job, x: job.given.get("smooth_target_policy", job.source != "ddpg"), "smooth_target_policy is off"
+)
 _AUTO = "jrl does so by itself"
 _FRAMEWORK = "JAX is the only framework"
 _HELD_OUT = "data.validation holds episodes out, whose loss stands in each result row"
@@ -92,6 +110,7 @@ _OWN_DATA = (
     "what makes data of your own is a function () -> EpisodeStore, which data.input names as package.module:name; what "
     "changes each batch is custom.batch"
 )
+_ENTROPY = "the entropy, which differs from the sum of the log deviations by a constant"
 _HERE = "data.input names files of this machine"
 
 GROUPS: dict[str, list[Row]] = {
@@ -136,7 +155,9 @@ GROUPS: dict[str, list[Row]] = {
         row("rollout_fragment_length sample_batch_size", "rollout.length, replay.train_every",
             "on-policy: train_batch_size decides, if it is given; replay: one update for each round of fragments",
             by="env_runners", key="rollout.length", ruled=True),
-        row("batch_mode", "rollout.batch_mode", by="env_runners"),
+        row("batch_mode", "rollout.batch_mode", by="env_runners",
+            rule=only(lambda job, x: x != "complete_episodes" or not job.replays or not job.core,
+                      "sequences from replay end with their episodes by themselves")),
         row("sample_async", "rollout.mode", "true: async", to=lambda x: "async" if x else "sync"),
         row("remote_worker_envs", "env.remote_worker_envs", by="environment"),
         row("remote_env_batch_wait_ms", "env.batch_wait_ms", "with remote_worker_envs only", by="environment"),
@@ -253,12 +274,13 @@ GROUPS: dict[str, list[Row]] = {
         row("critic_lr optimization.critic_learning_rate", "algo.lr"),
         row("actor_lr optimization.actor_learning_rate", "algo.actor_lr"),
         row("alpha_lr optimization.entropy_learning_rate", "algo.ent_coef_lr"),
-        row("initial_alpha", "algo.ent_coef"),
-        row("target_entropy", "algo.target_entropy", "auto: null, of which jrl's default is the same", ruled=True),
+        row("initial_alpha", "algo.ent_coef", rule=only(lambda job, x: job.algo == "sac", "{algo} has none")),
+        row("target_entropy", "algo.target_entropy", "auto: null, of which jrl's default is the same", ruled=True,
+            rule=only(lambda job, x: x != "auto", "auto: jrl's default is the same")),
         row("twin_q", "algo.num_critics", "true: 2, false: 1", to=lambda x: 2 if x else 1),
         row("policy_delay", "algo.policy_every"),
         row("smooth_target_policy", "algo.target_noise", "false: 0"),
-        *same("algo", "target_noise target_noise_clip"),
+        *same("algo", "target_noise target_noise_clip", rule=_SMOOTH),
         row("policy_model_config.fcnet_hiddens policy_model.fcnet_hiddens actor_hiddens", "network.hidden"),
         row("policy_model_config.fcnet_activation policy_model.fcnet_activation actor_hidden_activation",
             "network.activation"),
@@ -275,8 +297,7 @@ GROUPS: dict[str, list[Row]] = {
     ],
     "BC, MARWIL, CQL, IQL and DT": [
         row("beta", "algo.beta", "of MARWIL and IQL: both multiply the advantage with it"),
-        row("bc_logstd_coeff", "algo.ent_coef",
-            "the entropy, which differs from the sum of the log deviations by a constant"),
+        row("bc_logstd_coeff", "algo.ent_coef", _ENTROPY, rule=only(lambda job, x: x, "0: not set", _ENTROPY)),
         row("moving_average_sqd_adv_norm_update_rate", "algo.adv_norm_rate"),
         row("moving_average_sqd_adv_norm_start", "algo.adv_norm_start"),
         row("vf_coeff", "algo.vf_coef"),
@@ -291,9 +312,9 @@ GROUPS: dict[str, list[Row]] = {
         *same("algo", "deterministic_backup expectile value_lr"),
         row("target_return", "algo.target_return", "of DT"),
         row("max_ep_len", "algo.step_scale", "numbers of steps are divided by it, not embedded"),
-        row("embed_dim", "network.core.size", "of DT, whose core is gtrxl"),
-        row("num_layers", "network.core.layers"),
-        row("num_heads", "network.core.heads"),
+        row("embed_dim", "network.core.size", "of DT, whose core is gtrxl", rule=_OF_DT),
+        row("num_layers", "network.core.layers", rule=_OF_DT),
+        row("num_heads", "network.core.heads", rule=_OF_DT),
         *none(_GAPS, "embed_pdrop resid_pdrop attn_pdrop num_warmup_steps"),
         *lacking("DT learns actions alone", "loss_coef_obs loss_coef_returns_to_go use_obs_output use_return_output"),
         *none("actions are all that DT learns", "loss_coef_actions"),
@@ -302,7 +323,8 @@ GROUPS: dict[str, list[Row]] = {
         row("replay_buffer_config.capacity buffer_size", "replay.capacity",
             "with memory: sequences become transitions, unless storage_unit is another"),
         row("replay_buffer_config.replay_burn_in replay_burn_in burn_in_len burn_in", "replay.burn_in",
-            "with memory only"),
+            "with memory only",
+            rule=only(lambda job, x: job.core, "there is no memory: use_lstm and use_attention are off")),
         row("replay_buffer_config.replay_sequence_length replay_sequence_length", "",
             "it is network.max_seq_len and replay.burn_in together"),
         row("replay_buffer_config.replay_zero_init_states replay_buffer_config.zero_init_states zero_init_states", "",
@@ -420,7 +442,9 @@ GROUPS: dict[str, list[Row]] = {
             "set. PolicyServerInput is the section external, of python -m jrl.serve", by="offline_data", ruled=True),
         row("input_config", "data.input, data.format", "path or paths, and format, of input dataset"),
         row("actions_in_input_normalized", "data.actions_in_input_normalized",
-            "RLlib takes false where nothing is set, jrl what the data say", by="offline_data"),
+            "RLlib takes false where nothing is set, jrl what the data say", by="offline_data",
+            rule=only(lambda job, x: job.given.get("input_", job.settled("data.input")) not in (None, "sampler"),
+                      "there is no input")),
         row("dataset_num_iters_per_learner", "data.updates_per_iteration, run.report_every",
             "updates of an iteration, of which there is a result row", by="offline_data",
             doc="updates of an iteration from data: sets updates_per_iteration"),
@@ -476,7 +500,8 @@ GROUPS: dict[str, list[Row]] = {
              state="multi_agent.state", agent_id="multi_agent.agent_id", self_play="multi_agent.self_play"),
     ],
     "Reporting, debugging and callbacks": [
-        row("min_time_s_per_iteration min_time_s_per_reporting min_iter_time_s", "run.report_every_s", by="reporting"),
+        row("min_time_s_per_iteration min_time_s_per_reporting min_iter_time_s", "run.report_every_s", by="reporting",
+            rule=only(lambda job, x: x, "{value}: not set")),
         row("min_sample_timesteps_per_iteration min_sample_timesteps_per_reporting timesteps_per_iteration",
             "run.report_every", by="reporting"),
         row("min_train_timesteps_per_iteration min_train_timesteps_per_reporting", "run.report_every_trained",

@@ -371,8 +371,8 @@ def translate(job: Job, names: Iterable[str] | None = None) -> None:
             job.drop(spelled, "-1: not set")
         elif job.spelled.get(row.name, spelled) != spelled:
             job.drop(spelled, f"{job.spelled[row.name]} is given, too")
-        elif row.name in RULES:
-            RULES[row.name](job, spelled, value)
+        elif found := row.rule or RULES.get(row.name):
+            found(job, spelled, value)
         elif row.ours:
             job.put(spelled, row.ours, row.to(value) if row.to else value)
         elif row.lacking and asks(value):

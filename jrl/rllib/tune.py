@@ -59,7 +59,7 @@ class _Trial:
         self._configure(config)
 
     def _configure(self, config: Mapping[str, Any]) -> None:
-        made = read(self.algorithm_class, config)
+        made = self.algorithm_class.read_config(config)
         out = made.to_run_config().run.out
         if out is not None and os.path.isabs(out):
             raise InputError(
@@ -70,9 +70,7 @@ class _Trial:
 
     @property
     def algorithm(self) -> Algorithm:
-        """Returns the algorithm of the trial, made when first needed: a trial that continues from a checkpoint makes
-        one only.
-        """
+        """The algorithm of the trial, made when first needed: a trial from a checkpoint makes a single one."""
         if self._algorithm is None:
             self._algorithm = self.algorithm_class(self._settings)
         return self._algorithm
@@ -107,7 +105,7 @@ class _Trial:
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
         try:
-            return resources(read(cls.algorithm_class, config).to_run_config())
+            return resources(cls.algorithm_class.read_config(config).to_run_config())
         except InputError:  # the trial reports it
             return None
 
@@ -169,18 +167,6 @@ def _use_reserved_devices() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
-# ---------------------------------------------------------------- configs
-
-
-def read(algorithm: type[Algorithm], given: AlgorithmConfig | Mapping[str, Any]) -> AlgorithmConfig:
-    """Reads the config of an Algorithm, from a config, a dict of its arguments or sections, or RLlib's dict.
-
-    Raises:
-      InputError: all that is wrong.
-    """
-    return algorithm.read_config(given)
-
-
 def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
     """Reads the first variants of a search space. Raises InputError."""
     import numpy as np
@@ -189,7 +175,7 @@ def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
     variants = generate_variants({"config": dict(space)}, random_state=np.random.RandomState(0))
     for chosen, variant in itertools.islice(variants, _CHECKED):
         try:
-            read(algorithm, variant["config"]).to_run_config()
+            algorithm.read_config(variant["config"]).to_run_config()
         except InputError as e:
             where = ", ".join(f"{'/'.join(map(str, path[1:]))}={value}" for path, value in chosen.items())
             raise InputError(*(f"{line} (with {where})" if where else line for line in e.errors)) from None
@@ -220,8 +206,8 @@ def _made(given: Any, space: Any = None) -> Any:
         from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
         # Tune itself registers what it runs by the name of its class: an algorithm is one whatever is there
-        theirs = algos.spelled(given) not in algos.names() and _global_registry.contains(TRAINABLE_CLASS, given)
-        return given if theirs else trainable(given, space)
+        is_tunes = algos.spelled(given) not in algos.names() and _global_registry.contains(TRAINABLE_CLASS, given)
+        return given if is_tunes else trainable(given, space)
     return _with_registered(given) if inspect.isroutine(given) else given
 
 
@@ -273,9 +259,9 @@ def _begin_ray() -> None:
 
 @functools.cache
 def _tuner() -> type:
-    theirs: Any = _ray_tune().Tuner
+    base: Any = _ray_tune().Tuner
 
-    class Tuner(theirs):
+    class Tuner(base):
         """`ray.tune.Tuner` that also takes algorithms.
 
         Args:

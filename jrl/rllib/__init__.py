@@ -97,7 +97,7 @@ def public(name: str) -> Any:
         return importlib.import_module("jrl.rllib.tune")
     if not name.startswith("_") and (known := _ALIASES.get(name, name)) in (classes := _classes()):
         return classes[known]()
-    raise importlib.import_module("jrl.rllib.table").missing(sys.modules["jrl.api"], name, "api")
+    raise importlib.import_module("jrl.rllib.hints").missing(sys.modules["jrl.api"], name, "api")
 
 
 def public_names() -> list[str]:

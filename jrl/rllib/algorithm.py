@@ -21,11 +21,12 @@ from jrl.errors import InputError
 from jrl.fields.paths import resolve
 from jrl.host import files, runtime
 from jrl.metrics import results
-from jrl.rllib import algorithm_class, config_class, table
+from jrl.rllib import algorithm_class, config_class, hints
 from jrl.rllib.builder import AlgorithmConfig
 from jrl.rllib.migration import looks_like_rllib, migrate
 from jrl.rllib.policy import ActionPolicy
 from jrl.rllib.records import Records, Saved, hold, path_of
+from jrl.rllib.table import KEYS
 from jrl.rllib.weights_file import read_weights
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
 from jrl.run.by_hand import POLICY, Learns, known
@@ -103,10 +104,10 @@ class Algorithm(Learns):
             return looks_like_rllib(given)
         ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
         names, model = set(given), given.get("model")
-        if names & (ours - set(table.KEYS)):
+        if names & (ours - set(KEYS)):
             return False
         inner = {f"model.{name}" for name in model} if isinstance(model, Mapping) else set()
-        only_rllib = (names - ours | inner) & set(table.KEYS)
+        only_rllib = (names - ours | inner) & set(KEYS)
         return bool(only_rllib) or not names & ours or isinstance(given.get("run"), str)
 
     @classmethod
@@ -568,7 +569,7 @@ class Algorithm(Learns):
                 made.__init__(AlgorithmConfig.from_dict(state["config"]), checkpoint=path)
 
     def __getattr__(self, name: str) -> Any:
-        raise table.missing(self, name, "algorithm")
+        raise hints.missing(self, name, "algorithm")
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from jrl.fields import schema
 from jrl.fields.data import Fixed, Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.paths import resolve, written
-from jrl.rllib import arguments, exploration, migration, multi_agent, table
+from jrl.rllib import arguments, exploration, hints, migration, multi_agent
 from jrl.rllib.arguments import RULED, Argument
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, positive, translate
@@ -507,8 +507,8 @@ class AlgorithmConfig:
             return default
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in table.HINTS["config"]:
-            raise table.missing(self, name, "config")
+        if name.startswith("_") or name in hints.HINTS["config"]:
+            raise hints.missing(self, name, "config")
         try:
             return self[name]
         except KeyError as e:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
-from jrl.rllib import table
+from jrl.rllib import hints
 from jrl.run.by_hand import POLICY
 from jrl.run.policy import Memory, Past, Policy
 from jrl.run.workers import Worker, WorkerPolicy
@@ -205,7 +205,7 @@ class ActionPolicy(WorkerPolicy):
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
-        raise table.missing(self, name, "policy")
+        raise hints.missing(self, name, "policy")
 
     def _gives_state(self, state: PyTree) -> bool:
         return self.recurrent or not _is_empty(state)

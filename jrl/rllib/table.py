@@ -1,13 +1,9 @@
 """The table of RLlib's names: each key of a configuration in all its spellings, what it becomes in jrl, what to tell.
 
 `jrl.rllib.migration` and the builder's methods (`jrl.rllib.builder`) read GROUPS; docs/rllib-users.md prints it. A key
-that is more than a move or a conversion has a rule in one of the rules modules. HINTS has names of classes and methods.
-Imports the standard library alone.
+that is more than a move or a conversion has a rule in one of the rules modules.
 """
 
-import difflib
-import importlib.util
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -634,113 +630,3 @@ def markdown() -> str:
             lines.append(f"| {' '.join(f'`{n}`' for n in names)} | {ours} | {note} |")
         lines.append("")
     return "\n".join(lines)
-
-
-# ---------------------------------------------------------------- names of classes and methods
-
-_ALGORITHMS = ("A2C", "APEX", "APPO", "ApexDQN", "BC", "CQL", "DQN", "DT", "IMPALA", "IQL", "IQN", "Impala", "MARWIL",
-               "PPO", "PQN", "SAC", "TD3", "VDN")  # fmt: skip
-_OTHERS = ("Algorithm", "AlgorithmConfig", "Callbacks", "DefaultCallbacks", "EnvContext", "Episode",
-           "MemoryTrackingCallbacks", "PolicySpec", "TaskSettableEnv", "concat_samples", "in_program",
-           "make_multi_callbacks", "register_env", "tune")  # fmt: skip
-_OUTPUTS = "distribution(obs), value_function(obs) and q_values(obs) are what its networks say, summary() what they are"
-_OTHER_LOSS = "a loss of your own is training(loss_fn=fn), or a static method `loss` of an Algorithm"
-_LEARNER = "the learner is a program of this process; its devices are learners(learners=[...])"
-_STEP = "train() is one iteration; what it does is a method training_step(self, step) of a subclass"
-_MODULE = "a network of your own is training(model={'torso': ...}): docs/networks.md"
-_STATE = "save(path) writes all of it and restore(path) takes it back; get_weights() and set_weights() are the arrays"
-_RESERVED = "what a trial reserves is jrl.api.tune.resources(config.to_run_config())"
-_SERVE = "python -m jrl.serve CONFIG; its clients use jrl.serve.client.PolicyClient"
-_CRR = "MARWIL with weight='binary' has its filter, over returns, and IQL its critic"
-_CONFIGS = {"A3C": "a2c", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask", "QRDQN": "qrdqn",
-            "R2D2": "r2d2", "Rainbow": "rainbow", "RecurrentPPO": "ppo_lstm", "SimpleQ": "dqn"}  # fmt: skip
-
-_CLASSES = {
-    **{n + end: f"python -m jrl.train configs/{c}.yaml" for n, c in _CONFIGS.items() for end in ("", "Config")},
-    **dict.fromkeys(("CRR", "CRRConfig"), _CRR),
-    **dict.fromkeys(("CrossQ", "HerReplayBuffer", "TQC"), "docs/from-sb3.md says what is the nearest"),
-    **dict.fromkeys(("JsonReader", "JsonWriter", "OfflineData"),
-                    "jrl.data.read(path) gives the episodes of any of its formats, jrl.data.Writer writes some: "
-                    "docs/data.md"),
-    "MultiAgentEnv": "environments of several agents are not made by inheritance: docs/environments.md",
-    **dict.fromkeys(("RLModule", "TorchModelV2", "ModelCatalog"), _MODULE),
-    **dict.fromkeys(("ExternalEnv", "PolicyServerInput", "PolicyClient"), _SERVE),
-}  # fmt: skip
-# kind of object -> name that it does not have -> what to use
-HINTS: dict[str, dict[str, str]] = {
-    "api": {
-        **_CLASSES,
-        "Policy": "get_policy() of an Algorithm, or jrl.load(path)",
-        "SampleBatch": "sample() of workers.local_worker() gives a Rollout, sample_replay() a Batch",
-    },
-    "jrl": {
-        **_CLASSES,
-        **{n + end: f"from jrl.api import {n}{end}" for n in _ALGORITHMS for end in ("", "Config")},
-        **{n: f"from jrl.api import {n}" for n in _OTHERS},
-        **dict.fromkeys(("make", "make_vec_env"),
-                        "jrl.envs.make(id, num_envs=8); a run makes its own, of env.id and env.num_envs"),
-        "evaluate_policy": "python -m jrl.evaluate RUN --episodes 20, or evaluate(20) of an Algorithm",
-        "VecNormalize": "algo.normalize_obs=true and algo.normalize_reward=true",
-        **dict.fromkeys(("init", "shutdown"), "there is nothing to start: python -m jrl.train CONFIG, or jrl.api"),
-    },
-    "algorithm": {
-        **dict.fromkeys(("get_module", "rl_module"), "get_policy() shows what its networks say"),
-        **dict.fromkeys(("get_state", "set_state"), _STATE),
-        **dict.fromkeys(("setup", "step", "step_attempt", "execution_plan"), _STEP),
-        **dict.fromkeys(("learner_group", "optimizer"), _LEARNER),
-        **dict.fromkeys(("local_replay_buffer", "replay_buffer"), "sample_replay() draws a batch of it"),
-        "env_runner": "workers.local_worker(), or workers.foreach_worker(func)",
-        "evaluate_offline": "offline_data(validation=0.1) holds episodes out, whose loss each result has",
-        "get_default_policy_class": _OTHER_LOSS,
-        "validate_env": "python -m jrl.check_env ID, jrl.check_env(...)",
-        "with_common_config": "get_default_config().update_from_dict(...)",
-        "with_updates": "a subclass",
-        **dict.fromkeys(("default_resource_request", "resource_help"), _RESERVED),
-        **dict.fromkeys(("import_model", "import_policy_model_from_h5"), "import_weights(path) of npz or safetensors"),
-        "learn": "train() is one iteration: call it until its result says what you want, or use `python -m jrl.train`",
-        "load": "Algorithm.from_checkpoint(path), or jrl.load(path) to act only",
-        "predict": "get_policy().predict(obs), or compute_single_action(obs)",
-        **dict.fromkeys(("env", "get_env"), "workers.foreach_env(func) calls func(env) where the environments are"),
-    },
-    "policy": {
-        **dict.fromkeys(("model", "forward_inference", "forward_exploration", "action_distribution_fn"), _OUTPUTS),
-        **dict.fromkeys(("loss", "stats_fn"), _OTHER_LOSS),
-        "optimizer": "learn_on_batch(samples) is an update, compute_gradients and apply_gradients are its halves",
-        "export_model": "Algorithm.export_policy_model(directory), or python -m jrl.export",
-        **dict.fromkeys(("export_checkpoint", "from_checkpoint", "save"),
-                        "Algorithm.save(path), and jrl.load(path) to act only"),
-        "postprocess_trajectory": "training(learner_connector=[fn]), a pure function of the rollout",
-        "on_global_var_update": "schedules read env_steps, which acting has",
-        **dict.fromkeys(("get_session", "device"), _FRAMEWORK),
-    },
-    "config": {
-        **dict.fromkeys(("get_state", "serialize"), "to_dict() and to_yaml() hold all of it"),
-        "from_state": "from_dict(tree), or from_yaml(path)",
-        "pop": "a config has all keys: set one to its default",
-        **dict.fromkeys(("get_default_rl_module_spec", "get_rl_module_spec"), _MODULE),
-        **dict.fromkeys(("build_learner", "build_learner_group"), _LEARNER),
-        "is_offline": "jrl.settings.datasets.alone(config.to_run_config())",
-    },
-}  # fmt: skip
-
-
-def missing(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
-    """Returns the error for an attribute that an object or a package does not have, with what to use instead.
-
-    `from package import name` hides the text of an AttributeError, so the import statement gets an ImportError.
-
-    Args:
-      owner: the object, or the package.
-      kind: the part of HINTS.
-    """
-    if name.startswith("_"):
-        return AttributeError(name)
-    near = difflib.get_close_matches(name, [n for n in dir(owner) if not n.startswith("_")], 1, 0.75)
-    fix = HINTS[kind].get(name) or (f"did you mean {near[0]}?" if near else "docs/api.md lists what there is")
-    package = owner.__name__ if isinstance(owner, types.ModuleType) else None
-    message = f"{package or type(owner).__name__} has no {name}: {fix}"
-    # importlib asks for the attribute first, then for a submodule: only where there is none is the import at an end
-    asks_importlib = any(f.filename.startswith("<frozen importlib") for f in inspect.stack(0)[1:4])
-    if package and asks_importlib and importlib.util.find_spec(f"{package}.{name}") is None:
-        return ImportError(message, name=package)
-    return AttributeError(message)

@@ -17,7 +17,7 @@ import jrl
 from jrl import api, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from jrl.errors import InputError
-from jrl.rllib import table
+from jrl.rllib import hints
 from jrl.rllib.records import path_of
 from jrl.rllib.table import KEYS
 from jrl.run.session import Session
@@ -80,7 +80,7 @@ def test_methods_of_rllib_are_here_or_the_error_says_what_to_use(kind, algo):
     made = {"algorithm": algo, "policy": algo.get_policy(), "config": algo.config}
     owner = (made | {"workers": algo.workers, "worker": algo.workers.local_worker()})[kind]
     assert [name for name in METHODS[kind] if not hasattr(owner, name) and name not in KEYS] == []
-    for name, fix in table.HINTS.get(kind, {"save": "Algorithm.save(path)"}).items():
+    for name, fix in hints.HINTS.get(kind, {"save": "Algorithm.save(path)"}).items():
         with pytest.raises(AttributeError, match=re.escape(f"has no {name}: {fix}")):
             getattr(owner, name)
     with pytest.raises(AttributeError, match=r"did you mean|has no argument|docs/api\.md"):

@@ -472,7 +472,7 @@ class Algorithm(Learns):
         Returns:
           What was written.
         Raises:
-          InputError: what the format cannot express, or a library that is not there.
+          InputError: the format cannot express the policy, or a library is not installed.
         """
         name = known(self.session).named(policy_id) if self.session.policies else None
         self.get_policy(policy_id)
@@ -514,9 +514,9 @@ class Algorithm(Learns):
         """Makes the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
-          path: of the checkpoint.
-          policy_ids: of several policies, those that a new run takes over as they were; None: all, and the run goes on.
-          policy_mapping_fn, policies_to_train: of that new run; None: as they were.
+          path: the checkpoint.
+          policy_ids: policies that a new run takes over as they were; None: all, and the run goes on.
+          policy_mapping_fn, policies_to_train: settings of that new run; None: as they were.
         Raises:
           InputError: there is none, or it has no such policies, or a mapping names others.
         """

@@ -55,7 +55,7 @@ NOT_SET = _NotSet()
 class Argument(NamedTuple):
     """One keyword of one method."""
 
-    key: str | None  # of the tree; None: the argument is worked out together with others
+    key: str | None  # key of the tree; None: the value is worked out together with other arguments
     annotation: Any
     default: Any
     doc: str

@@ -22,7 +22,7 @@ from jrl.fields.paths import resolve, written
 from jrl.rllib import arguments, exploration, hints, migration, multi_agent
 from jrl.rllib.arguments import RULED, Argument
 from jrl.rllib.table import KEYS
-from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, positive, translate
+from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate
 from jrl.run import preflight
 from jrl.settings import config, sb3_names
 from jrl.settings.config import RunConfig
@@ -176,7 +176,7 @@ class AlgorithmConfig:
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
-        keys = set(schema.flatten(tree))  # of a name of RLlib and a key that means the same, the later counts
+        keys = set(schema.flatten(tree))  # the later counts of a name of RLlib and a key with the same meaning
         outdated = [n for n in self._rllib if keys & {KEYS[n].ours, *_SAME.get(KEYS[n].name, ())}]
         self._rllib = {name: value for name, value in self._rllib.items() if name not in outdated}
         self._given = config.merge(self._given, tree)
@@ -341,16 +341,16 @@ class AlgorithmConfig:
 
     def _translation(self) -> tuple[Job, dict[str, list[str]]]:
         """Translates RLlib's names over the tree, with the lines of each name; searches are left to the trials."""
-        given, own = self._given, algos.get_config_class(self.algo_name)
         raw = {name: value for name, value in self._rllib.items() if not _is_search(value)}
+        own = algos.get_config_class(self.algo_name)
+        job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=self._given)
         # sizes that the tree sets, on which other names depend
-        sizes = {"num_env_runners": _count(given, "env_runners", "num")}
+        sizes = {"num_env_runners": job.count("env_runners.num")}
         if learns_from(own) is Fresh:
-            sizes["rollout_fragment_length"] = _count(given, "rollout", "length")
+            sizes["rollout_fragment_length"] = job.count("rollout.length")
         if SWITCHES.keys() & {KEYS[name].name for name in raw}:
-            sizes["model.max_seq_len"] = _count(given, "network", "max_seq_len")
+            sizes["model.max_seq_len"] = job.count("network.max_seq_len")
         raw |= {name: size for name, size in sizes.items() if size}
-        job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=given)
         begin(job)
         lines = {"": list(job.lines)}
         for name in raw:
@@ -565,11 +565,6 @@ def _is_search(value: Any) -> bool:
 def _as_dict(value: Any) -> Any:
     """Returns the dict of a dataclass, such as RLlib's DefaultModelConfig; other values as they are."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _count(tree: Mapping[str, Any], section: str, key: str) -> int | None:
-    """Returns a whole number above 0 in a tree; None: there is none, which the check of the tree reports."""
-    return positive((tree.get(section) or {}).get(key))
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:

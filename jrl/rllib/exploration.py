@@ -32,7 +32,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "ParameterNoise": {"initial_stddev": 1.0, "random_timesteps": 10_000, "sub_exploration": None},
     "Random": {},
 }  # fmt: skip
-# what an algorithm's own default sets differently; options without a type are meant for its type
+# defaults of an algorithm that differ; options without a type are meant for its type
 _OF_ALGO: dict[str, dict[str, Any]] = {
     **{name: {"type": "EpsilonGreedy"} for name in ("dqn", "simpleq", "r2d2")},
     "apex": {"type": "PerWorkerEpsilonGreedy"},
@@ -156,7 +156,7 @@ def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
             f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(beside)}"
         )
     converted = from_rllib(beside)
-    match converted["name"]:  # it says how far the noise is to take the policy
+    match converted["name"]:  # the kind of noise says how far it is to take the policy
         case "epsilon_greedy" if "epsilon" in converted:
             return section | {"epsilon": converted["epsilon"]}
         case "ornstein_uhlenbeck":

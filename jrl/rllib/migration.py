@@ -321,8 +321,8 @@ def translated(
     """Returns a run's config as plain data of jrl, from jrl's or RLlib's.
 
     Args:
-      data: of a file, or empty.
-      name: of that file, for messages.
+      data: contents of a file, or empty.
+      name: name of that file, for messages.
       algo, env, drop: as of `migrate`.
       over_it: keys of RLlib, put over those in `data`.
       tell: gets what became of each key, line by line.

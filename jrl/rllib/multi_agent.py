@@ -11,7 +11,7 @@ from jrl.rllib.table import ALGORITHMS, KEYS
 from jrl.rllib.translation import CORES, Job, asks, canonical, nested, rule, translate
 
 DEFAULT = "default_policy"  # id of the policy that RLlib has by default
-_PARTS = ("policy_class", "observation_space", "action_space", "config")  # of a PolicySpec, in a tuple's order
+_PARTS = ("policy_class", "observation_space", "action_space", "config")  # fields of a PolicySpec, in a tuple's order
 _CLASS = re.compile(r"(?:Default)?(\w+?)(?:Torch|TF[12]?)?(?:Policy|RLModule)(?:_eager\w*)?")
 _BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the policy class of the second, and no other
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values

@@ -42,7 +42,7 @@ class ActionPolicy(WorkerPolicy):
         self._cfg, self._spec, self._inputs = policy.config, policy.spec, policy.inputs
         self.observation_space, self.action_space = policy.observation_space, self._spec.env_action or self._spec.action
         self.recurrent = self._cfg.network.recurrent or self._inputs.history is not None
-        self._version = -1  # of the weights that the policy acts with
+        self._version = -1  # version of the weights that the policy acts with
         outputs = policy.algo.outputs
         self._outputs = jax.jit(outputs) if outputs else None
 

@@ -102,8 +102,8 @@ class Records:
         self._continued = continued
         self._directory, self._runs = directory, runs
         self._files = files
-        self._write: Any = None  # of a row, while the files are open
-        self._tell: Any = None  # of a row, to log.txt
+        self._write: Any = None  # writes a row, while the files are open
+        self._tell: Any = None  # writes a row to log.txt
         self._saved: int | None = session.iteration if continued else None
         every = session.config.checkpoint.every
         self._due = None if every is None else session.env_steps - session.env_steps % every + every

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    names: tuple[str, ...]  # of RLlib, newest first; a.b is b in the dict a; (): jrl's builder alone has the argument
+    names: tuple[str, ...]  # RLlib's, newest first; a.b is b in the dict a; (): jrl's builder alone has the argument
     ours: str  # dotted keys of jrl, separated by ", "; "": none
-    note: str = ""  # what differs, or why there is no counterpart
+    note: str = ""  # the difference, or the reason why there is no counterpart; for the user
     to: Callable[[Any], Any] | None = None  # converts the value; None: it moves as it is
     # translates the key itself: (job, key as given, value); None: the value moves, or there is a rule in a rules module
     rule: Callable[[Any, str, Any], None] | None = None

@@ -61,10 +61,10 @@ class Job:
 
     algo: str  # jrl's name
     source: str  # RLlib's name, lower case
-    config_class: type  # of the algorithm
+    config_class: type  # the algorithm's
     raw: Mapping[str, Any]  # given keys, as `canonical` yields them
     base: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # tree of jrl under the given keys
-    prefix: str = ""  # of RLlib's keys in lines
+    prefix: str = ""  # prefix of RLlib's keys in lines
     inside: str = ""  # prefix of jrl's keys in lines
     tree: dict[str, Any] = dataclasses.field(default_factory=dict)  # result
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # jrl's key -> RLlib's
@@ -152,7 +152,8 @@ class Job:
 
     def count(self, ours: str) -> int | None:
         """Returns the value of a key in `base` if it is a whole number above 0."""
-        return positive(self.settled(ours))
+        found = self.settled(ours)
+        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
     def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
         """Returns the number given for a key; None: there is none, or it was reported as a fault."""
@@ -430,11 +431,6 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def positive(value: Any) -> int | None:
-    """Returns a whole number above 0; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _is_unset(name: str, value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The config tree, written as calls: every key has one place, and builder and YAML convert without loss."""
 
 import dataclasses
+import importlib
 import inspect
 
 import gymnasium
@@ -130,6 +131,7 @@ def test_names_of_rllib_are_imported_or_answered():
         with pytest.raises(ImportError, match=answer):
             exec(f"from {wanted}")
     assert not hasattr(api, "SampleBatch") and not hasattr(jrl, "make_vec_env")
+    assert importlib.import_module("jrl.api.tune") is api.tune
     names: dict = {}
     exec("from jrl.api import *", names)
     assert {*dir(api)} <= {*names}

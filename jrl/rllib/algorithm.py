@@ -40,6 +40,12 @@ _STACKS = {
     "add_to_env_runners", "add_to_eval_env_runners", "add_to_learners", "remove_from_env_runners",
     "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers",
 }  # fmt: skip
+# arguments of RLlib's add_module -> arguments of add_policy
+_OF_MODULES = {
+    "config_overrides": "config",
+    "new_agent_to_module_mapping_fn": "policy_mapping_fn",
+    "new_should_module_be_updated": "policies_to_train",
+}
 _Mapping = Callable[..., str] | Mapping[str, str] | None  # (agent, episode) -> policy, or {agent: policy}
 _Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, or a function of a name
 
@@ -382,31 +388,13 @@ class Algorithm(Learns):
         self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_of_name(policies_to_train))
         self._policies.pop(policy_id, None)
 
-    def add_module(
-        self,
-        module_id: str,
-        module_spec: Any = None,
-        *,
-        config_overrides: Mapping[str, Any] | None = None,
-        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
-        new_should_module_be_updated: _Trained = None,
-        **where: bool,
-    ) -> ActionPolicy:
+    def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> ActionPolicy:
         """Calls `add_policy`, by the names of RLlib's newer stack."""
-        names = {"policy_mapping_fn": new_agent_to_module_mapping_fn, "policies_to_train": new_should_module_be_updated}
-        return self.add_policy(module_id, config=config_overrides, **names, **where)  # type: ignore[arg-type]
+        return self.add_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
 
-    def remove_module(
-        self,
-        module_id: str,
-        *,
-        new_agent_to_module_mapping_fn: Callable[..., str] | None = None,
-        new_should_module_be_updated: _Trained = None,
-        **where: bool,
-    ) -> None:
+    def remove_module(self, module_id: str, **options: Any) -> None:
         """Calls `remove_policy`, by the names of RLlib's newer stack."""
-        names = {"policy_mapping_fn": new_agent_to_module_mapping_fn, "policies_to_train": new_should_module_be_updated}
-        self.remove_policy(module_id, **names, **where)  # type: ignore[arg-type]
+        self.remove_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
 
     # ------------------------------------------------------------ weights
 

@@ -99,8 +99,11 @@ def missing(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
     fix = HINTS[kind].get(name) or (f"did you mean {near[0]}?" if near else "docs/api.md lists what there is")
     package = owner.__name__ if isinstance(owner, types.ModuleType) else None
     message = f"{package or type(owner).__name__} has no {name}: {fix}"
-    # importlib asks for the attribute first, then for a submodule: only where there is none is the import at an end
-    asks_importlib = any(f.filename.startswith("<frozen importlib") for f in inspect.stack(0)[1:4])
-    if package and asks_importlib and importlib.util.find_spec(f"{package}.{name}") is None:
-        return ImportError(message, name=package)
-    return AttributeError(message)
+    return ImportError(message, name=package) if package and _fails_import(package, name) else AttributeError(message)
+
+
+def _fails_import(package: str, name: str) -> bool:
+    """Returns whether an import statement asks for a name. It tries the attribute first, and then a submodule."""
+    callers = inspect.stack(0)[2:5]
+    by_import = any(frame.filename.startswith("<frozen importlib") for frame in callers)
+    return by_import and importlib.util.find_spec(f"{package}.{name}") is None

@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("jrl.host.installed").version("jrl") or "unknown"
     if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
         return getattr(importlib.import_module(_WHERE[name]), name)
-    elsewhere = importlib.import_module("jrl.host.elsewhere")
-    if name in elsewhere.NAMES["jrl"]:
-        raise elsewhere.missing(sys.modules[__name__], name, "jrl")
+    hints = importlib.import_module("jrl.rllib.hints")
+    if name in hints.HINTS["jrl"]:
+        raise hints.missing(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -82,7 +82,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     import jax
 
     from jrl.host import runtime
-    from jrl.migrate import tables
+    from jrl.rllib.table import ALGORITHMS
     from jrl.run import build, checkpoint, resume
     from jrl.run.evaluation import Evaluations
     from jrl.settings import config
@@ -93,7 +93,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     given += [] if args.seed is None else [f"run.seed={args.seed}"]
     cfg = config.override(meta["config"], [*given, *args.overrides])
     asked = (args.algo or "").lower()
-    if asked and config.algo_name(cfg) not in (args.algo, asked, tables.ALGORITHMS.get(asked, ("",))[0]):
+    ours = ALGORITHMS[asked].name if asked in ALGORITHMS else asked
+    if asked and config.algo_name(cfg) not in (args.algo, asked, ours):
         expected = f"{config.algo_name(cfg)}, the checkpoint's algorithm"
         raise InputError(f"--algo: expected {expected}, got {short(args.algo)}: leave it out")
     runtime.apply(cfg.runtime)

@@ -375,7 +375,7 @@ FEATURES: dict[str, list[Feature]] = {
         works("`episode.user_data`, `custom_metrics`, `hist_data`", "the same", example("custom_metric.py"), slow=True),
         works("chaining: `make_multi_callbacks`", "the same, or a list", example("several_callbacks.py"), slow=True),
         works("`MemoryTrackingCallbacks`", "the same, from `jrl.api`",
-            takes("callbacks", callbacks_class="jrl.callbacks.memory_tracking:MemoryTracking")),
+            takes("callbacks", callbacks_class="jrl.rllib.memory_tracking:MemoryTrackingCallbacks")),
         works("a callback ends a run: `result['done'] = True`", "the same; so does `return False`", ends_a_run,
             slow=True),
         works("rewriting trajectories", "`on_postprocess_trajectory`, or a pure function",

@@ -9,7 +9,7 @@ import pytest
 from jrl import __main__, migrate, networks, train
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.migrate import exploration_names
+from jrl.rllib import exploration
 from jrl.run.evaluation import Evaluations
 from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary
@@ -39,7 +39,7 @@ READERS = {
         EnvSpec(OBSERVATION, Discrete(4), 1), networks.NetworkConfig(**given), {"policy": networks.Head(4)}
     ),
     "rllib": migrate.migrate,
-    "exploration": exploration_names.from_rllib,
+    "exploration": exploration.from_rllib,
 }
 
 

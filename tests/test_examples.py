@@ -35,6 +35,11 @@ def league(main, out):
     assert any("_v" in name for name in found) and len(found) <= 9
 
 
+def memory_tracking(main, out):
+    found = main(2)
+    assert 20 < found["memory/rss_mb"] < 100_000 and found["memory/live_arrays"] > 10 and found["memory/device_mb"] > 0
+
+
 def weights(main, out):
     assert main() == ([0], True)
 
@@ -167,6 +172,7 @@ CHECKS = {
     "replay": replay,
     "self_play": self_play,
     "league": league,
+    "memory_tracking": memory_tracking,
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {

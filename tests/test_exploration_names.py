@@ -8,7 +8,7 @@ import pytest
 
 from jrl import registry
 from jrl.fields import schema
-from jrl.migrate.exploration_names import from_rllib
+from jrl.rllib.exploration import from_rllib
 
 TABLE = schema.parse((Path(__file__).parent / "migrations.yaml").read_text())
 
@@ -65,5 +65,5 @@ def test_every_result_is_a_section_of_an_algorithm():
 
 
 def test_it_loads_without_jax():
-    code = "import sys, jrl.migrate.exploration_names; assert 'jax' not in sys.modules"
+    code = "import sys, jrl.rllib.exploration; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,8 @@ from jrl import algos
 from jrl.errors import InputError
 from jrl.fields.hyper import Gtrxl, Lstm
 from jrl.fields.schema import read_mapping
-from jrl.migrate import defaults, looks_like_rllib, migrate, tables
+from jrl.migrate import looks_like_rllib, migrate
+from jrl.rllib import defaults, table
 from jrl.settings import config, plan
 from jrl.settings.datasets import OutputConfig
 from jrl.settings.external import ExternalConfig
@@ -107,8 +108,8 @@ def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
     assert all(line.endswith("remove it, or let --drop do so") for line in found)
     left = migrate({"env": "CartPole-v1", **LACKING}, algo="PPO", drop=True)
     assert sorted(line.partition(":")[0] for line in left.dropped) == sorted(names)
-    at = left.told().index("dropped, as was asked:")
-    assert left.told()[at + 1 : at + 1 + len(names)] == [f"  {line}" for line in left.dropped]
+    at = left.report().index("dropped, as was asked:")
+    assert left.report()[at + 1 : at + 1 + len(names)] == [f"  {line}" for line in left.dropped]
 
 
 def test_what_one_policy_alone_would_learn_by_is_not_dropped_either():
@@ -382,15 +383,15 @@ def test_one_of_several_experiments():
 
 def test_every_documented_key_has_an_entry():
     assert len(set(COMMON_CONFIG)) == 97
-    assert [name for name in (*COMMON_CONFIG, *ALGORITHM_CONFIG) if name not in tables.KEYS] == []
+    assert [name for name in (*COMMON_CONFIG, *ALGORITHM_CONFIG) if name not in table.KEYS] == []
 
 
 def test_a_key_without_a_counterpart_has_the_reason():
-    assert [key.name for key in tables.KEYS.values() if not key.ours and not key.note] == []
+    assert [key.name for key in table.KEYS.values() if not key.ours and not key.note] == []
 
 
 def test_names_are_in_the_table_once():
-    names = [name for group in tables.GROUPS.values() for key in group for name in key.names]
+    names = [name for group in table.GROUPS.values() for key in group for name in key.names]
     assert len(names) == len(set(names))
 
 
@@ -402,7 +403,7 @@ def test_our_keys_exist():
     default["data"] |= {f"output.{f.name}": None for f in dataclasses.fields(OutputConfig)}
     default["multi_agent"] = {f.name for f in dataclasses.fields(config.MultiAgentConfig)}
     default["external"] = {f.name for f in dataclasses.fields(ExternalConfig)}
-    for key in tables.KEYS.values():
+    for key in table.KEYS.values():
         for ours_ in filter(None, key.ours.split(", ")):
             section, _, field = ours_.partition(".")
             assert section in sections
@@ -411,4 +412,4 @@ def test_our_keys_exist():
 
 def test_the_page_has_the_table():
     page = (HERE.parent / "docs" / "rllib-users.md").read_text()
-    assert tables.markdown() in page
+    assert table.markdown() in page

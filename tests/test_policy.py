@@ -16,8 +16,8 @@ import jrl
 from jrl import api, evaluate, train
 from jrl.fields import shipped
 from jrl.fields.data import Fresh
-from jrl.host import elsewhere
 from jrl.ops import normalize
+from jrl.rllib import hints
 from jrl.run import build, checkpoint
 from jrl.run.policy import Policy, Trained
 from jrl.settings import config
@@ -331,14 +331,14 @@ def test_the_policy_of_a_run(tmp_path):
 
 
 def test_names_of_other_packages_say_what_does_it_instead():
-    for name, mend in elsewhere.NAMES["jrl"].items():
+    for name, mend in hints.HINTS["jrl"].items():
         with pytest.raises(AttributeError, match=f"^jrl has no {name}: {re.escape(mend)}$"):
             getattr(jrl, name)
         if found := re.match(r"from jrl.api import (\w+)", mend):
             assert getattr(api, found[1])
         if found := re.search(r"configs/(\w+)\.yaml", mend):
             assert found[1] in shipped.names()
-    assert {name for name in dir(api) if not name.islower()} <= {*elsewhere.NAMES["jrl"]}
+    assert {name for name in dir(api) if not name.islower()} <= {*hints.HINTS["jrl"]}
 
 
 def test_importing_jrl_loads_nothing_else():

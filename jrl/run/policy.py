@@ -13,7 +13,6 @@ from jrl import spaces
 from jrl.envs import action_transform
 from jrl.envs.history import PREV_ACTION, PREV_REWARD, history
 from jrl.errors import InputError
-from jrl.host import elsewhere
 from jrl.rollout.unroll import reset_where
 from jrl.run import build, build_policies, checkpoint, resume
 from jrl.settings import config, multi_agent, plan
@@ -159,7 +158,8 @@ class Policy:
         return self.act(observation, explore=not deterministic, reset=episode_start), None
 
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "loaded")
+        fix = "use act(obs), or jrl.api.Algorithm.from_checkpoint(path).get_policy() for its networks"
+        raise AttributeError(name if name.startswith("_") else f"{type(self).__name__} has no {name}: {fix}")
 
     def reset(self) -> None:
         """Begins new episodes with the next call."""

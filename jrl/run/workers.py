@@ -13,7 +13,6 @@ import numpy as np
 
 from jrl import spaces
 from jrl.errors import InputError
-from jrl.host import elsewhere
 from jrl.metrics.episodes import Columns
 from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player, Until
 from jrl.rollout.tally import Evaluation, Goal
@@ -23,6 +22,21 @@ from jrl.types import Episodes, Key, PyTree, Rollout
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
+
+# methods of RLlib's workers -> what to use
+_INSTEAD = {
+    **dict.fromkeys(("save", "restore", "get_state", "set_state"), "Algorithm.save(path), .restore(path)"),
+    **dict.fromkeys(("add_policy", "remove_policy"), "Algorithm.add_policy(...), .remove_policy(...)"),
+    **dict.fromkeys(("foreach_worker_async", "fetch_ready_async_reqs"), "env_runners(sample_mode='async')"),
+    "env": "foreach_env(func) calls func(env)",
+    "filters": "get_filters()",
+    "stop": "Algorithm.stop()",
+}
+
+
+def _missing(owner: Any, name: str) -> AttributeError:
+    fix = _INSTEAD.get(name, "docs/api.md lists what there is")
+    return AttributeError(name if name.startswith("_") else f"{type(owner).__name__} has no {name}: {fix}")
 
 
 class Worker(Learns):
@@ -80,7 +94,7 @@ class Worker(Learns):
         return self._session
 
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "worker")
+        raise _missing(self, name)
 
     # ------------------------------------------------------------ sampling
 
@@ -247,7 +261,7 @@ class Workers:
         self._session = session
 
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "workers")
+        raise _missing(self, name)
 
     def foreach_worker(self, func: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
         """Returns `func(worker)` of each, called in its own process or thread, in order.

@@ -1,6 +1,7 @@
 """The config tree, written as calls: every key has one place, and builder and YAML convert without loss."""
 
 import dataclasses
+import importlib
 import inspect
 
 import gymnasium
@@ -9,7 +10,6 @@ import pytest
 import jrl
 from jrl import algos, api, registry
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
-from jrl.api.groups import GROUPS
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.data import Fixed, learns_from
@@ -61,7 +61,7 @@ def test_there_and_back(name, tmp_path):
 def test_every_key_of_the_tree_is_an_argument_once(name):
     """But for `stop`, which has a method of its own, and what `exploration` offers a second time."""
     made = api.config_class(name)
-    found = [a.key for group, known in made._arguments.items() for a in known.values() if group != "exploration"]
+    found = [a.key for group, known in made.methods().items() for a in known.values() if group != "exploration"]
     keys = [key for key in found if key is not None]
     assert len(keys) == len(set(keys))
     whole = {"network", "replay", "algo.exploration", "env.options", "evaluation.config", "data.reward"}
@@ -83,7 +83,7 @@ def test_arguments_come_from_the_sections():
             assert f"{name}: {doc}" in text
     assert "num_atoms" in inspect.signature(DQNConfig.training).parameters
     assert "num_atoms" not in signature.parameters
-    assert set(inspect.signature(PPOConfig.evaluation).parameters) == {"self", *GROUPS["evaluation"]}
+    assert set(inspect.signature(PPOConfig.evaluation).parameters) == {"self", *PPOConfig.methods()["evaluation"]}
 
 
 def test_what_is_derived_follows_the_other_keys_whatever_the_order():
@@ -120,7 +120,7 @@ def test_names_of_rllib_are_imported_or_answered():
     several = apex.multi_agent(policies={"a": PolicySpec(config={"lr": 1e-4}), "b": PolicySpec()})
     assert several.to_run_config().multi_agent.policies == {"a": {"algo": {"lr": 1e-4}}, "b": {}}
     (path,) = apex.callbacks(MemoryTrackingCallbacks).to_run_config().custom.callbacks
-    assert path == "jrl.callbacks.memory_tracking:MemoryTracking"
+    assert path == "jrl.rllib.memory_tracking:MemoryTrackingCallbacks"
     for wanted, answer in (
         ("jrl.api import SampleBatch", r"sample_replay\(\) a Batch"),
         ("jrl.api import PPOConifg", r"did you mean PPOConfig\?"),
@@ -131,7 +131,7 @@ def test_names_of_rllib_are_imported_or_answered():
         with pytest.raises(ImportError, match=answer):
             exec(f"from {wanted}")
     assert not hasattr(api, "SampleBatch") and not hasattr(jrl, "make_vec_env")
-    exec("from jrl.api import classes, groups")  # submodules are what they were
+    assert importlib.import_module("jrl.api.tune") is api.tune
     names: dict = {}
     exec("from jrl.api import *", names)
     assert {*dir(api)} <= {*names}

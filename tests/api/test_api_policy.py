@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from jrl.api.policy import ActionPolicy
 from jrl.envs.history import history
+from jrl.rllib.policy import ActionPolicy
 from jrl.run import build
 from jrl.run.policy import Policy, Trained
 from jrl.settings import config

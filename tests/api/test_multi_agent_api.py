@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from jrl import load
-from jrl.api import PPOConfig
-from jrl.api.config import AlgorithmConfig
+from jrl.api import AlgorithmConfig, PPOConfig
 from jrl.envs import views
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
-from jrl.migrate import migrate, policies
+from jrl.migrate import migrate
 from jrl.record import main as record
+from jrl.rllib import multi_agent as spellings
 from jrl.settings import multi_agent
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -172,8 +172,8 @@ def test_keys_of_a_policy_are_those_of_the_algorithm_that_its_class_names():
 
 
 def test_a_class_that_rllib_fills_in_asks_for_nothing():
-    read = policies.read({"a": ("MARWILTorchPolicy", None, None, {})}, "policies")
-    assert policies.of_class(read["a"], "bc") == {}
+    read = spellings.read({"a": ("MARWILTorchPolicy", None, None, {})}, "policies")
+    assert spellings.of_class(read["a"], "bc") == {}
 
 
 def test_names_that_ask_for_what_happens_by_itself():

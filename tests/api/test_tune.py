@@ -163,20 +163,20 @@ def test_a_config_with_searches_is_a_search_space_by_the_names_of_arguments():
         "train_batch_size": sizes,
         "stop": {"env_steps": 100},
     }
-    chosen = tune.read(PPO, {**found, "lr": 1e-4, "train_batch_size": 512}).to_run_config()
+    chosen = PPO.read_config({**found, "lr": 1e-4, "train_batch_size": 512}).to_run_config()
     assert (chosen.algo.lr, chosen.env.num_envs, chosen.rollout.length) == (1e-4, 8, 64)
     plain = PPOConfig().environment("x").evaluation(evaluation_interval=2, evaluation_config={"explore": True})
     assert PPOConfig().update_from_dict(plain.arguments()) == plain
 
 
 def test_dicts_of_ours_and_of_rllib():
-    ours = tune.read(PPO, {**SMALL, "lr": 1e-2}).to_run_config()
+    ours = PPO.read_config({**SMALL, "lr": 1e-2}).to_run_config()
     assert (ours.env.backend, ours.env.num_envs, ours.algo.lr) == ("jax", 4, 1e-2)
-    tree = tune.read(PPO, ours_tree := PPOConfig().update_from_dict(SMALL).to_dict()).to_dict()
+    tree = PPO.read_config(ours_tree := PPOConfig().update_from_dict(SMALL).to_dict()).to_dict()
     assert tree == ours_tree
-    old = tune.read(PPO, {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 3, "lambda": 0.5})
+    old = PPO.read_config({"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 3, "lambda": 0.5})
     assert (old.to_run_config().env.num_envs, old.to_run_config().algo.gae_lambda) == (6, 0.5)
-    both = tune.read(PPO, {"env": "CartPole-v1", "model": {"fcnet_hiddens": [7]}})
+    both = PPO.read_config({"env": "CartPole-v1", "model": {"fcnet_hiddens": [7]}})
     assert both.to_run_config().network.hidden == (7,)
 
 

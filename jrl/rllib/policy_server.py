@@ -1,4 +1,4 @@
-"""Arguments of RLlib's PolicyServerInput: where it listens, and spaces as the section `external` writes them."""
+"""Arguments of RLlib's PolicyServerInput: its address, and spaces as the section `external` writes them."""
 
 import ast
 import math
@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NAME, CLIENT = "PolicyServerInput", "PolicyClient"
-# settings of those who step environments -> why clients have no use for them
-REASONS = {
+# key of jrl -> why it means nothing where clients play
+NO_USE = {
     "env_runners.num": "one server answers all clients, at one port",
     "rollout.mode": "clients are answered while it learns",
     "rollout.batch_mode": "rollouts are of steps as they come, and episodes go on in the next",
     "env.horizon": "clients end their episodes",
-    "env.remote_worker_envs": "clients play the episodes",
     "env.batch_wait_ms": "external.max_wait_ms says how long a request waits for others",
-    "env_runners.max_requests_in_flight": "clients play the episodes",
-    "env_runners.compress_observations": "clients play the episodes",
+    **dict.fromkeys(
+        ("env.remote_worker_envs", "env_runners.max_requests_in_flight", "env_runners.compress_observations"),
+        "clients play the episodes",
+    ),
 }
 _DTYPES = {"float16": "float32", "float64": "float32", "int64": "int32", "bool_": "bool"}
 
@@ -32,11 +33,12 @@ def is_named(value: Any, name: str = NAME) -> bool:
 
 
 def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns (host, port) that a function gives to the PolicyServerInput of its first worker, or the options of a path
-    name.
+    """Returns (host, port) of a PolicyServerInput; None for what is not known.
 
-    A function is called with an IOContext of that worker, and what stands for RLlib's class notes its arguments. What
-    is not known is None.
+    Args:
+      value: the path of the class; or a function, which is called with the IOContext of the first worker and a class
+        in the place of RLlib's that notes its arguments.
+      options: RLlib's `input_config`, which a path is made with.
     """
     found: dict[str, Any] = {}
 
@@ -57,26 +59,22 @@ def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
     return found.get("address"), found.get("port")
 
 
-# ---------------------------------------------------------------- spaces
-
-
 def space(given: Any, *, acts: bool) -> dict[str, Any] | None:
-    """Returns a space as `external.observation` and `external.action` write it; None where it cannot be read.
+    """Returns a space as `external.observation` and `external.action` write it; None: it cannot be read.
 
     Args:
-      given: a space of Gymnasium, its text, or what is written so already.
+      given: a space of Gymnasium, its text as in params.json, or the written form.
       acts: whether it is of actions, whose bounds count.
     """
     if isinstance(given, Mapping) and not hasattr(given, "spaces"):
         return dict(given)
     try:
-        return _read(_parsed(given) if isinstance(given, str) else given, acts)
+        return _written(_parsed(given) if isinstance(given, str) else given, acts)
     except (ValueError, TypeError, SyntaxError, AttributeError):
         return None
 
 
-def _read(given: Any, acts: bool) -> dict[str, Any]:
-    """Raises ValueError, TypeError, AttributeError: it is no space, or has no counterpart."""
+def _written(given: Any, acts: bool) -> dict[str, Any]:
     kind = getattr(given, "kind", type(given).__name__)
     if kind == "Box":
         return _box(given, acts)
@@ -88,9 +86,9 @@ def _read(given: Any, acts: bool) -> dict[str, Any]:
         sizes = _plain(given.n)
         return {"multi_binary": sizes if isinstance(sizes, list) else [sizes]}
     if kind == "Dict":
-        return {"dict": {name: _read(part, acts) for name, part in given.spaces.items()}}
+        return {"dict": {name: _written(part, acts) for name, part in given.spaces.items()}}
     if kind == "Tuple":
-        return {"tuple": [_read(part, acts) for part in given.spaces]}
+        return {"tuple": [_written(part, acts) for part in given.spaces]}
     raise ValueError(kind)
 
 
@@ -110,7 +108,6 @@ def _box(given: Any, acts: bool) -> dict[str, Any]:
 
 
 def _plain(x: Any) -> Any:
-    """Arrays and tuples as lists."""
     x = x.tolist() if hasattr(x, "tolist") else x
     return [_plain(part) for part in x] if isinstance(x, Sequence) else x
 
@@ -119,11 +116,8 @@ def _flat(x: Any) -> list[Any]:
     return [number for part in x for number in _flat(part)] if isinstance(x, list) else [x]
 
 
-# ---------------------------------------------------------------- their texts, as params.json has them
-
-
 def _parsed(text: str) -> Any:
-    """Returns a stand-in of a Gymnasium space for `_read`. Raises ValueError, SyntaxError: the text is of none.
+    """Returns a stand-in of a Gymnasium space for `_written`. Raises ValueError, SyntaxError: the text is not a space.
 
     >>> vars(_parsed("Discrete(2)"))
     {'kind': 'Discrete', 'n': 2}
@@ -146,13 +140,12 @@ def _value(node: ast.AST) -> Any:
         case ast.Name():
             return node.id
         case ast.Call(func=ast.Name(id=kind)):
-            own = {part.arg: _value(part.value) for part in node.keywords}
-            return _space(kind, [_value(part) for part in node.args], own)
+            named = {str(part.arg): _value(part.value) for part in node.keywords}
+            return _stand_in(kind, [_value(part) for part in node.args], named)
     raise ValueError(ast.dump(node))
 
 
-def _space(kind: str, args: list[Any], own: dict[str | None, Any]) -> Any:
-    """Returns a space by its name and what is said of it."""
+def _stand_in(kind: str, args: list[Any], named: dict[str, Any]) -> Any:
     made: dict[str, Any] = {"kind": kind}
     if kind == "Box" and any(isinstance(x, list) for x in args[2:3]):
         made |= {"low": args[0], "high": args[1], "shape": args[2], "dtype": args[3] if len(args) > 3 else "float32"}
@@ -160,11 +153,11 @@ def _space(kind: str, args: list[Any], own: dict[str | None, Any]) -> Any:
         shape = args[0] if args and isinstance(args[0], list) else args
         made |= {"low": -math.inf, "high": math.inf, "shape": shape, "dtype": "float32"}
     elif kind == "Dict":
-        made["spaces"] = own
+        made["spaces"] = named
     elif kind == "Tuple":
         made["spaces"] = args[0] if len(args) == 1 and isinstance(args[0], list) else args
     elif kind in ("Discrete", "MultiBinary", "MultiDiscrete"):
-        made |= {"nvec" if kind == "MultiDiscrete" else "n": args[0], **{str(name): x for name, x in own.items()}}
+        made |= {"nvec" if kind == "MultiDiscrete" else "n": args[0], **named}
     else:
         raise ValueError(kind)
     return types.SimpleNamespace(**made)

@@ -54,16 +54,16 @@ class Saved(str):
 
 
 def path_of(given: Any) -> Path:
-    """Returns the path of `save`'s result, of a Ray checkpoint, or of a path."""
+    """Returns the path of a `Saved`, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
 def hold(out: str | None, *, continued: bool) -> contextlib.ExitStack:
-    """Keeps other runs out of the directory that a config names, until the stack is closed.
+    """Keeps other runs out of a run directory until the stack is closed.
 
     Raises:
-      InputError: another run writes to it, or it holds one that is not continued.
+      InputError: another run writes to it, or it holds a run that is not continued.
     """
     with contextlib.ExitStack() as stack:
         if out:
@@ -77,13 +77,13 @@ class Records:
     """The run directory of one Algorithm. Nothing is made before the first result row, or the first `save`.
 
     Args:
-      session: of the run.
-      name: of the algorithm.
-      writes: whether rows are written; what is saved always is.
-      continued: from a checkpoint.
-      files: what `hold` gave; closed at the end.
-      directory: that of the Algorithm before a restore, which goes on with it; None: as `run.out` says.
-      runs: directory of a run directory without a name; absolute, since environments may change the working directory.
+      session: session of the run.
+      name: name of the algorithm.
+      writes: whether rows are written; checkpoints always are.
+      continued: whether the run goes on from a checkpoint.
+      files: result of `hold`; closed at the end.
+      directory: run directory before a restore, which goes on with it; None: as `run.out` says.
+      runs: parent of run directories without a name; absolute, since environments may change the working directory.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class Records:
         self._continued = continued
         self._directory, self._runs = directory, runs
         self._files = files
-        self._write: Any = None  # of a row, while the files are open
-        self._tell: Any = None  # of a row, to log.txt
+        self._write: Any = None  # writes a row, while the files are open
+        self._tell: Any = None  # writes a row to log.txt
         self._saved: int | None = session.iteration if continued else None
         every = session.config.checkpoint.every
         self._due = None if every is None else session.env_steps - session.env_steps % every + every
@@ -133,14 +133,14 @@ class Records:
         if not self.writes or self._write is not None:
             return
         session = self._session
-        fresh = self._directory is None and not session.config.run.out
+        is_new = self._directory is None and not session.config.run.out
         rows_until = session.env_steps if self._continued else None
         if not session.config.run.out:
             self._files.enter_context(files.held(self.directory, made=True))
         self._write = self._files.enter_context(run_directory.opened(session, self.directory, rows_until))
         self._tell = self._files.enter_context(run_directory.logged(session, self.directory))
         session.sinks += [self._write, self._tell]
-        if fresh:
+        if is_new:
             print(f"run: {self.directory}")
 
     def after(self) -> None:

@@ -1,4 +1,4 @@
-"""Rules for data sets and for the algorithms that learn from them alone."""
+"""Rules for data sets, the algorithms that learn from them alone, and episodes that clients play."""
 
 import inspect
 import math
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.migrate import clients
-from jrl.migrate.job import NOBODY, Job, rule
-from jrl.migrate.tables import KEYS
+from jrl.rllib import policy_server
+from jrl.rllib.table import KEYS
+from jrl.rllib.translation import NO_COLLECTION, Job, rule
 from jrl.settings import datasets
+from jrl.settings.external import ExternalConfig
 
 _FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
 # RLlib's importance sampling weighs each step by the ratios up to it
@@ -17,9 +18,10 @@ _ESTIMATORS = {
     "is": "pdis", "importancesampling": "pdis", "wis": "wpdis", "weightedimportancesampling": "wpdis", "dm": "dm",
     "directmethod": "dm", "dr": "dr", "doublyrobust": "dr",
 }  # fmt: skip
-_METHODS = {"read_json": "rllib-json", "read_parquet": "rllib-parquet"}
+_SPACES = {"observation_space": "external.observation", "action_space": "external.action"}
 
-# ---------------------------------------------------------------- what is read
+
+# ---------------------------------------------------------------- inputs
 
 
 @rule("input_")
@@ -27,7 +29,7 @@ def _input(job: Job, key: str, value: Any) -> None:
     if value == datasets.SAMPLER:
         return job.drop(key, "sampler: what jrl does")
     if job.with_clients:
-        return clients.of_clients(job, key, value)
+        return _clients(job, key, value)
     if not job.replays:
         return job.lack(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
     if value == "dataset":
@@ -36,7 +38,10 @@ def _input(job: Job, key: str, value: Any) -> None:
         if not value:
             return job.wrong("input_config", "a mapping with paths, which input dataset reads", config)
     if callable(value):
-        return _of_function(job, key, value)
+        if inspect.isclass(value) or inspect.signature(value).parameters:
+            reason = "RLlib's readers take an IOContext: write a function () -> EpisodeStore (docs/data.md)"
+            return job.lack(key, reason)
+        return job.put(key, "data.input", registry.reference(value))
     paths = list(value) if isinstance(value, Mapping | list | tuple) else [value]
     if not paths or not all(isinstance(path, str) and path for path in paths):
         return job.wrong(key, "a path, a glob, a list of them, or {sampler: 0.4, path: 0.6}", value)
@@ -49,10 +54,38 @@ def _input(job: Job, key: str, value: Any) -> None:
     return job.put(key, "data.input", list(value) if isinstance(value, tuple) else value, note)
 
 
-def _of_function(job: Job, key: str, value: Any) -> None:
-    if inspect.isclass(value) or inspect.signature(value).parameters:
-        return job.lack(key, "RLlib's readers take an IOContext: write a function () -> EpisodeStore (docs/data.md)")
-    return job.put(key, "data.input", registry.reference(value))
+def _clients(job: Job, key: str, value: Any) -> None:
+    """Makes the section `external` of an input that is PolicyServerInput: a run of `python -m jrl.serve`."""
+    config = job.given.get("input_config")
+    host, port = policy_server.address(value, config if isinstance(config, Mapping) else {})
+    start = "clients play: start it with python -m jrl.serve CONFIG; they use PolicyClient of jrl/serve/client.py"
+    if isinstance(port, int) and not isinstance(port, bool):
+        job.put(key, "external.port", port, start)
+    else:
+        job.put(key, "external.port", ExternalConfig().port, f"jrl's port; {start}")
+    if isinstance(host, str) and host:
+        local = host in ("localhost", "127.0.0.1", "::1")
+        job.put(key, "external.host", host, "" if local else "others reach it with a token alone: external.token_file")
+    if job.given.get("env") or job.settled("env.id") is not None or job.inside:
+        return
+    if job.settled("external.observation") is not None or job.settled("external.spaces") is not None:
+        return
+    job.faults += [
+        f"{name} is missing: say what clients observe and choose as {ours} does, e.g. observation_space: {{box: [4]}} "
+        "and action_space: {discrete: 2}, or name an environment with these spaces"
+        for name, ours in _SPACES.items()
+        if name not in job.given
+    ]
+
+
+@rule(*_SPACES)
+def _space(job: Job, key: str, value: Any) -> None:
+    if not job.with_clients:
+        return job.drop(key, "spaces come from the environment")
+    found = policy_server.space(value, acts=key == "action_space")
+    if found is None:
+        return job.wrong(key, "a space of Gymnasium, or one as {box: [4]} and {discrete: 2}", str(value))
+    return job.put(key, _SPACES[key], found)
 
 
 @rule("input_config")
@@ -72,19 +105,13 @@ def _input_config(job: Job, key: str, value: Any) -> None:
 
 @rule("input_read_method")
 def _method(job: Job, key: str, value: Any) -> None:
-    name = getattr(value, "__name__", value)
-    if name not in _METHODS:
+    name = str(getattr(value, "__name__", value))
+    found = _FORMATS.get(name.removeprefix("read_")) if name.startswith("read_") else None
+    if found is None:
         return job.lack(key, KEYS[key].note)
     if job.given.get("input_", datasets.SAMPLER) == datasets.SAMPLER:
         return job.drop(key, "there is no input")
-    return job.put(key, "data.format", _METHODS[name])
-
-
-@rule("actions_in_input_normalized")
-def _normalized(job: Job, key: str, value: Any) -> None:
-    if job.given.get("input_", job.settled("data.input")) in (None, datasets.SAMPLER):
-        return job.drop(key, "there is no input")
-    return job.put(key, "data.actions_in_input_normalized", value)
+    return job.put(key, "data.format", found)
 
 
 @rule("dataset_num_iters_per_learner")
@@ -107,7 +134,7 @@ def _estimators(job: Job, key: str, value: Any) -> None:
     if value in ("simulation", ["simulation"], ("simulation",)):
         return job.drop(key, "simulation: evaluation.interval plays in env.id")
     given = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-    kinds = [one.get("type") if isinstance(one, Mapping) else one for one in given]
+    kinds = [x.get("type") if isinstance(x, Mapping) else x for x in given]
     names = [str(getattr(kind, "__name__", kind)).strip("<>'\" ").rpartition(".")[2].lower() for kind in kinds]
     names = [name for name in names if name != "simulation"]
     if unknown := [name for name in names if name not in _ESTIMATORS]:
@@ -116,14 +143,14 @@ def _estimators(job: Job, key: str, value: Any) -> None:
     return job.put(key, "data.estimate", {"methods": methods}, KEYS[key].note)
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- outputs
 
 
 @rule("output")
 def _output(job: Job, key: str, value: Any) -> None:
     if job.from_data:
-        return job.drop(key, NOBODY)
-    if isinstance(value, Mapping):  # as the section has it
+        return job.drop(key, NO_COLLECTION)
+    if isinstance(value, Mapping):  # the section itself
         return job.put(key, "data.output", value)
     config = job.given.get("output_config") or {}
     path = config.get("path") if value == "dataset" and isinstance(config, Mapping) else value
@@ -163,13 +190,6 @@ def _beta(job: Job, key: str, value: Any) -> None:
     return job.put(key, "algo.beta", value)
 
 
-@rule("bc_logstd_coeff")
-def _spread(job: Job, key: str, value: Any) -> None:
-    if not value:
-        return job.drop(key, "0: not set")
-    return job.put(key, "algo.ent_coef", value, KEYS[key].note)
-
-
 @rule("burnin_len")
 def _burn_in(job: Job, key: str, value: Any) -> None:
     if not value or job.core is None:
@@ -190,23 +210,11 @@ def _imitation(job: Job, key: str, value: Any) -> None:
 def _lagrangian(job: Job, key: str, value: Any) -> None:
     if not job.given.get("lagrangian"):
         return job.drop(key, "the weight is not learned: lagrangian is off")
-    gap, weight = (
-        job.given.get("lagrangian_thresh", 5.0),
-        job.given.get("min_q_weight", job.settled("algo.cql_weight") or 5.0),
-    )
+    gap = job.given.get("lagrangian_thresh", 5.0)
+    weight = job.given.get("min_q_weight", job.settled("algo.cql_weight") or 5.0)
     if KEYS[key].name == "lagrangian" and "lagrangian_thresh" in job.given:
         return job.drop(key, "true: see lagrangian_thresh")
     for name, number in (("lagrangian_thresh", gap), ("min_q_weight", weight)):
         if not isinstance(number, int | float) or not math.isfinite(number) or (name == "min_q_weight" and not number):
             return job.wrong(name, "a number", number)
     return job.put(key, "algo.cql_target_gap", gap / weight, f"{gap:g} / min_q_weight {weight:g}")
-
-
-@rule("embed_dim", "num_layers", "num_heads")
-def _transformer(job: Job, key: str, value: Any) -> None:
-    if job.source != "dt":
-        return job.drop(key, "of DT's transformer")
-    return job.put(key, KEYS[key].ours, value)
-
-
-__all__: list[str] = []

@@ -14,34 +14,27 @@ from jrl import registry
 from jrl.errors import InputError, short
 
 _KEY = "exploration_config"
-# type -> its options, and what they are if left out
+_EPSILON = {
+    "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000, "warmup_timesteps": 0,
+    "epsilon_schedule": None,
+}  # fmt: skip
+_SCALE = {"initial_scale": 1.0, "final_scale": 0.02, "scale_timesteps": 10_000, "scale_schedule": None}
+# type -> its options and their defaults
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "EpsilonGreedy": {
-        "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000, "warmup_timesteps": 0,
-        "epsilon_schedule": None,
-    },
-    "PerWorkerEpsilonGreedy": {
-        "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000, "warmup_timesteps": 0,
-        "epsilon_schedule": None,
-    },
+    "EpsilonGreedy": _EPSILON,
+    "PerWorkerEpsilonGreedy": _EPSILON,
     "SoftQ": {"temperature": 1.0},
     "StochasticSampling": {"random_timesteps": 0},
-    "GaussianNoise": {
-        "random_timesteps": 1_000, "stddev": 0.1, "initial_scale": 1.0, "final_scale": 0.02,
-        "scale_timesteps": 10_000, "scale_schedule": None,
-    },
+    "GaussianNoise": {"random_timesteps": 1_000, "stddev": 0.1, **_SCALE},
     "OrnsteinUhlenbeckNoise": {
-        "random_timesteps": 1_000, "ou_theta": 0.15, "ou_sigma": 0.2, "ou_base_scale": 0.1, "initial_scale": 1.0,
-        "final_scale": 0.02, "scale_timesteps": 10_000, "scale_schedule": None,
+        "random_timesteps": 1_000, "ou_theta": 0.15, "ou_sigma": 0.2, "ou_base_scale": 0.1, **_SCALE,
     },
     "ParameterNoise": {"initial_stddev": 1.0, "random_timesteps": 10_000, "sub_exploration": None},
     "Random": {},
 }  # fmt: skip
-# what an algorithm's own default sets differently; options without a type are meant for its type
+# defaults of an algorithm that differ; options without a type are meant for its type
 _OF_ALGO: dict[str, dict[str, Any]] = {
-    "dqn": {"type": "EpsilonGreedy"},
-    "simpleq": {"type": "EpsilonGreedy"},
-    "r2d2": {"type": "EpsilonGreedy"},
+    **{name: {"type": "EpsilonGreedy"} for name in ("dqn", "simpleq", "r2d2")},
     "apex": {"type": "PerWorkerEpsilonGreedy"},
     "ddpg": {"type": "OrnsteinUhlenbeckNoise"},
     "td3": {"type": "GaussianNoise", "random_timesteps": 10_000, "final_scale": 1.0, "scale_timesteps": 1},
@@ -58,9 +51,9 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
 
     Args:
       config: `type` (a name, a path, or a class) and its options.
-      algo: for which algorithm, whose defaults count; without `type`, its own exploration is meant. None: none.
+      algo: algorithm whose defaults count, and whose own exploration is meant without `type`; None: none.
     Raises:
-      InputError: an unknown type or option, or a value of another kind; names it and its mend.
+      InputError: an unknown type or option, or a value of another kind.
     """
     if not isinstance(config, Mapping):
         raise InputError(f"{_KEY}: expected a mapping such as {{type: EpsilonGreedy}}, got {short(config)}")
@@ -72,13 +65,15 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
     for name in given:
         if name not in _OPTIONS[kind]:
             near = difflib.get_close_matches(name, _OPTIONS[kind], 1)
-            mend = f"did you mean {near[0]}?" if near else f"{kind} has {', '.join(_OPTIONS[kind]) or 'no options'}"
-            raise InputError(f"{_KEY}: {kind} has no option {name}: {mend}")
+            fix = f"did you mean {near[0]}?" if near else f"{kind} has {', '.join(_OPTIONS[kind]) or 'no options'}"
+            raise InputError(f"{_KEY}: {kind} has no option {name}: {fix}")
     defaults = {k: v for k, v in own.items() if k != "type"} if own["type"] == kind else {}
     options = {**_OPTIONS[kind], **defaults, **given}
     for name, value in options.items():
-        if name not in ("epsilon_schedule", "scale_schedule", "sub_exploration"):
-            _number(kind, name, value)
+        if name in ("epsilon_schedule", "scale_schedule", "sub_exploration"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {short(value)}")
     return _CONVERT[kind](options)
 
 
@@ -93,22 +88,17 @@ def _type(given: Any) -> tuple[str | None, str]:
             f"{_KEY}.type: expected a name such as EpsilonGreedy, or the path of a class, got {short(given)}"
         )
     last = path.replace(":", ".").rpartition(".")[2]
-    theirs = path == last or path.startswith(_FROM_RLLIB)
-    if theirs and last in _OPTIONS:
+    is_rllib = path == last or path.startswith(_FROM_RLLIB)
+    if is_rllib and last in _OPTIONS:
         return last, ""
-    if not theirs or registry.registered(path) is not None:
+    if not is_rllib or registry.registered(path) is not None:
         return None, path
     near = difflib.get_close_matches(last, _OPTIONS, 1)
-    mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_OPTIONS)}, or the path of a class"
-    raise InputError(f"{_KEY}.type: there is no exploration {last}: {mend}")
+    fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_OPTIONS)}, or the path of a class"
+    raise InputError(f"{_KEY}.type: there is no exploration {last}: {fix}")
 
 
-def _number(kind: str, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {short(value)}")
-
-
-def _anneal(first: float, last: float, timesteps: float, warmup: float = 0) -> Any:
+def _line(first: float, last: float, timesteps: float, warmup: float = 0) -> Any:
     """Returns a schedule: `first` up to step `warmup`, then in a line to `last`."""
     if first == last or (timesteps <= 0 and warmup <= 0):
         return last
@@ -124,11 +114,13 @@ def _points(name: str, schedule: Any, scale: float = 1.0) -> list[list[float]]:
     return [[int(step), scale * value] for step, value in schedule]
 
 
-def _epsilon(options: Mapping[str, Any]) -> Any:
+def _epsilon_greedy(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["epsilon_schedule"] is not None:
-        return _points("epsilon_schedule", options["epsilon_schedule"])
-    values = (options[k] for k in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"))
-    return _anneal(*values)
+        epsilon: Any = _points("epsilon_schedule", options["epsilon_schedule"])
+    else:
+        names = ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")
+        epsilon = _line(*(options[k] for k in names))
+    return {"name": "epsilon_greedy", "epsilon": epsilon}
 
 
 def _scaled(options: Mapping[str, Any], deviation: float) -> Any:
@@ -136,28 +128,26 @@ def _scaled(options: Mapping[str, Any], deviation: float) -> Any:
     if options["scale_schedule"] is not None:
         return _points("scale_schedule", options["scale_schedule"], deviation)
     first, last = (deviation * options[k] for k in ("initial_scale", "final_scale"))
-    return _anneal(first, last, options["scale_timesteps"])
+    return _line(first, last, options["scale_timesteps"])
 
 
-def _random_timesteps(options: Mapping[str, Any]) -> dict[str, int]:
+def _random_steps(options: Mapping[str, Any]) -> dict[str, int]:
     return {"random_timesteps": int(options["random_timesteps"])} if options["random_timesteps"] else {}
 
 
 def _gaussian(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": "gaussian", "std": _scaled(options, options["stddev"])} | _random_timesteps(options)
+    return {"name": "gaussian", "std": _scaled(options, options["stddev"])} | _random_steps(options)
 
 
 def _ornstein_uhlenbeck(options: Mapping[str, Any]) -> dict[str, Any]:
-    # there the noise is multiplied by a base scale and by the width of the action space, which is 2 in [-1, 1]; it is
-    # linear in sigma, which can take both
+    # RLlib multiplies the noise by a base scale and by the width of the action space, which is 2 in [-1, 1]; the noise
+    # is linear in sigma, which can take both
     sigma = _scaled(options, 2.0 * options["ou_base_scale"] * options["ou_sigma"])
-    section = {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma}
-    return section | _random_timesteps(options)
+    return {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma} | _random_steps(options)
 
 
 def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
-    section: dict[str, Any] = {"name": "parameter_noise", "std": options["initial_stddev"]}
-    section |= _random_timesteps(options)
+    section = {"name": "parameter_noise", "std": options["initial_stddev"]} | _random_steps(options)
     beside = options["sub_exploration"]
     if beside is None:
         return section
@@ -166,8 +156,7 @@ def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
             f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(beside)}"
         )
     converted = from_rllib(beside)
-    # it says how far the noise is to take the policy
-    match converted["name"]:
+    match converted["name"]:  # the kind of noise says how far it is to take the policy
         case "epsilon_greedy" if "epsilon" in converted:
             return section | {"epsilon": converted["epsilon"]}
         case "ornstein_uhlenbeck":
@@ -181,15 +170,12 @@ def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CONVERT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "EpsilonGreedy": lambda options: {"name": "epsilon_greedy", "epsilon": _epsilon(options)},
+    "EpsilonGreedy": _epsilon_greedy,
     "PerWorkerEpsilonGreedy": lambda options: {"name": "epsilon_greedy", "ladder": True},
     "SoftQ": lambda options: {"name": "soft_q", "temperature": options["temperature"]},
-    "StochasticSampling": lambda options: {"name": "stochastic"} | _random_timesteps(options),
+    "StochasticSampling": lambda options: {"name": "stochastic"} | _random_steps(options),
     "GaussianNoise": _gaussian,
     "OrnsteinUhlenbeckNoise": _ornstein_uhlenbeck,
     "ParameterNoise": _parameter_noise,
     "Random": lambda options: {"name": "random"},
 }
-
-
-__all__ = ["from_rllib"]

@@ -2,7 +2,7 @@
 
 import difflib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrl.errors import InputError
+from jrl.host.installed import require
 from jrl.types import PyTree
 
 
@@ -21,14 +22,13 @@ def read_weights(
     Args:
       path: npz or safetensors.
       mapping: see `Algorithm.import_weights`.
-      weights: by field, as `Session.get_weights` gives them.
+      weights: by field, as `Session.get_weights` returns them.
     Returns:
       The fields that change, and the names of the parameters that do.
     Raises:
       InputError: see `Algorithm.import_weights`.
     """
-    arrays = _arrays(path)
-    params = weights["params"]
+    arrays, params = _arrays(path), weights["params"]
     named = {_name(p): x for p, x in jax.tree.leaves_with_path(params)}
     if mapping is None:
         mapping = {name: name for name in named if name in arrays}
@@ -39,27 +39,28 @@ def read_weights(
             )
     faults, taken = [], {}
     for name, source in mapping.items():
-        found = _find(arrays, source)
+        found = arrays.get(source)
+        if found is None and source.endswith(".T") and source[:-2] in arrays:
+            found = arrays[source[:-2]].T
         if name not in named:
-            faults.append(f"import_weights: there is no parameter {name}{_near(name, named)}: parameters() lists them")
+            faults.append(f"there is no parameter {name}{_near(name, named)}: parameters() lists them")
         elif found is None:
-            faults.append(f"import_weights: {path} has no {source}{_near(source, arrays)}: it has {_some(arrays)}")
+            faults.append(f"{path} has no {source}{_near(source, arrays)}: it has {_some(arrays)}")
         elif found.shape != np.shape(named[name]):
             turned = f': "{source}.T" transposes it' if found.T.shape == np.shape(named[name]) else ""
             faults.append(
-                f"import_weights: {name}: expected the shape {np.shape(named[name])}, "
-                f"got {found.shape} of {source}{turned}"
+                f"{name}: expected the shape {np.shape(named[name])}, got {found.shape} of {source}{turned}"
             )
         elif not (np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()):
-            faults.append(f"import_weights: {source} of {path} is not finite numbers: it cannot be {name}")
+            faults.append(f"{source} of {path} is not finite numbers: it cannot be {name}")
         else:
             taken[name] = found.astype(np.asarray(named[name]).dtype)
     if faults:
-        raise InputError(*faults)
+        raise InputError(*(f"import_weights: {fault}" for fault in faults))
     new = jax.tree.map_with_path(lambda p, x: taken.get(_name(p), x), params)
     changed: dict[str, PyTree] = {"params": new}
     target = weights.get("target_params", ())
-    if isinstance(target, dict) and target.keys() != new.keys():  # of some parts only
+    if isinstance(target, dict) and target.keys() != new.keys():  # targets of some parts only
         changed["target_params"] = {name: new[name] for name in target}
     elif jax.tree.leaves(target):
         changed["target_params"] = new
@@ -69,35 +70,31 @@ def read_weights(
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise InputError(f"import_weights: there is no file {path}")
+    kind = path.suffix[1:]
+    if kind not in ("npz", "safetensors"):
+        raise InputError(f"import_weights: {path}: expected *.npz or *.safetensors: save the arrays as one of them")
+    if kind == "safetensors":
+        require("safetensors", "export", f"import_weights {path}")
     try:
-        if path.suffix == ".npz":
+        if kind == "npz":
             with np.load(path, allow_pickle=False) as found:
                 return {name: found[name] for name in found.files}
-        if path.suffix == ".safetensors":
-            from safetensors.numpy import load_file
+        from safetensors.numpy import load_file
 
-            return load_file(path)
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError, KeyError, TypeError) as e:
-        raise InputError(f"import_weights: {path} cannot be read as {path.suffix[1:]}: {e}") from e
-    except Exception as e:  # safetensors has an exception of its own, which derives from Exception alone
-        if type(e).__name__ != "SafetensorError":
+        return load_file(path)
+    except Exception as e:
+        # safetensors has an exception of its own, which derives from Exception alone
+        known = (ValueError, OSError, zipfile.BadZipFile, EOFError, KeyError, TypeError)
+        if not isinstance(e, known) and type(e).__name__ != "SafetensorError":
             raise
-        raise InputError(f"import_weights: {path} cannot be read as safetensors: {e}") from e
-    raise InputError(f"import_weights: {path}: expected *.npz or *.safetensors: save the arrays as one of them")
-
-
-def _find(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
-    if name in arrays or not name.endswith(".T"):
-        return arrays.get(name)
-    found = arrays.get(name[:-2])
-    return None if found is None else found.T
+        raise InputError(f"import_weights: {path} cannot be read as {kind}: {e}") from e
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _near(name: str, names: Mapping[str, Any]) -> str:
+def _near(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), 1)
     return f" (did you mean {near[0]}?)" if near else ""
 
@@ -105,6 +102,3 @@ def _near(name: str, names: Mapping[str, Any]) -> str:
 def _some(names: Mapping[str, Any]) -> str:
     shown = list(names)[:6]
     return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
-
-
-__all__ = ["read_weights"]

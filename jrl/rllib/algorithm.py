@@ -8,31 +8,50 @@ import copy
 import dataclasses
 import datetime
 import functools
+import inspect
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import migrate, registry
-from jrl.api.adding import Adds
-from jrl.api.by_hand import ByHand
-from jrl.api.config import AlgorithmConfig
-from jrl.api.policy import ActionPolicy
-from jrl.api.records import Records, Saved, hold, path_of
+from jrl import registry
 from jrl.errors import InputError
-from jrl.host import elsewhere, files, runtime
+from jrl.fields.paths import resolve
+from jrl.host import files, runtime
 from jrl.metrics import results
+from jrl.rllib import algorithm_class, config_class, hints
+from jrl.rllib.builder import AlgorithmConfig
+from jrl.rllib.migration import looks_like_rllib, migrate
+from jrl.rllib.policy import ActionPolicy
+from jrl.rllib.records import Records, Saved, hold, path_of
+from jrl.rllib.table import KEYS
+from jrl.rllib.weights_file import read_weights
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
-from jrl.run.by_hand import POLICY, known
+from jrl.run.by_hand import POLICY, Learns, known
 from jrl.run.session import Session
 from jrl.settings import config, datasets, plan
-from jrl.types import PyTree
+from jrl.settings.config import algo_name
+from jrl.types import Batch, PyTree, SequenceBatch
+
+# RLlib's arguments of add_policy and remove_policy for its several stacks, of which jrl has one
+_STACKS = {
+    "add_to_env_runners", "add_to_eval_env_runners", "add_to_learners", "remove_from_env_runners",
+    "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers",
+}  # fmt: skip
+# arguments of RLlib's add_module -> arguments of add_policy
+_OF_MODULES = {
+    "config_overrides": "config",
+    "new_agent_to_module_mapping_fn": "policy_mapping_fn",
+    "new_should_module_be_updated": "policies_to_train",
+}
+_Mapping = Callable[..., str] | Mapping[str, str] | None  # (agent, episode) -> policy, or {agent: policy}
+_Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, or a function of a name
 
 
-class Algorithm(ByHand, Adds):
-    """A run that goes on as long as it is asked to.
+class Algorithm(Learns):
+    """A run that is driven call by call.
 
     Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.run.staged.Step, and
     `loss(default, net, params, batch)`, a static method (see jrl.algos).
@@ -40,11 +59,11 @@ class Algorithm(ByHand, Adds):
     Args:
       config: an AlgorithmConfig, or a dict of its arguments; RLlib's dicts are migrated. It is copied and frozen.
       env: short for the environment of the config.
-      checkpoint: to continue from.
+      checkpoint: checkpoint to continue from.
     Attributes:
       config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: collectors and evaluators: `foreach_worker(fn)`, `foreach_env(fn)`; of those
-        that collect also `local_worker()`, which samples and learns by hand.
+      workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`;
+        collectors also have `local_worker()`, which samples and learns by hand.
     Raises:
       InputError: all that is wrong.
     """
@@ -74,37 +93,37 @@ class Algorithm(ByHand, Adds):
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
         """Returns a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
-        from jrl import api
-
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
-        if given is not None and cls._rllibs(given):
-            found = migrate.migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
-            print(*(f"migrated: {line}" for line in found.told()), sep="\n")
+        if given is not None and cls._is_rllib(given):
+            found = migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
+            print(*(f"migrated: {line}" for line in found.report()), sep="\n")
             return AlgorithmConfig.from_dict(found.config)
         if not cls.algo_name:
             raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")
-        return api.config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
+        return config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
 
     @classmethod
-    def _rllibs(cls, given: Mapping[str, Any]) -> bool:
+    def _is_rllib(cls, given: Mapping[str, Any]) -> bool:
         """Returns whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
-        from jrl import api
-
-        if not migrate.looks_like_rllib(given) or not cls.algo_name:
-            return migrate.looks_like_rllib(given)
-        known = set(api.config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
+        if not looks_like_rllib(given) or not cls.algo_name:
+            return looks_like_rllib(given)
+        ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
         names, model = set(given), given.get("model")
-        if names & (known - set(migrate.KEYS)):
+        if names & (ours - set(KEYS)):
             return False
         inner = {f"model.{name}" for name in model} if isinstance(model, Mapping) else set()
-        theirs = (names - known | inner) & set(migrate.KEYS)
-        return bool(theirs) or not names & known or isinstance(given.get("run"), str)
+        only_rllib = (names - ours | inner) & set(KEYS)
+        return bool(only_rllib) or not names & ours or isinstance(given.get("run"), str)
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
         """Returns a fresh config of this algorithm."""
         return cls.read_config(None)
+
+    def get_config(self) -> AlgorithmConfig:
+        """Returns `config`, by RLlib's name."""
+        return self.config
 
     def _open(self, saved: Path | None) -> None:
         cfg, own_step = self.config.to_run_config(), None
@@ -165,13 +184,16 @@ class Algorithm(ByHand, Adds):
         """Returns (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
         return default(params, batch)
 
+    def _learns(self, what: str) -> Session:
+        return self.session
+
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
         """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
         alone it makes `updates_per_iteration` updates, if `offline_data` says so.
 
-        The first one makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
+        The first call makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
 
         Returns:
           The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
@@ -188,7 +210,7 @@ class Algorithm(ByHand, Adds):
         assert records is not None
         records.begin()
         if session.callback_list:
-            session.callback_list.ended = None  # who calls once more goes on
+            session.callback_list.ended = None  # another call goes on
         while True:
             info = session.advance()
             assert info is not None  # a session without an end
@@ -209,8 +231,11 @@ class Algorithm(ByHand, Adds):
         self.log_result(result)
         return result
 
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
+
     def _about(self) -> dict[str, Any]:
-        """Returns what a result says of this process and of the run, beside numbers."""
+        """Returns the parts of a result about this process and the run, beside numbers."""
         result, since = self.session.result or {}, self._restored
         return {
             "config": self.config.to_dict(),
@@ -233,11 +258,11 @@ class Algorithm(ByHand, Adds):
 
     @property
     def env_steps(self) -> int:
-        """Returns environment steps so far, updates where data alone are learned from. Waits for those under way."""
+        """Environment steps so far; updates where data alone are learned from. Waits for unfinished ones."""
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation now; `duration` episodes or timesteps, or as the config says.
+        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says.
 
         Returns:
           episode_return_mean, _min, _max, episode_len_mean, num_episodes, weights_version and more.
@@ -255,10 +280,18 @@ class Algorithm(ByHand, Adds):
         self.session.set_task(task)
 
     def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Returns `func(worker)` of all that collect, as `workers.foreach_worker`."""
+        """Returns `func(worker)` of all collectors, as `workers.foreach_worker`."""
         return self.workers.foreach_worker(func)
 
-    # ------------------------------------------------------------ acting
+    def sample_replay(self) -> Batch | SequenceBatch:
+        """Returns a batch of replay or data sets as the next gradient step would draw it, in numpy.
+
+        Raises:
+          InputError: there is neither, or nothing in it yet.
+        """
+        return self.session.by_hand.sample_replay()
+
+    # ------------------------------------------------------------ policies
 
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
         """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
@@ -278,6 +311,11 @@ class Algorithm(ByHand, Adds):
             self._policies[name] = ActionPolicy(session, trained, name)
         return self._policies[name]
 
+    @property
+    def policy_map(self) -> dict[str, ActionPolicy]:
+        """Policies of the run, by name."""
+        return {name: self.get_policy(name) for name in known(self.session).ids}
+
     def compute_single_action(
         self, observation: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any
     ) -> Any:
@@ -291,13 +329,106 @@ class Algorithm(ByHand, Adds):
         """Returns the actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: Any = None,
+        policy: Any = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        config: Mapping[str, Any] | None = None,
+        policy_state: PyTree | None = None,
+        policy_mapping_fn: _Mapping = None,
+        policies_to_train: _Trained = None,
+        **where: bool,
+    ) -> ActionPolicy:
+        """Adds a policy, by default like the first one. The run is made anew with it, which takes seconds.
+
+        Args:
+          policy_id: its name.
+          policy_cls, policy, observation_space, action_space: RLlib's arguments, not read: they are the first policy's.
+          config: settings that differ from the first policy's, such as `lr`, by RLlib's names or ours.
+          policy_state: first state, as `get_policy("main").get_state()` returns it; None: fresh weights.
+          policy_mapping_fn: (agent, episode) -> policy, or {agent: policy} that names all policies; None: as before.
+          policies_to_train: the policies that learn from now on, or a function of a name; None: as before.
+          where: RLlib's `add_to_...`; there is one stack, to which the policy is added.
+        Returns:
+          The policy.
+        Raises:
+          InputError: the name is taken, or mapping and training name an unknown policy.
+        """
+        _check_stacks("add_policy", where)
+        own = None
+        if config:
+            own = config_class(algo_name(self.session.config))._policies({policy_id: config})[policy_id]
+        train = _of_name(policies_to_train)
+        self.session.add_policy(policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=train)
+        made = self.get_policy(policy_id)
+        if self.session.callback_list:
+            self.session.callback_list.call("on_create_policy", policy_id=policy_id, policy=made)
+        return made
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: _Mapping = None,
+        policies_to_train: _Trained = None,
+        **where: bool,
+    ) -> None:
+        """Removes a policy. Arguments as `add_policy`.
+
+        Raises:
+          InputError: there is no such policy, or a mapping still names it.
+        """
+        _check_stacks("remove_policy", where)
+        self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_of_name(policies_to_train))
+        self._policies.pop(policy_id, None)
+
+    def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> ActionPolicy:
+        """Calls `add_policy`, by the names of RLlib's newer stack."""
+        return self.add_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
+
+    def remove_module(self, module_id: str, **options: Any) -> None:
+        """Calls `remove_policy`, by the names of RLlib's newer stack."""
+        self.remove_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
+
+    # ------------------------------------------------------------ weights
+
+    def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
+        """Returns the weights by policy (of one agent `default_policy`), numpy arrays by field of the State.
+
+        Args:
+          policies: their ids; None: all. Raises KeyError: there is none of that id.
+        """
+        return self.workers.local_worker().get_weights(policies)
+
+    def import_weights(
+        self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
+    ) -> list[str]:
+        """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
+
+        Args:
+          path: `*.npz` or `*.safetensors`; nothing in it is executed.
+          mapping: a parameter's name, as `get_policy().parameters()` has it -> the array's name in the file; with
+            `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
+          policy_id: id of the policy, where there are several.
+        Returns:
+          The names of the parameters that were replaced; the others stay.
+        Raises:
+          InputError: the file cannot be read, unknown names, or other shapes.
+        """
+        name = known(self.session).named(policy_id) if self.session.policies else None
+        weights, names = read_weights(resolve(path, "import_weights", "file"), mapping, self.session.get_weights(name))
+        self.session.set_weights(weights, name)
+        return names
+
     # ------------------------------------------------------------ checkpoints and end
 
     @property
     def logdir(self) -> Path:
-        """Returns the run directory, with what the command's has: `run.out`, or runs/<algorithm>_<env>_<time>; made
-        when it is asked for.
-        """
+        """The run directory, with the command's files: `run.out`, or runs/<algorithm>_<env>_<time>; made on demand."""
         assert self._records is not None
         return self._records.directory
 
@@ -327,7 +458,7 @@ class Algorithm(ByHand, Adds):
         Returns:
           What was written.
         Raises:
-          InputError: what the format cannot express, or a library that is not there.
+          InputError: the format cannot express the policy, or a library is not installed.
         """
         name = known(self.session).named(policy_id) if self.session.policies else None
         self.get_policy(policy_id)
@@ -363,35 +494,32 @@ class Algorithm(ByHand, Adds):
         cls,
         path: str | Path,
         policy_ids: Collection[str] | None = None,
-        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
-        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
+        policy_mapping_fn: _Mapping = None,
+        policies_to_train: _Trained = None,
     ) -> "Algorithm":
         """Makes the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
-          path: of the checkpoint.
-          policy_ids: of several policies, those that are taken over, as they were, into a new run; None: all, and the
-            run goes on.
-          policy_mapping_fn, policies_to_train: of that new run; None: as they were.
+          path: the checkpoint.
+          policy_ids: policies that a new run takes over as they were; None: all, and the run goes on.
+          policy_mapping_fn, policies_to_train: settings of that new run; None: as they were.
         Raises:
           InputError: there is none, or it has no such policies, or a mapping names others.
         """
-        from jrl import api
-
         found = checkpoint.locate(path_of(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
-        own = cls if cls.algo_name else api.algorithm_class(made.algo_name)
+        own = cls if cls.algo_name else algorithm_class(made.algo_name)
         if policy_ids is None:
             return own(made, checkpoint=found)
         states = policies.states(found, policy_ids)
         given = made.to_run_config().multi_agent
         assert given is not None  # `states` would have raised
-        told = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
+        changes = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
         kept = {name: given.policies.get(name, {}) for name in states}
-        made.multi_agent(policies=kept, **{name: x for name, x in told.items() if x is not None})
-        begun = own(made)
-        begun.session.take_over(states)
-        return begun
+        made.multi_agent(policies=kept, **{name: x for name, x in changes.items() if x is not None})
+        new = own(made)
+        new.session.take_over(states)
+        return new
 
     def stop(self) -> None:
         """Ends the run's environments, processes and threads; may be called again. The run directory, if there is one,
@@ -409,8 +537,25 @@ class Algorithm(ByHand, Adds):
         finally:
             self.session.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
+        session = self.session
+        arrays = checkpoint.on_host(session.parts())
+        return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Goes on from what `__getstate__` returned. Raises InputError: it does not fit this Algorithm's config."""
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "checkpoint"
+            checkpoint.write(path, state["arrays"], state["meta"])
+            if "session" in vars(self):
+                self.restore(path)
+            else:  # a copy that is being made
+                made: Any = self
+                made.__init__(AlgorithmConfig.from_dict(state["config"]), checkpoint=path)
+
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "algorithm")
+        raise hints.missing(self, name, "algorithm")
 
     def __enter__(self) -> Self:
         return self
@@ -426,3 +571,20 @@ def _node_ip() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
+
+
+def _of_name(train: _Trained) -> Any:
+    """Turns RLlib's functions of (policy, batch) into functions of a name."""
+    if not callable(train):
+        return train
+    try:
+        inspect.signature(train).bind("policy", None)
+    except TypeError:
+        return lambda name: bool(train(name))
+    return lambda name: bool(train(name, None))
+
+
+def _check_stacks(what: str, where: Mapping[str, bool]) -> None:
+    """Raises TypeError: a name that is not RLlib's."""
+    if unknown := [name for name in where if name not in _STACKS]:
+        raise TypeError(f"{what}() got an unexpected keyword argument {unknown[0]!r}")

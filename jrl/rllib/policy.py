@@ -1,4 +1,4 @@
-"""The policy of an Algorithm: acts, and shows what its networks say of an observation."""
+"""The policy of an Algorithm: its actions, and the outputs of its networks for an observation."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
-from jrl.host import elsewhere
+from jrl.rllib import hints
 from jrl.run.by_hand import POLICY
 from jrl.run.policy import Memory, Past, Policy
 from jrl.run.workers import Worker, WorkerPolicy
@@ -22,16 +22,16 @@ _Given = tuple[PyTree, dict[str, PyTree], int]  # observations [N, *], the items
 
 
 class ActionPolicy(WorkerPolicy):
-    """The policy with the weights that the run has when it is asked, by RLlib's names.
+    """The policy with the present weights of the run, by RLlib's names.
 
     Args:
-      session: of the run.
-      policy: what acts, of one environment; the weights are given to it.
+      session: session of the run.
+      policy: acting part, of one environment; gets the weights of the run.
       policy_id: its id.
     Attributes:
-      observation_space, action_space: jrl.types spaces of one environment, its own: without frame stacks, previous
-        actions and rewards, in its own units.
-      recurrent: whether what it does depends on earlier steps of the episode: by memory, frame stacks, or the previous
+      observation_space, action_space: jrl.types spaces of one environment in its own units, without frame stacks,
+        previous actions and rewards.
+      recurrent: whether actions depend on earlier steps of the episode: by memory, frame stacks, or the previous
         action or reward.
     """
 
@@ -42,16 +42,16 @@ class ActionPolicy(WorkerPolicy):
         self._cfg, self._spec, self._inputs = policy.config, policy.spec, policy.inputs
         self.observation_space, self.action_space = policy.observation_space, self._spec.env_action or self._spec.action
         self.recurrent = self._cfg.network.recurrent or self._inputs.history is not None
-        self._seen = -1  # version of the weights that the policy acts with
+        self._version = -1  # version of the weights that the policy acts with
         outputs = policy.algo.outputs
         self._outputs = jax.jit(outputs) if outputs else None
 
     def _act(self, given: _Given, state: PyTree, explore: bool | None, **units: bool | None):
         """Returns (actions [N, *], state, extras); `units`: as `Policy.step`."""
         obs, items, num = given
-        if self._seen != self._session.version:
+        if self._version != self._session.version:
             self._policy.use(self._session.actor(self._name))
-            self._seen = self._session.version
+            self._version = self._session.version
         memory = self._policy.start(num) if state is None else self._memory(state, num)
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
         action, after, extras = self._policy.step(obs, items, memory, explore=explore, extras=True, **units)
@@ -130,17 +130,15 @@ class ActionPolicy(WorkerPolicy):
 
         Args:
           obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
-          state: what goes on through an episode, from the call before; None, or `get_initial_state()`: an episode
-            begins.
+          state: the policy's state after the step before; None, or `get_initial_state()`: an episode begins.
           prev_action, prev_reward: of the step before, in the environment's units, with `network.use_prev_action` and
             `use_prev_reward`. None: the action is that of the state; the reward must be given but at the start.
           explore: sample as in training; None: as `env_runners(explore=...)` says.
           full_fetch: return (action, state, extras) also from a policy without memory.
           unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
         Returns:
-          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a policy whose actions
-          depend on earlier steps (memory, frame stacks, previous action or reward). Extras are what acting records
-          (action log probability, value).
+          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a `recurrent` policy.
+          Extras are what acting records (action log probability, value).
         Raises:
           ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
         """
@@ -207,7 +205,7 @@ class ActionPolicy(WorkerPolicy):
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
-        raise elsewhere.missing(self, name, "policy")
+        raise hints.missing(self, name, "policy")
 
     def _gives_state(self, state: PyTree) -> bool:
         return self.recurrent or not _is_empty(state)
@@ -228,7 +226,7 @@ class ActionPolicy(WorkerPolicy):
           those that the algorithm has. With memory, at an episode's start.
         """
         if self._outputs is None:
-            raise ValueError(f"{self._cfg.algo} does not say more than its actions")
+            raise ValueError(f"{self._cfg.algo} has no outputs but its actions")
         obs, items, num = self._observations(observations)
         past = self._inputs.past(num)
         if past is not None:
@@ -237,7 +235,7 @@ class ActionPolicy(WorkerPolicy):
 
     def distribution(self, observations: Any) -> Any:
         """Returns the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
-        return self._one("distribution", observations)
+        return self._pick(self.outputs(observations), "distribution")
 
     def value_function(self, observations: Any) -> np.ndarray:
         """Returns V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
@@ -248,10 +246,7 @@ class ActionPolicy(WorkerPolicy):
 
     def q_values(self, observations: Any) -> np.ndarray:
         """Returns q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
-        return np.asarray(self._one("q", observations))
-
-    def _one(self, name: str, observations: Any) -> Any:
-        return self._pick(self.outputs(observations), name)
+        return np.asarray(self._pick(self.outputs(observations), "q"))
 
     def _pick(self, found: dict[str, Any], name: str) -> Any:
         if name not in found:

@@ -1,7 +1,6 @@
-"""One translation of RLlib's keys: what was given, the sizes that follow from several keys, what became of each.
+"""One translation of RLlib's keys to jrl's: given keys, sizes that follow from several keys, a line for each key.
 
-A rule is a function `(job, key, value)` for a key that is more than a move; it says with `put`, `drop` or `wrong` what
-becomes of it.
+A rule is a function `(job, key, value)` for a key that is more than a move; it calls `put`, `drop`, `lack` or `wrong`.
 """
 
 import dataclasses
@@ -18,53 +17,71 @@ from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
-from jrl.migrate import server_input
-from jrl.migrate.tables import KEYS
+from jrl.rllib import policy_server
+from jrl.rllib.table import KEYS
 from jrl.settings import datasets, plan, sections
 
-# environment steps of a train() of RLlib's algorithms with replay, where the file does not say
+DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
+NO_COLLECTION = "nobody collects: the run learns from data alone"
+# algorithm -> its core, if the model does not name one
+CORES = {"r2d2": "lstm", "rnnsac": "lstm", "dt": "gtrxl"}
+SWITCHES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
+NESTED = (
+    "model", "optimizer", "optimization", "replay_buffer_config", "multiagent", "policy_model_config",
+    "q_model_config", "policy_model", "Q_model", "checkpoint_config",
+)  # fmt: skip
+
+_RENAMED = {
+    "optimization_config": "optimization", "model_config": "model", "_model_config": "model",
+    "model_config_dict": "model", "multi_agent": "multiagent",
+}  # fmt: skip
+# environment steps of a train() of RLlib's algorithms with replay, by default
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _MOST_DEVICES = 65_537  # more than there can be
-DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
-_DEFAULT_LENGTH = 128  # of rollout.length
-_SEQUENCE = 20  # steps of a sequence, by default: of RLlib, and of replay here
-_CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
-WITH_MEMORY = {
-    "r2d2": "lstm",
-    "rnnsac": "lstm",
-    "dt": "gtrxl",
-}  # algorithm -> the core that it has, if the model does not say
-# rows of a gradient step in RLlib, if nothing is given; of the others it is as here
+_LENGTH = 128  # default of rollout.length
+_SEQUENCE = 20  # default steps of a sequence, of RLlib and of replay here
+# rows of a gradient step in RLlib by default, where jrl's default differs
 _ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
-# keys that had a number, -1, for "not set", and keys of which it is a value
+# keys for which -1 is a value; for others it means "not set"
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
+# keys of the replay section that data sets have, too
+_OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}
+_SECTIONS = {
+    "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
+    "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
+    "env_runners": sections.EnvRunnersConfig, "multi_agent": sections.MultiAgentConfig, "run": sections.RunSettings,
+    "data": datasets.DataConfig,
+}  # fmt: skip
+_DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
 
 
 @dataclasses.dataclass
 class Job:
     """One translation: the given keys, their results, and the report."""
 
-    algo: str  # ours
+    algo: str  # jrl's name
     source: str  # RLlib's name, lower case
-    config_class: type  # of the algorithm
-    raw: Mapping[str, Any]  # as `canonical` gave them
-    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # a tree of ours that what is given goes over
-    prefix: str = ""  # of their keys in lines
-    inside: str = ""  # of ours
-    tree: dict[str, Any] = dataclasses.field(default_factory=dict)
-    origins: dict[str, str] = dataclasses.field(default_factory=dict)  # our key -> theirs
+    config_class: type  # the algorithm's
+    raw: Mapping[str, Any]  # given keys, as `canonical` yields them
+    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # tree of jrl under the given keys
+    prefix: str = ""  # prefix of RLlib's keys in lines
+    inside: str = ""  # prefix of jrl's keys in lines
+    tree: dict[str, Any] = dataclasses.field(default_factory=dict)  # result
+    origins: dict[str, str] = dataclasses.field(default_factory=dict)  # jrl's key -> RLlib's
     lines: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
-    lacking: list[str] = dataclasses.field(default_factory=list)  # what changes learning and jrl has nothing for
+    lacking: list[str] = dataclasses.field(default_factory=list)  # keys that change learning, without a counterpart
+
+    # ------------------------------------------------------------ reading
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Returns the newest name -> value of the keys that are known and set."""
-        return self.implied | {name: self.raw[theirs] for name, theirs in self.spelled.items()}
+        """Newest name -> value of the keys that are known and set."""
+        return self.implied | {name: self.raw[spelled] for name, spelled in self.spelled.items()}
 
     @cached_property
     def implied(self) -> dict[str, Any]:
-        """Returns RLlib's defaults of keys that say how long sequences are and how many are learned from at a time."""
+        """RLlib's defaults of the keys that set the lengths of sequences and the rows of an update."""
         if self.asked_core is None or self.prefix:
             return {}
         if not self.replays:
@@ -78,27 +95,27 @@ class Job:
 
     @cached_property
     def spelled(self) -> dict[str, str]:
-        """Returns the newest name -> the name in `raw`, of the keys that are known and set."""
+        """Newest name -> the name in `raw`, of the keys that are known and set."""
         found: dict[str, str] = {}
-        for theirs, value in self.raw.items():
-            name = KEYS[theirs].name if theirs in KEYS else None
-            if name and value is not None and not _unset(name, value) and (theirs == name or name not in found):
-                found[name] = theirs
+        for spelled, value in self.raw.items():
+            name = KEYS[spelled].name if spelled in KEYS else None
+            if name and value is not None and not _is_unset(name, value) and (spelled == name or name not in found):
+                found[name] = spelled
         return found
 
     @cached_property
     def replays(self) -> bool:
-        """Returns whether the algorithm learns from samples, of a replay or of data."""
+        """Whether the algorithm learns from samples, of a replay or of data."""
         return learns_from(self.config_class) is not Fresh
 
     @cached_property
     def with_clients(self) -> bool:
-        """Returns whether clients play: the input is PolicyServerInput."""
-        return server_input.is_named(self.given.get("input_"))
+        """Whether clients play: the input is PolicyServerInput."""
+        return policy_server.is_named(self.given.get("input_"))
 
     @cached_property
     def from_data(self) -> bool:
-        """Returns whether the run learns from data sets alone, without environments to collect from."""
+        """Whether the run learns from data sets alone, without environments to collect from."""
         if self.prefix or not self.replays or self.with_clients:
             return False
         given = self.given.get("input_", self.settled("data.input"))
@@ -107,109 +124,39 @@ class Job:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Returns hyper-parameters of the algorithm and their defaults."""
+        """Hyper-parameters of the algorithm and their defaults."""
         return {f.name: f.default for f in dataclasses.fields(self.config_class)}
 
     @cached_property
     def asked_core(self) -> str | None:
-        """Returns the memory that was asked for in RLlib's words, by our name; None: none."""
-        asked = (core for key, core in _CORES.items() if self.raw.get(self.spelled.get(key, "")) is True)
-        return next(asked, WITH_MEMORY.get(self.source))
+        """The core that RLlib's keys ask for, by jrl's name; None: none."""
+        asked = (core for key, core in SWITCHES.items() if self.raw.get(self.spelled.get(key, "")) is True)
+        return next(asked, CORES.get(self.source))
 
     @cached_property
     def core(self) -> str | None:
-        """Returns the memory of the run, by our name; None: none."""
+        """The core of the run, by jrl's name; None: none."""
         name = self.settled("network.core.name")
         return self.asked_core or (name if isinstance(name, str) else None)
 
+    @cached_property
+    def sizes(self) -> "Sizes":
+        return Sizes(self)
+
     def settled(self, ours: str) -> Any:
-        """Returns the value of a key in `base`; None where it is not set there."""
+        """Returns the value of a key in `base`; None: it is not set there."""
         found: Any = self.base
         for part in ours.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
 
     def count(self, ours: str) -> int | None:
-        """Returns the value of a key as `settled` does, if it is a whole number above 0."""
+        """Returns the value of a key in `base` if it is a whole number above 0."""
         found = self.settled(ours)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
-    @cached_property
-    def sizes(self) -> "Sizes":
-        return Sizes(self)
-
-    def put(self, key: str, ours: str, value: Any, note: str = "") -> None:
-        section, _, name = ours.partition(".")
-        if section == "algo" and name != "name" and name not in self.fields:
-            self.drop(key, f"{self.algo} has no {name}")
-            return
-        if section == "replay" and not self.replays:
-            self.drop(key, f"{self.algo} learns from each rollout once and keeps no replay")
-            return
-        if reason := self._no_use(section, name):
-            self.drop(key, reason)
-            return
-        if self.from_data:
-            value, note = self._by_updates(section, value, note)
-        self.set(ours, value, key)
-        if not self.inside and self._default(section, name, value):
-            note = "; ".join(filter(None, [note, "jrl's default"]))
-        self.lines.append(
-            f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}" + (f"  ({note})" if note else "")
-        )
-
-    def _no_use(self, section: str, name: str) -> str | None:
-        """Says why a key of ours means nothing where clients play, or data alone are learned from; None where it
-        does.
-        """
-        if self.with_clients:
-            return server_input.REASONS.get(f"{section}.{name}")
-        if self.from_data and (section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs")):
-            return NOBODY
-        if self.from_data and section == "replay" and name not in _OF_SAMPLES:
-            return "there is no replay: rows are drawn from the data"
-        return None
-
-    def _by_updates(self, section: str, value: Any, note: str) -> tuple[Any, str]:
-        """Returns a schedule of the algorithm by updates: RLlib counts a batch of steps for each iteration."""
-        is_point = lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(is_number, x))
-        if section != "algo" or not isinstance(value, list | tuple) or not value or not all(map(is_point, value)):
-            return value, note
-        points = [[self.sizes.updates_of(self, steps), number] for steps, number in value]
-        return points, "; ".join(filter(None, [note, "steps become updates"]))
-
-    def _default(self, section: str, name: str, value: Any) -> bool:
-        defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
-        return name in defaults and _same(value, defaults[name])
-
-    def set(self, ours: str, value: Any, key: str) -> None:
-        nested = value
-        for part in reversed(ours.split(".")):
-            nested = {part: nested}
-        if isinstance(value, Mapping):  # as a whole
-            section, _, name = ours.partition(".")
-            self.tree.setdefault(section, {})[name] = dict(value)
-        else:
-            self.tree = schema.merge(self.tree, nested)
-        self.origins[ours] = key
-
-    def steps(self, number: int) -> str:
-        """Describes so many steps, or updates, by which the run counts."""
-        return counted(number, "update") if self.from_data else f"{number} steps"
-
-    def drop(self, key: str, reason: str) -> None:
-        self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
-
-    def lack(self, key: str, reason: str) -> None:
-        """Reports that a key asks for what jrl does not have, so that something else would be learned without it."""
-        self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
-        self.lacking.append(f"{self.prefix}{key}: {reason}")
-
-    def wrong(self, key: str, expected: str, value: Any) -> None:
-        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {short(value)}")
-
     def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
-        """Returns the number given for a key; None where there is none, or it was reported as a fault."""
+        """Returns the number given for a key; None: there is none, or it was reported as a fault."""
         name = KEYS[key].name
         value, key = self.given.get(name), self.spelled.get(name, key)
         if value is None or value == "auto":
@@ -222,33 +169,67 @@ class Job:
             return None
         return int(value) if whole else value
 
+    # ------------------------------------------------------------ results of rules
 
-NOBODY = "nobody collects: the run learns from data alone"
-_OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}  # of the replay section, what data sets have, too
+    def put(self, key: str, ours: str, value: Any, note: str = "") -> None:
+        """Sets a key of jrl, unless the run has no use for it, and adds the line."""
+        section, _, name = ours.partition(".")
+        if section == "algo" and name != "name" and name not in self.fields:
+            return self.drop(key, f"{self.algo} has no {name}")
+        if section == "replay" and not self.replays:
+            return self.drop(key, f"{self.algo} learns from each rollout once and keeps no replay")
+        if reason := self._no_use(section, name):
+            return self.drop(key, reason)
+        if self.from_data and section == "algo" and _is_schedule(value):  # RLlib counts steps there
+            value = [[self.sizes.updates_of(self, steps), number] for steps, number in value]
+            note = "; ".join(filter(None, [note, "steps become updates"]))
+        self.set(ours, value, key)
+        defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
+        if not self.inside and name in defaults and _is_same(value, defaults[name]):
+            note = "; ".join(filter(None, [note, "jrl's default"]))
+        note = f"  ({note})" if note else ""
+        self.lines.append(f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}{note}")
+        return None
 
+    def _no_use(self, section: str, name: str) -> str | None:
+        if self.with_clients:
+            return policy_server.NO_USE.get(f"{section}.{name}")
+        if self.from_data and (section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs")):
+            return NO_COLLECTION
+        if self.from_data and section == "replay" and name not in _OF_SAMPLES:
+            return "there is no replay: rows are drawn from the data"
+        return None
 
-def shown(value: Any) -> str:
-    """Returns a value as text for a line."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    def set(self, ours: str, value: Any, key: str) -> None:
+        """Sets a key of jrl without a line; a mapping takes the place of the one before."""
+        if isinstance(value, Mapping):
+            section, _, name = ours.partition(".")
+            self.tree.setdefault(section, {})[name] = dict(value)
+        else:
+            self.tree = schema.merge(self.tree, nested(ours, value))
+        self.origins[ours] = key
 
+    def drop(self, key: str, reason: str) -> None:
+        """Reports that nothing follows from a key."""
+        self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
 
-def _unset(name: str, value: Any) -> bool:
-    """Returns whether a number that means "not set" was given."""
-    return name not in _NEGATIVE and value == -1 and not isinstance(value, bool)
+    def lack(self, key: str, reason: str) -> None:
+        """Reports that jrl does not have what a key asks for, so that something else would be learned without it."""
+        self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
+        self.lacking.append(f"{self.prefix}{key}: {reason}")
 
+    def wrong(self, key: str, expected: str, value: Any) -> None:
+        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {short(value)}")
 
-def _same(value: Any, default: Any) -> bool:
-    plain = schema.plain(default)
-    return value == plain and isinstance(value, bool) == isinstance(plain, bool)
+    def take_report(self, inner: "Job") -> None:
+        """Adds the report of a translation of nested keys."""
+        self.lines += inner.lines
+        self.faults += inner.faults
+        self.lacking += inner.lacking
 
-
-_SECTIONS = {
-    "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
-    "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
-    "env_runners": sections.EnvRunnersConfig, "multi_agent": sections.MultiAgentConfig, "run": sections.RunSettings,
-    "data": datasets.DataConfig,
-}  # fmt: skip
-_DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
+    def steps(self, number: int) -> str:
+        """Describes so many steps, or updates, by which the run counts."""
+        return counted(number, "update") if self.from_data else f"{number} steps"
 
 
 class Sizes:
@@ -278,15 +259,14 @@ class Sizes:
         self.length = self.fragment
         if self.batch is not None and not (self.sequences and self.fragment):
             self.length = max(1, round(self.batch / self.num_envs))
-        self.steps = self.length or job.count("rollout.length") or _DEFAULT_LENGTH
+        self.steps = self.length or job.count("rollout.length") or _LENGTH
         self.rows = self.num_envs * self.steps
-        self.sequence = self._sequence(job)  # steps that are learned from together; None: there is no memory
-        minibatch = number("minibatch_size", least=1)
-        self.minibatches: int | None = None
-        self.minibatch = minibatch
-        if self.sequences and minibatch is None and self.batch:
+        self.sequence = self._sequence(job)  # steps that are learned from together; None: there is no core
+        self.minibatch = number("minibatch_size", least=1)
+        if self.sequences and self.minibatch is None and self.batch:
             self.minibatch = self.batch
-        self.fitted: int | None = None  # the number of minibatches, where memory needs another than the default
+        self.minibatches: int | None = None
+        self.fitted: int | None = None  # number of minibatches, where a core needs another than the default
         if not job.replays and "num_minibatches" in job.fields:
             counts, size = self._counts(job), self.minibatch
             if size:
@@ -317,14 +297,13 @@ class Sizes:
         whole = traits(job.config_class).whole_sequences  # IMPALA's are of columns
         parts = self.steps if self.sequence is None else self.steps // self.sequence
         if whole or self.sequence is None:
-            rows = envs if whole else envs * parts
-            return plan.divisors(rows)
+            return plan.divisors(envs if whole else envs * parts)
         return [n for n in plan.divisors(envs * parts) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
         """Sets the rate of updates: RLlib learns once after a fragment of every environment, or by training_intensity.
 
-        Where `base` has a rate of updates, a fragment says no more than how many steps come before them.
+        Where `base` has a rate of updates, a fragment only counts the steps before them.
         """
         self.length = None
         intensity = job.number("training_intensity", least=0, whole=False)
@@ -358,17 +337,22 @@ class Sizes:
         return max(1, math.ceil(least / rows)) * rows
 
     def updates_of(self, job: Job, steps: float, *, trained: bool = False) -> int:
-        """Returns the updates from data after which RLlib has counted so many steps. It counts a batch for each
-        iteration as sampled, and for each update as trained.
+        """Returns the updates from data after which RLlib has counted so many steps.
+
+        RLlib counts a batch for each iteration as sampled, and for each update as trained.
         """
         return math.ceil(steps / self.drawn) * (1 if trained else self.passes)
 
+
+# ---------------------------------------------------------------- rules and their use
 
 Rule = Callable[[Job, str, Any], None]
 RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the rule of the rows with these newest names."""
+
     def register(found: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, found))
         return found
@@ -377,52 +361,45 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def translate(job: Job, names: Iterable[str] | None = None) -> None:
-    """Translates every key that was given, or those named: by its rule, as a move, or with the reason why not."""
-    for theirs in job.raw if names is None else names:
-        key, value = KEYS.get(theirs), job.raw[theirs]
-        if key is None:
-            _unknown(job, theirs)
-        elif value is None and key.name != "grad_clip":
-            job.drop(theirs, "null: not set")
-        elif _unset(key.name, value):
-            job.drop(theirs, "-1: not set")
-        elif job.spelled.get(key.name, theirs) != theirs:
-            job.drop(theirs, f"{job.spelled[key.name]} is given, too")
-        elif key.name in RULES:
-            RULES[key.name](job, theirs, value)
-        elif key.ours:
-            job.put(theirs, key.ours, value)
-        elif key.lacking and asks(value):
-            job.lack(theirs, key.note)
+    """Translates every given key, or those named: by its rule, as a move, or with the reason why not."""
+    for spelled in job.raw if names is None else names:
+        row, value = KEYS.get(spelled), job.raw[spelled]
+        if row is None:
+            _unknown(job, spelled)
+        elif value is None and row.name != "grad_clip":
+            job.drop(spelled, "null: not set")
+        elif _is_unset(row.name, value):
+            job.drop(spelled, "-1: not set")
+        elif job.spelled.get(row.name, spelled) != spelled:
+            job.drop(spelled, f"{job.spelled[row.name]} is given, too")
+        elif found := row.rule or RULES.get(row.name):
+            found(job, spelled, value)
+        elif row.ours:
+            job.put(spelled, row.ours, row.to(value) if row.to else value)
+        elif row.lacking and asks(value):
+            job.lack(spelled, row.note)
         else:
-            job.drop(theirs, key.note)
+            job.drop(spelled, row.note)
 
 
 def _unknown(job: Job, key: str) -> None:
     if key.rpartition(".")[2].startswith("_"):
-        job.drop(key, "an inner switch of RLlib")
-        return
+        return job.drop(key, "an inner switch of RLlib")
     near = difflib.get_close_matches(key, KEYS, 1)
     ours = KEYS[near[0]].ours if near else ""
     is_ours = f", which is {ours} here" if ours else ""
     line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}{is_ours}" if near else "")
     job.lines.append(line)
     job.lacking.append(line)
+    return None
 
 
-def asks(value: Any) -> bool:
-    """Returns whether the value of a key asks for something: RLlib also writes its own classes, and what is off."""
-    return bool(value) and "ray.rllib." not in str(value)
-
-
-# ---------------------------------------------------------------- reading
-
-
-NESTED = ("model", "optimizer", "optimization", "replay_buffer_config", "multiagent", "policy_model_config",
-           "q_model_config", "policy_model", "Q_model", "checkpoint_config")  # fmt: skip
-_RENAMED = {"optimization_config": "optimization", "model_config": "model", "_model_config": "model",
-            "model_config_dict": "model",
-            "multi_agent": "multiagent"}  # fmt: skip
+def begin(job: Job) -> None:
+    """Sets what follows from the algorithm's name: its core, and RLlib's default sequences."""
+    for key, value in job.implied.items():
+        RULES[key](job, f"{job.source.upper()}'s {key}", value)
+    if job.asked_core and not any(job.given.get(key) for key in SWITCHES):
+        job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
 
 
 def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -435,7 +412,36 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-__all__ = [
-    "DEFAULT_ENVS", "NESTED", "NOBODY", "RULES", "WITH_MEMORY", "Job", "Sizes", "asks", "canonical", "rule", "shown",
-    "translate",
-]  # fmt: skip
+def asks(value: Any) -> bool:
+    """Returns whether the value of a key asks for something: RLlib also writes its own classes, and what is off."""
+    return bool(value) and "ray.rllib." not in str(value)
+
+
+def shown(value: Any) -> str:
+    """Returns a value as text for a line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Returns the tree of one key.
+
+    >>> nested("algo.lr", 0.1)
+    {'algo': {'lr': 0.1}}
+    """
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _is_unset(name: str, value: Any) -> bool:
+    return name not in _NEGATIVE and value == -1 and not isinstance(value, bool)
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    plain = schema.plain(default)
+    return value == plain and isinstance(value, bool) == isinstance(plain, bool)
+
+
+def _is_schedule(value: Any) -> bool:
+    is_point = lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(is_number, x))
+    return isinstance(value, list | tuple) and bool(value) and all(map(is_point, value))

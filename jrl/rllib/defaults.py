@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jrl.fields import schema
-from jrl.migrate.job import Job, shown, translate
-from jrl.migrate.tables import KEYS
+from jrl.rllib.table import KEYS
+from jrl.rllib.translation import Job, shown, translate
 
 _COMMON = {"gamma": 0.99}
 _ON_POLICY = {
@@ -48,9 +48,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "clip_param": 0.3, "vf_clip_param": 10.0, "vf_loss_coeff": 1.0, "entropy_coeff": 0.0, "kl_coeff": 0.2,
         "kl_target": 0.01, "grad_clip": None,
     },
-    "a2c": {
-        **_VTRACE, "lr": 1e-4, "rollout_fragment_length": 20, "lambda": 1.0,
-    },
+    "a2c": {**_VTRACE, "lr": 1e-4, "rollout_fragment_length": 20, "lambda": 1.0},
     "impala": {**_VTRACE, "rollout_fragment_length": 50, "train_batch_size": 500},
     "appo": {
         **_VTRACE, "rollout_fragment_length": 50, "train_batch_size": 500, "num_epochs": 1, "clip_param": 0.4,
@@ -92,8 +90,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _SAME_AS = {"ddppo": "ppo", "a3c": "a2c", "apex_dqn": "apex", "rnnsac": "sac"}
-# a key -> keys that take its place: where one of them is given, the default of the key means nothing
-_IN_PLACE = {
+# a key -> the keys that replace it: where one of them is given, the default of the key means nothing
+_REPLACED_BY = {
     "lr": ("lr_schedule", "critic_lr"),
     "critic_lr": ("lr", "lr_schedule"),
     "entropy_coeff": ("entropy_coeff_schedule",),
@@ -107,36 +105,27 @@ _IN_PLACE = {
     "policy_model_config.fcnet_hiddens": ("model.fcnet_hiddens",),
     "policy_model_config.fcnet_activation": ("model.fcnet_activation",),
     "rollout_fragment_length": ("train_batch_size", "training_intensity"),
-}  # fmt: skip
+}
 
 
-def differing(job: Job, found: dict[str, Any]) -> Iterator[str]:
+def differing(job: Job, whole: dict[str, Any]) -> Iterator[str]:
     """Yields a line for each key that the file leaves out and whose default in RLlib differs from jrl's.
 
     Args:
-      job: the translation, done.
-      found: the whole config that came of it, as `jrl.settings.config.to_dict`.
+      job: the finished translation.
+      whole: the whole config of the translation, as `jrl.settings.config.to_dict`.
     """
     known = DEFAULTS.get(_SAME_AS.get(job.source, job.source), {})
-    left = {key: value for key, value in known.items() if not _given(job, key)}
-    # together, because sizes follow from several
-    beside = Job(job.algo, job.source, job.config_class, {**job.raw, **left})
-    have = schema.flatten(found)
-    for key, theirs in left.items():
-        beside.tree = {}
-        translate(beside, [key])
-        wanted = schema.flatten(beside.tree)
-        other = {ours: value for ours, value in wanted.items() if value != have.get(ours)}
-        if other:
-            here = ", ".join(f"{ours} is {shown(have.get(ours))}" for ours in other)
-            there = ", ".join(f"{ours}: {shown(value)}" for ours, value in other.items())
-            yield f"{key}: {shown(theirs)} in RLlib; here {here}: for RLlib's set {there}"
-
-
-def _given(job: Job, key: str) -> bool:
-    """Returns whether the file sets a key, null included, or one that replaces it."""
-    names = {KEYS[theirs].name for theirs in job.raw if theirs in KEYS}
-    return key in names or key in job.given or any(other in job.given for other in _IN_PLACE.get(key, ()))
-
-
-__all__ = ["DEFAULTS", "differing"]
+    given = {KEYS[name].name for name in job.raw if name in KEYS} | job.given.keys()  # null included
+    is_replaced = lambda key: any(other in job.given for other in _REPLACED_BY.get(key, ()))
+    absent = {key: value for key, value in known.items() if key not in given and not is_replaced(key)}
+    other = Job(job.algo, job.source, job.config_class, {**job.raw, **absent})  # at once: sizes follow from several
+    have = schema.flatten(whole)
+    for key, default in absent.items():
+        other.tree = {}
+        translate(other, [key])
+        wanted = {k: value for k, value in schema.flatten(other.tree).items() if value != have.get(k)}
+        if wanted:
+            here = ", ".join(f"{k} is {shown(have.get(k))}" for k in wanted)
+            there = ", ".join(f"{k}: {shown(value)}" for k, value in wanted.items())
+            yield f"{key}: {shown(default)} in RLlib; here {here}: for RLlib's set {there}"

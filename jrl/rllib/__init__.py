@@ -1,0 +1,105 @@
+"""RLlib's names in one package: the table of keys, the migration of configurations, and the classes of `jrl.api`.
+
+A config class and an Algorithm class for each registered algorithm: PPOConfig and PPO, DQNConfig and DQN, ...; CQL is
+SAC with its flag `conservative`, and APEX is DQN with prioritised replay, n-step returns and a ladder of epsilons.
+Classes of a module of one's own are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
+"""
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jrl.rllib.algorithm import Algorithm
+    from jrl.rllib.builder import AlgorithmConfig
+
+_HOMES = {
+    "Algorithm": "jrl.rllib.algorithm",
+    "AlgorithmConfig": "jrl.rllib.builder",
+    "Callbacks": "jrl.callbacks",
+    "DefaultCallbacks": "jrl.callbacks:Callbacks",
+    "EnvContext": "jrl.envs.context",
+    "Episode": "jrl.rollout.replay_episodes",
+    "MemoryTrackingCallbacks": "jrl.rllib.memory_tracking:MemoryTrackingCallbacks",
+    "PolicySpec": "jrl.rllib.multi_agent",
+    "TaskSettableEnv": "jrl.envs.task",
+    "concat_samples": "jrl.run.by_hand",
+    "in_program": "jrl.callbacks",
+    "make_multi_callbacks": "jrl.callbacks",
+    "register_env": "jrl.registry:register",
+}
+# RLlib's algorithm -> the algorithm, and the settings that make it so
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cql": ("sac", {"algo": {"conservative": True}}),
+    "apex": (
+        "dqn",
+        {
+            "algo": {"double": True, "dueling": True, "exploration": {"name": "epsilon_greedy", "ladder": True}},
+            "replay": {"prioritized": True, "n_step": 3},
+        },
+    ),
+}
+# other spellings of RLlib's classes
+_ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX", "ApexDQNConfig": "APEXConfig"}
+
+
+@functools.cache
+def config_class(name: str) -> "type[AlgorithmConfig]":
+    """Returns the config class of an algorithm: PPOConfig of ppo, or that of the user's module. Raises InputError."""
+    from jrl.rllib.builder import make_class, make_variant
+
+    if name in _VARIANTS:
+        base, settings = _VARIANTS[name]
+        return make_variant(name, config_class(base), settings)
+    return make_class(_known(name))
+
+
+@functools.cache
+def algorithm_class(name: str) -> "type[Algorithm]":
+    """Returns the Algorithm class of an algorithm: PPO of ppo, or that of the user's module. Raises InputError."""
+    from jrl import algos
+    from jrl.rllib.algorithm import Algorithm
+
+    if name in _VARIANTS:
+        base = algorithm_class(_VARIANTS[name][0])
+        doc = f"{name.upper()}, as an Algorithm: {base.__name__} with the settings of {name.upper()}Config."
+        return type(name.upper(), (base,), {"__doc__": doc, "__module__": "jrl.api", "variant": name})
+    known = _known(name)
+    title = algos.title(known)
+    doc = f"{title}, as an Algorithm: see {algos.get(known).__name__} and {title}Config."
+    return type(title, (Algorithm,), {"__doc__": doc, "__module__": "jrl.api", "algo_name": known})
+
+
+def _known(name: Any) -> str:
+    from jrl import algos
+
+    algos.get(found := algos.spelled(name))
+    return found
+
+
+def _classes() -> dict[str, Any]:
+    from jrl import algos
+
+    names = [*algos.names(), *_VARIANTS]
+    classes = {f"{name.upper()}Config": functools.partial(config_class, name) for name in names}
+    return classes | {name.upper(): functools.partial(algorithm_class, name) for name in names}
+
+
+def public(name: str) -> Any:
+    """Returns what `from jrl.api import name` imports. Raises AttributeError, ImportError: what to use instead."""
+    if name == "__all__":  # `from jrl.api import *` asks for it
+        return public_names()
+    if name in _HOMES:
+        module, _, found = _HOMES[name].partition(":")
+        return getattr(importlib.import_module(module), found or name)
+    if name == "tune":
+        return importlib.import_module("jrl.rllib.tune")
+    if not name.startswith("_") and (known := _ALIASES.get(name, name)) in (classes := _classes()):
+        return classes[known]()
+    raise importlib.import_module("jrl.rllib.hints").missing(sys.modules["jrl.api"], name, "api")
+
+
+def public_names() -> list[str]:
+    """Returns the names of `jrl.api`."""
+    return sorted([*_HOMES, *_classes(), *_ALIASES, "tune", "config_class", "algorithm_class"])

@@ -1,0 +1,597 @@
+"""`PPOConfig().environment("CartPole-v1").training(lr=3e-4).build()`: the config tree, written as calls.
+
+An AlgorithmConfig holds the keys that were set, as the tree that YAML holds, and beside it the names of RLlib that were
+given. These are migrated over the tree when it is needed (`jrl.rllib.translation`), because many follow from others.
+"""
+
+import copy
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from jrl import algos, envs, registry
+from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.fields.data import Fixed, Fresh, learns_from
+from jrl.fields.hyper import NetworkConfig
+from jrl.fields.paths import resolve, written
+from jrl.rllib import arguments, exploration, hints, migration, multi_agent
+from jrl.rllib.arguments import RULED, Argument
+from jrl.rllib.table import KEYS
+from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate
+from jrl.run import preflight
+from jrl.settings import config, sb3_names
+from jrl.settings.config import RunConfig
+from jrl.settings.sections import SYNONYMS, ReplayConfig
+
+if TYPE_CHECKING:
+    from jrl.rllib.algorithm import Algorithm
+
+assert migration.RULES  # registered by the import
+# a section that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are jrl's
+_DICTS: dict[str, tuple[str, set[str]]] = {
+    "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
+    "replay": ("replay_buffer_config", {f.name for f in dataclasses.fields(ReplayConfig)}),
+}
+# keys that hold a class or function by its name; lists of such; functions or something else
+_OBJECTS = (
+    "env.id", "network.torso", "network.transform", "custom.loss", "custom.reward", "custom.training_step",
+    "custom.env_task", "custom.evaluation", "multi_agent.observation_fn",
+)  # fmt: skip
+_LISTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
+_FUNCTIONS = ("multi_agent.mapping", "multi_agent.policies_to_train")
+# a name of RLlib that becomes several keys -> the keys that replace it when they are set later
+_SAME = {
+    "rollout_fragment_length": ("rollout.length", "replay.train_every"),
+    "train_batch_size": ("replay.batch_size",),
+}
+
+
+class AlgorithmConfig:
+    """The settings of a run, and the base of `jrl.api.PPOConfig` and its like, one per algorithm.
+
+    `AlgorithmConfig()`, of no algorithm, holds settings that several share: `PPOConfig().update_from_dict(shared)`.
+
+    Args:
+      algo_class: the Algorithm that `build` makes; None: the algorithm's own.
+    """
+
+    algo_name: ClassVar[str] = ""
+    variant: ClassVar[str] = ""  # name of an algorithm that is another with settings of its own, such as cql
+    _settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
+
+    def __new__(cls, algo_class: "type[Algorithm] | None" = None) -> Self:
+        if algo_class is not None and not cls.algo_name and algo_class.algo_name:
+            from jrl.rllib import config_class
+
+            cls = cast(type[Self], config_class(algo_class.variant or algo_class.algo_name))
+        return super().__new__(cls)
+
+    def __init__(self, algo_class: "type[Algorithm] | None" = None):
+        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))  # tree of the keys set by jrl's names
+        self._rllib: dict[str, Any] = {}  # RLlib's names as the table has them, and their values
+        self._renamed: dict[str, str] = {}  # older name of an argument -> the line about it
+        self._frozen = False
+        self.algo_class = algo_class
+
+    @classmethod
+    def methods(cls) -> dict[str, dict[str, Argument]]:
+        """Returns method -> keyword -> Argument; of no algorithm those of all."""
+        return arguments.arguments(cls.algo_name)
+
+    @classmethod
+    def names(cls) -> dict[str, str]:
+        """Returns the arguments of all methods, and the method of each."""
+        return {name: method for method, known in reversed(cls.methods().items()) for name in known}
+
+    # ------------------------------------------------------------ setting
+
+    def stop(self, **criteria: float) -> Self:
+        """Sets when a run ends by itself: env_steps=1_000_000, or metrics of the result rows such as
+        `**{"episode/return": 475}`. `Algorithm.train` may be called without any.
+        """
+        self._merge({"stop": criteria})
+        return self
+
+    def _set(self, method: str, keywords: Mapping[str, Any]) -> None:
+        self._check_not_frozen()
+        known = self.methods().get(method, {})
+        wrong: list[str] = []
+        for name, value in keywords.items():
+            if name in known and known[name].key is not None and name not in RULED:
+                self._put(cast(str, known[name].key), value)
+            elif name in KEYS:
+                wrong += self._put_rllib(method, name, value)
+            else:
+                wrong.append(self._unknown(name, method))
+        if wrong:
+            raise InputError(*wrong)
+
+    def _put_rllib(self, method: str, name: str, value: Any) -> list[str]:
+        """Takes a name of RLlib, and returns what is wrong with it."""
+        latest, places = KEYS[name].name, self.names()
+        key = self.methods()[places[latest]][latest].key if latest in places else None
+        if latest not in RULED and key is not None and KEYS[name].ours != key:
+            # the argument's meaning in jrl, which is not all that the name meant in RLlib
+            self._renamed |= {} if name == latest else {name: f"{name} -> {latest}: {value}"}
+            self._put(key, value)
+            return []
+        wrong: list[str] = []
+        for spelled, given in canonical({name: _as_dict(value)}):
+            if spelled in KEYS:
+                others = {k: v for k, v in self._rllib.items() if KEYS[k].name != KEYS[spelled].name}
+                self._rllib = others | {spelled: given}
+            else:
+                wrong.append(self._unknown(spelled, method))
+        if self.algo_name and not wrong and (lacking := self._translation()[0].lacking):
+            wrong += [f"{method}: {line}" for line in lacking]
+            self._rllib = {k: v for k, v in self._rllib.items() if not any(x.startswith(f"{k}:") for x in lacking)}
+        return wrong
+
+    def _put(self, key: str, value: Any) -> None:
+        value = _as_dict(value) if key == "network" else value
+        if key in _DICTS and isinstance(value, Mapping) and not _is_search(value):
+            prefix, ours = _DICTS[key]
+            rllib = [name for name in value if name not in ours and f"{prefix}.{name}" in KEYS]
+            for name in rllib:
+                if wrong := self._put_rllib("training", f"{prefix}.{name}", value[name]):
+                    raise InputError(*wrong)
+            value = {name: given for name, given in value.items() if name not in rllib}
+            if rllib and not value:
+                return
+        plain = self._plain(key, value)
+        if key.startswith("multi_agent."):  # a table takes the place of the table before
+            (self._given.get("multi_agent") or {}).pop(key.partition(".")[2], None)
+        self._merge(nested(key, plain))
+
+    def _plain(self, key: str, value: Any) -> Any:
+        """Returns `value` as the tree holds it: objects by their names."""
+        if _is_search(value):
+            if not isinstance(value, Mapping):
+                return value
+            return {"grid_search": [self._plain(key, v) for v in value["grid_search"]]}
+        if key == "env.id":
+            install_environment(value)
+        if key == "multi_agent.policies":
+            return self._policies(value)
+        if key in _OBJECTS or (key in _FUNCTIONS and callable(value)):
+            return None if value is None else registry.reference(value)
+        if key in _LISTS:
+            several = value if isinstance(value, list | tuple) else [] if value is None else [value]
+            return [registry.reference(v) for v in several]
+        if key == "algo.exploration" and isinstance(value, Mapping) and "type" in value:
+            return exploration.from_rllib({**value, "type": registry.reference(value["type"])})
+        if key == "network" and isinstance(value, Mapping):
+            return {name: self._plain(f"network.{name}", given) for name, given in value.items()}
+        if key == "evaluation.config" and isinstance(value, Mapping):
+            return self._sections(value) if self.algo_name else dict(value)
+        try:
+            return copy.deepcopy(value)
+        except Exception:
+            return _copied(nested(key, value))  # raises, with the name of the key
+
+    def _merge(self, tree: Mapping[str, Any]) -> None:
+        self._check_not_frozen()
+        keys = set(schema.flatten(tree))  # the later counts of a name of RLlib and a key with the same meaning
+        outdated = [n for n in self._rllib if keys & {KEYS[n].ours, *_SAME.get(KEYS[n].name, ())}]
+        self._rllib = {name: value for name, value in self._rllib.items() if name not in outdated}
+        self._given = config.merge(self._given, tree)
+
+    def _check_not_frozen(self) -> None:
+        if self._frozen:
+            raise AttributeError("this config is frozen: change a copy of it: config.copy(copy_frozen=False)")
+
+    @classmethod
+    def _sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns settings that override those of a run of this algorithm, by sections. Raises InputError."""
+        other = cls()
+        other._given = {}  # the run has the settings of the variant
+        tree = other.update_from_dict(given)._resolved(defaults=False)
+        tree.get("algo", {}).pop("name", None)
+        return {name: section for name, section in tree.items() if section}
+
+    @classmethod
+    def _policies(cls, value: Any) -> dict[str, dict[str, Any]]:
+        """Returns policies in any of RLlib's spellings (`multi_agent.read`) with each one's own sections.
+
+        Without an algorithm names stay as they are until there is one.
+
+        Raises:
+          InputError: a class that is of none of RLlib's algorithms, or unknown names.
+        """
+        from jrl.rllib import config_class
+
+        found: dict[str, dict[str, Any]] = {}
+        for name, spec in multi_agent.read(value, "policies").items():
+            if spec.own_class is not None:
+                raise InputError(f"policies.{name}: {multi_agent.no_class(spec.own_class)}")
+            given = dict(spec.config.arguments() if isinstance(spec.config, AlgorithmConfig) else spec.config)
+            given = schema.merge(multi_agent.of_class(spec, cls.variant or cls.algo_name or None), given)
+            algo = given.get("algo")
+            if not cls.algo_name:
+                found[name] = given
+            elif isinstance(algo, Mapping) and "name" in algo and config_class(algo["name"]) is not cls:
+                other = config_class(algo["name"])
+                own = other().update_from_dict(given)._resolved(defaults=False)
+                if other.algo_name == cls.algo_name:
+                    own.get("algo", {}).pop("name", None)
+                found[name] = {section: values for section, values in own.items() if values}
+            else:
+                found[name] = cls._sections(given)
+        return found
+
+    def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
+        """Sets keys by the names that methods take (`lr`, `num_env_runners`, `evaluation_interval`), or sections of the
+        tree (`algo: {...}`, `rollout: {...}`); or takes over what another config was given.
+
+        Raises:
+          InputError: all unknown keys.
+        """
+        if isinstance(data, AlgorithmConfig):
+            data = data.arguments()
+        sections = {f.name for f in dataclasses.fields(RunConfig)}
+        places = self.names()
+        wrong: list[str] = []
+        tree: dict[str, Any] = {}
+        for name, value in data.items():
+            # `env` is both: a section, or the name of an environment
+            if name in sections and isinstance(value, Mapping) and not _is_search(value):
+                tree[name] = self._plain(name, value) if name == "network" else value
+            elif name in sections and value is None:  # such as the replay of algorithms without one
+                continue
+            else:
+                try:
+                    self._set(places.get(name, "config"), {name: value})
+                except InputError as e:
+                    wrong += e.errors
+        if wrong:
+            raise InputError(*wrong)
+        if tree:
+            self._set_tree(tree)
+        return self
+
+    def _set_tree(self, tree: Mapping[str, Any]) -> None:
+        algo = dict(tree.get("algo", {}))
+        name = algo.pop("name", self.algo_name)
+        if algos.spelled(name) != self.algo_name:
+            raise InputError(
+                f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.config_class({str(name)!r})"
+            )
+        # copied at once: the caller may change its dicts
+        self._merge(_copied({**tree, "algo": algo} if "algo" in tree else dict(tree)))
+
+    # ------------------------------------------------------------ what is wrong with a name
+
+    def _unknown(self, name: str, method: str) -> str:
+        """Returns the message about an unknown argument, with the name that was probably meant."""
+        places, methods = self.names(), self.methods()
+        if name in places:
+            return f"{method}: {name} is an argument of {places[name]}()"
+        keys = {x.key or n: n for known in reversed(methods.values()) for n, x in known.items()}
+        answer = sb3_names.answer(name, replay="replay" in keys)
+        meant = answer or SYNONYMS.get(name, name)
+        title = f"{method}: {self.algo_name or 'AlgorithmConfig'} has no argument {name}"
+        if meant.startswith("stop."):
+            return f"{title}: did you mean stop({meant.removeprefix('stop.')}=...)?"
+        section, _, inner = meant.partition(".")
+        found = [keys[key] for key in (meant, f"algo.{meant}", section) if key in keys and "." not in name]
+        if answer and " " in answer:
+            return f"{title}: {_as_calls(answer, keys, places)}"
+        if meant != name and not found:
+            return f"{title}: {meant.rpartition('.')[2]} is an argument of other algorithms: leave it out"
+        names = {*places, *(n for n in KEYS if "." not in n)}
+        near = next(iter(found or difflib.get_close_matches(name, names, 1, 0.75)), None)
+        if near is None:
+            return f"{title}: it takes {', '.join(methods.get(method, places))}"
+        where = f" of {places[near]}()" if near in places and places[near] != method else ""
+        inside = f", with {inner}" if near == keys.get(section) and inner else ""
+        return f"{title}: did you mean {near}{where}{inside}?"
+
+    # ------------------------------------------------------------ reading
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns what was set, by the names that methods take, searches included: Tune's tables, its schedulers and
+        the names of trials show them. `update_from_dict` takes it back; what has no argument stays in its section.
+        """
+        tree, found = copy.deepcopy(self._given), {}
+        for name, method in self.names().items():
+            key = self.methods()[method][name].key
+            if key is None or name in RULED:
+                continue
+            section, _, last = key.rpartition(".")
+            place = tree.get(section) if section else tree
+            if isinstance(place, dict) and last in place:
+                found[name] = place.pop(last)
+        return found | self._rllib | {section: rest for section, rest in tree.items() if rest}
+
+    @classmethod
+    def overrides(cls, **keywords: Any) -> dict[str, Any]:
+        """Returns settings as a tree, for `evaluation(evaluation_config=overrides(explore=False, env_config={...}))`.
+
+        Raises:
+          InputError: unknown names.
+        """
+        if not cls.algo_name:  # whatever the algorithm: `evaluation` reads the names
+            return dict(keywords)
+        return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the whole tree, defaults included; `from_dict` makes an equal config of it. Of a config without an
+        algorithm what was set, for `update_from_dict`.
+        """
+        return self._resolved(defaults=True) if self.algo_name else self.arguments()
+
+    def _resolved(self, *, defaults: bool) -> dict[str, Any]:
+        if not self.algo_name:
+            raise InputError(
+                "AlgorithmConfig: it has no algorithm: choose an algorithm's, such as jrl.api.PPOConfig, and take this "
+                "over: PPOConfig().update_from_dict(shared)"
+            )
+        job, _ = self._translation()
+        if job.faults:
+            raise InputError(*job.faults)
+        tree = copy.deepcopy(config.merge(config.merge(self._defaults() if defaults else {}, self._given), job.tree))
+        if defaults or "algo" in tree:
+            tree["algo"] = {"name": self.algo_name, **tree.get("algo", {})}
+        return tree
+
+    def _translation(self) -> tuple[Job, dict[str, list[str]]]:
+        """Translates RLlib's names over the tree, with the lines of each name; searches are left to the trials."""
+        raw = {name: value for name, value in self._rllib.items() if not _is_search(value)}
+        own = algos.get_config_class(self.algo_name)
+        job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=self._given)
+        # sizes that the tree sets, on which other names depend
+        sizes = {"num_env_runners": job.count("env_runners.num")}
+        if learns_from(own) is Fresh:
+            sizes["rollout_fragment_length"] = job.count("rollout.length")
+        if SWITCHES.keys() & {KEYS[name].name for name in raw}:
+            sizes["model.max_seq_len"] = job.count("network.max_seq_len")
+        raw |= {name: size for name, size in sizes.items() if size}
+        begin(job)
+        lines = {"": list(job.lines)}
+        for name in raw:
+            before = len(job.lines)
+            translate(job, [name])
+            lines[name] = job.lines[before:]
+        return job, lines
+
+    def translations(self) -> list[str]:
+        """Returns a line for each of RLlib's names that was given, with what became of it: `clip_param ->
+        algo.clip_eps: 0.3`. Names that are jrl's, too, have one where not all of it could be had.
+        """
+        places = self.names()
+        lines = [*self._renamed.values()]
+        for name, found in self._translation()[1].items() if self.algo_name else ():
+            lines += [x for x in found if name not in places or "nearest" in x or ": dropped: " in x]
+        return lines
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        data = {"input": "-"} if learns_from(algos.get_config_class(cls.algo_name)) is Fixed else {}
+        needed = {"algo": {"name": cls.algo_name}, "env": {"id": "-"}, "data": data}
+        made: dict[str, Any] = config.to_dict(config.from_dict(needed))
+        del made["env"]["id"]
+        if data:  # a default that is none
+            del made["data"]["input"]
+        return made
+
+    def to_run_config(self) -> RunConfig:
+        """Returns the config of a run.
+
+        Raises:
+          InputError: all that is wrong.
+        """
+        tree = self._resolved(defaults=True)
+        install_environment((tree.get("env") or {}).get("id"))
+        return config.from_dict(tree)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Returns whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
+        return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """Returns the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
+        tree, odd = config.plain(self._resolved(defaults=True))
+        if odd:
+            raise InputError(*(message for _, message in odd))
+        text = schema.dump(tree)
+        if path is not None:
+            with written(resolve(path, "to_yaml", "new file"), "to_yaml") as part:
+                part.write_text(text, encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "AlgorithmConfig":
+        """Makes the config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
+        from jrl.rllib import config_class
+
+        if cls.algo_name and "algo" not in data:
+            return cls().update_from_dict(data)
+        name = data.get("algo", {}).get("name") if isinstance(data.get("algo"), Mapping) else None
+        return config_class(name)().update_from_dict(data)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> "AlgorithmConfig":
+        """Reads the config of a YAML file. Raises InputError."""
+        return cls.from_dict(schema.read_yaml(resolve(path, "from_yaml", "file")))
+
+    def validate(self) -> Self:
+        """Raises InputError with all that is wrong, the environment's options included."""
+        preflight.check(self.to_run_config())
+        return self
+
+    def copy(self, copy_frozen: bool | None = None) -> Self:
+        """Returns an equal config; frozen or not as this one, or as told."""
+        other = copy.copy(self)
+        other._given = copy.deepcopy(self._given)
+        other._rllib, other._renamed = dict(self._rllib), dict(self._renamed)
+        other._frozen = self._frozen if copy_frozen is None else copy_frozen
+        return other
+
+    def freeze(self) -> None:
+        """Freezes the config: setting raises AttributeError from now on."""
+        self._frozen = True
+
+    def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> "Algorithm":
+        """Builds the Algorithm, in `env` if given; this config is copied and frozen. Raises InputError.
+
+        Args:
+          env: over that of the config.
+          logger_creator: RLlib's, which is not taken: see `debugging(log=..., out=...)`.
+          use_copy: RLlib's: a copy it is.
+        """
+        from jrl.rllib import algorithm_class
+
+        if logger_creator is not None:
+            raise InputError("logger_creator: leave it out: debugging(out=...) names the directory, log=[...] loggers")
+        if not self.algo_name:
+            self._resolved(defaults=True)  # says which config to choose
+        return (self.algo_class or algorithm_class(self.variant or self.algo_name))(self, env)
+
+    build_algo = build
+
+    # ------------------------------------------------------------ as a mapping, and by attributes
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
+        latest = KEYS[name].name if name in KEYS else name
+        for given, value in self._rllib.items():
+            if KEYS[given].name == latest:
+                return value
+        tree = self._resolved(defaults=True)
+        place = self.names().get(latest)
+        if place is None and name in tree:
+            return tree[name]
+        if place is None and (name not in KEYS or not KEYS[name].ours):
+            raise KeyError(self._unknown(name, "config"))
+        key = self.methods()[place][latest].key if place else KEYS[name].ours.partition(", ")[0]
+        if key is None:  # others follow from it, not it from others
+            return None
+        found: Any = tree
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update_from_dict({name: value})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an argument: `config.lr = 1e-3` does what `training(lr=1e-3)` does."""
+        if name.startswith("_") or name == "algo_class":
+            object.__setattr__(self, name, value)
+        else:
+            self.update_from_dict({name: value})
+
+    def keys(self) -> list[str]:
+        """Returns the names that `config[name]` takes."""
+        return list(self.names())
+
+    def values(self) -> list[Any]:
+        """Returns the values of `keys()`, in that order."""
+        return [self[name] for name in self.names()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Returns (key, value) of each."""
+        return [(name, self[name]) for name in self.names()]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns `config[name]`; `default` where there is no such name."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in hints.HINTS["config"]:
+            raise hints.missing(self, name, "config")
+        try:
+            return self[name]
+        except KeyError as e:
+            raise AttributeError(str(e)) from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AlgorithmConfig) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.to_yaml())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.arguments()})"
+
+
+for _name in (*arguments.METHODS, *arguments.ONLY_RLLIB):
+    setattr(AlgorithmConfig, _name, arguments.method(_name, None, AlgorithmConfig._set))
+
+
+def make_class(name: str) -> type[AlgorithmConfig]:
+    """Makes the config class of an algorithm, with its arguments in the signatures of the methods."""
+    title, known = algos.title(name), arguments.arguments(name)
+    doc = f"Settings of {title}, by group: {', '.join(known)}. `help({title}Config.training)` shows them."
+    made = {method: arguments.method(method, given, AlgorithmConfig._set) for method, given in known.items()}
+    members = {"__doc__": doc, "__module__": "jrl.api", "algo_name": name, **made}
+    return type(f"{title}Config", (AlgorithmConfig,), members)
+
+
+def make_variant(name: str, of: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
+    """Makes the config class of an algorithm with settings under a name of their own: CQLConfig of cql."""
+    listed = ", ".join(f"{key} {value}" for key, value in schema.flatten(settings).items())
+    doc = f"Settings of {name.upper()}: those of {of.__name__}, with {listed}."
+    members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_settings": settings}
+    return type(f"{name.upper()}Config", (of,), members)
+
+
+def install_environment(name: Any) -> None:
+    """Registers an environment that is known to Ray Tune only: `ray.tune.register_env(name, creator)`."""
+    if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
+        return
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    if _global_registry.contains(ENV_CREATOR, name):
+        registry.register(name, _global_registry.get(ENV_CREATOR, name))
+
+
+def _is_search(value: Any) -> bool:
+    """Returns whether Ray Tune is to choose: a grid, or one of its distributions."""
+    if isinstance(value, Mapping):
+        return set(value) == {"grid_search"}
+    return type(value).__module__.startswith("ray.tune.search")
+
+
+def _as_dict(value: Any) -> Any:
+    """Returns the dict of a dataclass, such as RLlib's DefaultModelConfig; other values as they are."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a deep copy. Raises InputError: a value has none, such as a generator or a lock."""
+    try:
+        return copy.deepcopy(dict(tree))
+    except Exception as e:
+        if odd := config.plain(tree)[1]:
+            raise InputError(*(message for _, message in odd)) from e
+        raise
+
+
+def _as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
+    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1).
+
+    Args:
+      keys: key of the tree, or section that an argument takes as a dict -> argument.
+      places: argument -> its method.
+    """
+
+    def call(found: re.Match) -> str:
+        key, value = found[1], found[2] or "..."
+        section, _, inner = key.partition(".")
+        if key in keys:
+            return f"{places[keys[key]]}({keys[key]}={value})"
+        if section in keys:
+            return f"{places[keys[section]]}({keys[section]}={{{inner!r}: {value}}})"
+        return found[0]
+
+    return re.sub(r"\b([a-z_]+\.[a-z_]+)\b(?:=(\{.*?\}|\[.*?\]|[^\s,;]*[^\s,;:]))?", call, text)

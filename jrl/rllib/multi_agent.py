@@ -1,0 +1,267 @@
+"""Policies of several agents in RLlib's spellings, and the rules of multi-agent keys."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jrl import registry
+from jrl.errors import InputError, short
+from jrl.fields import schema
+from jrl.rllib.table import ALGORITHMS, KEYS
+from jrl.rllib.translation import CORES, Job, asks, canonical, nested, rule, translate
+
+DEFAULT = "default_policy"  # id of the policy that RLlib has by default
+_PARTS = ("policy_class", "observation_space", "action_space", "config")  # fields of a PolicySpec, in a tuple's order
+_CLASS = re.compile(r"(?:Default)?(\w+?)(?:Torch|TF[12]?)?(?:Policy|RLModule)(?:_eager\w*)?")
+_BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the policy class of the second, and no other
+_OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
+_ONE = "there is one policy"
+
+
+class PolicySpec(NamedTuple):
+    """A policy of several, by RLlib's class name: `policies={"a": PolicySpec(config={"lr": 1e-4})}`."""
+
+    policy_class: Any = None  # names an algorithm, as DQNTorchPolicy does; None: the run's
+    observation_space: Any = None  # not read: spaces come from the environment
+    action_space: Any = None  # not read
+    config: Any = None  # the policy's own settings; None: nothing
+
+
+class Spec(NamedTuple):
+    """Contents of a PolicySpec, beside spaces, which come from the environment."""
+
+    own_class: Any  # a class of no known algorithm; None: there is none
+    config: Any  # a mapping of the policy's own settings, or a config object
+    source: str | None = None  # RLlib's name, lower case, of the class's algorithm; None: the run's
+
+
+def read(value: Any, key: str) -> dict[str, Spec]:
+    """Reads `policies`: a set or list of ids, or id -> None, a config, a PolicySpec, or a tuple of its four parts.
+
+    Raises:
+      InputError: it is something else; names the key.
+
+    >>> read({"a": (None, None, None, {"lr": 0.1}), "b": None}, "policies")
+    {'a': Spec(own_class=None, config={'lr': 0.1}, source=None), 'b': Spec(own_class=None, config={}, source=None)}
+    """
+    if isinstance(value, set | frozenset | list | tuple) and all(isinstance(name, str) for name in value):
+        names = sorted(value) if isinstance(value, set | frozenset) else value
+        return {name: Spec(None, {}) for name in names}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{key}: expected a list of names, or a mapping of names to configs, got {short(value)}")
+    if odd := [name for name in value if not isinstance(name, str)]:
+        raise InputError(f"{key}: expected text for the names of policies, got {short(odd[0])}: quote it")
+    return {name: _spec(given, f"{key}.{name}") for name, given in value.items()}
+
+
+def _spec(given: Any, key: str) -> Spec:
+    if given is None:
+        return Spec(None, {})
+    if isinstance(given, list | tuple):
+        if len(given) != len(_PARTS):
+            raise InputError(f"{key}: expected ({', '.join(_PARTS)}), got {len(given)} of them: write a mapping")
+        given = dict(zip(_PARTS, given, strict=True))
+    elif hasattr(given, "policy_class"):
+        given = {part: getattr(given, part, None) for part in _PARTS}
+    elif not isinstance(given, Mapping) and not hasattr(given, "update_from_dict"):
+        raise InputError(f"{key}: expected null, a mapping or a PolicySpec, got {short(given)}")
+    if not isinstance(given, Mapping) or not given or set(given) - set(_PARTS):
+        return Spec(None, given)
+    cls, config = given.get("policy_class"), given.get("config") or {}
+    source = None if cls is None else _source(cls)
+    return Spec(cls if source is None else None, config, source)
+
+
+def _source(cls: Any) -> str | None:
+    """Returns RLlib's name of the algorithm of one of its classes, given as itself, its path or its bare name.
+
+    >>> _source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _source("ImpalaTF2Policy")
+    ('dqn', 'impala')
+    >>> _source("my.PPOTorchPolicy"), _source("<class 'ray.rllib.examples.policy.random_policy.RandomPolicy'>")
+    (None, None)
+    """
+    module, _, last = _path(cls).replace(":", ".").rpartition(".")
+    found = _CLASS.fullmatch(last)
+    if found is None or (module and not module.startswith("ray.rllib.")):
+        return None
+    name = found[1].lower()
+    return name if name in ALGORITHMS else None
+
+
+def _path(cls: Any) -> str:
+    """Returns the path of a class, of which RLlib's files have `str(cls)`."""
+    return str(cls).strip("<> ").removeprefix("class ").strip("'\" ")
+
+
+def no_class(cls: Any) -> str:
+    """Returns the message that a policy cannot have a class of its own, and what to give instead."""
+    return (
+        f"a policy's class cannot be given, got {short(_path(cls))}: {{algo: {{name: ...}}}} of the policy names "
+        "another algorithm, policies_to_train those that learn"
+    )
+
+
+def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
+    """Returns the sections that a policy has by its class, in a run of RLlib's algorithm `run`; None: not known yet.
+
+    >>> of_class(Spec(None, {}, "cql"), "ppo"), of_class(Spec(None, {}, "a3c"), "a2c")
+    ({'algo': {'name': 'sac', 'conservative': True}}, {})
+    """
+    source = spec.source
+    if source is None or source == run or (run, source) in _BORROWED:
+        return {}
+    algorithm = ALGORITHMS[source]
+    name = run if run is None or run not in ALGORITHMS else ALGORITHMS[run].name
+    keys = {} if run is not None and name == algorithm.name else {"algo.name": algorithm.name}
+    if core := CORES.get(source):
+        keys["network.core.name"] = core
+    tree: dict[str, Any] = {}
+    for key, value in {**keys, **algorithm.parts}.items():
+        tree = schema.merge(tree, nested(key, value))
+    return tree
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _is_alone(job: Job) -> bool:
+    """Returns whether policies are named as RLlib names the only policy of a run."""
+    given = job.given.get("policies")
+    return given is not None and not isinstance(given, str) and set(given) <= {DEFAULT}
+
+
+def _put(job: Job, key: str, found: Mapping[str, Any]) -> None:
+    """Adds policies to those that are there."""
+    job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), found))
+
+
+@rule("policies")
+def _policies(job: Job, key: str, value: Any) -> None:
+    try:
+        specs = read(value, f"{job.prefix}{key}")
+    except InputError as e:
+        job.faults += e.errors
+        return None
+    for name, spec in specs.items():
+        if spec.own_class is not None:
+            job.lack(f"{key}.{name}", no_class(spec.own_class))
+    by_class = {name: of_class(spec, job.source) for name, spec in specs.items()}
+    if set(specs) <= {DEFAULT} and not any(spec.config or by_class[name] for name, spec in specs.items()):
+        return job.drop(key, _ONE)
+    own = {name: _settings(job, f"{key}.{name}", name, spec.config, by_class[name]) for name, spec in specs.items()}
+    return _put(job, key, own)
+
+
+@rule("algorithm_config_overrides_per_module")
+def _overrides(job: Job, key: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        return job.wrong(key, "a mapping of policies to settings", value)
+    if not value:
+        return job.drop(key, "it is empty")
+    if set(value) == {DEFAULT} and "policies" not in job.given:
+        return job.lack(key, f"{_ONE}: set its keys for the run")
+    return _put(job, key, {name: _settings(job, f"{key}.{name}", name, given) for name, given in value.items()})
+
+
+@rule("rl_module_spec")
+def _modules(job: Job, key: str, value: Any) -> None:
+    """Networks of a MultiRLModuleSpec. RLlib's class of a module names no algorithm: IMPALA has PPO's."""
+    part = lambda x, name: x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
+    specs, lacking = part(value, "rl_module_specs") or part(value, "module_specs"), KEYS["model.custom_model"].note
+    if not isinstance(specs, Mapping):
+        return job.lack(key, lacking) if asks(value) else job.drop(key, "RLlib's own")
+    classes = [part(spec, "module_class") for spec in specs.values()]
+    if any(cls is not None and _source(cls) is None for cls in classes):
+        return job.lack(key, lacking)
+    models = {n: part(spec, "model_config") or part(spec, "model_config_dict") or {} for n, spec in specs.items()}
+    given = {name: {"model": dict(model)} if isinstance(model, Mapping) else {} for name, model in models.items()}
+    if not given or set(given) == {DEFAULT}:
+        return job.drop(key, f"{_ONE}: its network is that of the run")
+    return _put(job, key, {name: _settings(job, f"{key}.{name}", name, config) for name, config in given.items()})
+
+
+def _settings(
+    job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Translates the settings of one policy, which override those of its class."""
+    from jrl.algos import get_config_class
+
+    if not isinstance(value, Mapping):
+        if value is not None:
+            job.wrong(key, "a mapping of settings", value)
+        return {}
+    ours = {section: dict(found) for section, found in value.items() if section in _OWN and isinstance(found, Mapping)}
+    value = {spelled: given for spelled, given in value.items() if spelled not in ours}
+    ours = schema.merge(by_class or {}, ours)
+    algo = (ours.get("algo") or {}).get("name", job.algo)
+    if algo == job.algo:
+        ours.get("algo", {}).pop("name", None)
+    try:
+        source, config_class = (job.source, job.config_class) if algo == job.algo else (algo, get_config_class(algo))
+    except InputError as e:
+        job.faults += [f"{job.prefix}{key}: {message}" for message in e.errors]
+        return {}
+    inner = Job(
+        algo, source, config_class, dict(canonical(value)), base=schema.merge(job.base, ours),
+        prefix=f"{job.prefix}{key}.", inside=f"multi_agent.policies.{name}.",
+    )  # fmt: skip
+    for spelled in inner.raw:
+        row = KEYS.get(spelled)
+        sections = {key.partition(".")[0] for key in row.ours.split(", ")} if row and row.ours else set(_OWN)
+        if sections & set(_OWN):
+            translate(inner, [spelled])
+        else:
+            inner.drop(spelled, f"it is of the run, and a policy has its own {', '.join(_OWN)}")
+    job.take_report(inner)
+    return schema.merge(ours, {section: values for section, values in inner.tree.items() if section in _OWN})
+
+
+@rule("policy_mapping_fn")
+def _mapping(job: Job, key: str, value: Any) -> None:
+    if _is_alone(job) or "AlgorithmConfig." in str(value):
+        return job.drop(key, _ONE if _is_alone(job) else "RLlib's own: all agents follow one policy")
+    if isinstance(value, Mapping) or value in ("shared", "by_agent"):
+        return job.put(key, "multi_agent.mapping", value)
+    path = registry.importable(value)
+    if path is None:
+        return job.lack(
+            key,
+            f"{str(value)[:60]!r} is not the path of a function, package.module:name: write multi_agent.mapping, a "
+            "table {agent: policy}",
+        )
+    return job.put(key, "multi_agent.mapping", path, "asked once for each agent, or each game that it depends on")
+
+
+@rule("policies_to_train")
+def _trained(job: Job, key: str, value: Any) -> None:
+    if _is_alone(job):
+        return job.drop(key, _ONE)
+    if isinstance(value, list | tuple | set | frozenset):
+        return job.put(key, "multi_agent.policies_to_train", sorted(map(str, value)))
+    path = registry.importable(value)
+    if path is None:
+        return job.lack(key, f"{str(value)[:60]!r} is not the path of a function: list the names of the policies")
+    return job.put(key, "multi_agent.policies_to_train", path, "asked once for each policy")
+
+
+@rule("checkpoint_trainable_policies_only")
+def _checkpointed(job: Job, key: str, value: Any) -> None:
+    if not value or _is_alone(job):
+        return job.drop(key, "checkpoints hold all policies" if not value else _ONE)
+    return job.put(key, "checkpoint.policies", "trainable")
+
+
+@rule("observation_fn")
+def _observation(job: Job, key: str, value: Any) -> None:
+    return job.lack(key, KEYS[key].note) if asks(value) else job.drop(key, "not set")
+
+
+@rule("replay_mode")
+def _replay_mode(job: Job, key: str, value: Any) -> None:
+    if value == "independent":
+        return job.drop(key, "independent: so it is unless the config says otherwise")
+    if value != "lockstep":
+        return job.wrong(key, "independent or lockstep", value)
+    if _is_alone(job):
+        return job.drop(key, _ONE)
+    return job.put(key, "multi_agent.replay_mode", value)

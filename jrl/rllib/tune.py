@@ -1,0 +1,309 @@
+"""Ray Tune with Algorithms as trainables. All of `ray.tune` is here, under its own names.
+
+    from jrl.api import PPOConfig, tune
+
+    config = PPOConfig().environment("CartPole-v1").training(lr=tune.grid_search([1e-2, 1e-3, 1e-4]))
+    results = tune.Tuner("PPO", param_space=config, run_config=tune.RunConfig(stop={"episode_return_mean": 150})).fit()
+    policy = jrl.load(results.get_best_result(metric="episode_return_mean", mode="max").checkpoint.path)
+
+`Tuner`, `run`, `with_resources` and `with_parameters` take the name of an algorithm or an Algorithm class beside what
+Tune itself takes. A trial is a process; many seeds and learning rates in one program are `jax.vmap`'s: see
+examples/functions.py.
+"""
+
+import functools
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from jrl import algos, registry
+from jrl.errors import InputError, cannot_import
+from jrl.rllib import algorithm_class
+from jrl.rllib.algorithm import Algorithm
+from jrl.rllib.builder import AlgorithmConfig, install_environment
+from jrl.rollout import ray_cluster
+from jrl.rollout.ray_cluster import RunnerOptions
+from jrl.settings.config import RunConfig as _RunConfig
+
+# keys of a result that Tune adds to the results of its trials itself
+_TUNES = {
+    "config", "hostname", "node_ip", "pid", "date", "trial_id", "iterations_since_restore", "timesteps_since_restore",
+    "time_since_restore",
+}  # fmt: skip
+_CHECKED = 100  # variants of a search space that are checked before the first trial starts
+
+
+def _ray_tune() -> Any:
+    try:
+        from ray import tune
+    except ImportError as e:
+        raise InputError("jrl.api.tune: " + cannot_import("ray.tune", e, '"ray[tune]"')) from e
+    return tune
+
+
+# ---------------------------------------------------------------- a trial
+
+
+class _Trial:
+    """The methods of ray.tune.Trainable, of an Algorithm. See `trainable`."""
+
+    algorithm_class: ClassVar[type[Algorithm]]
+    registered: ClassVar[dict[str, Any]]
+
+    def setup(self, config: dict[str, Any]) -> None:
+        registry.install(self.registered)
+        _use_reserved_devices()
+        self._algorithm: Algorithm | None = None
+        self._configure(config)
+
+    def _configure(self, config: Mapping[str, Any]) -> None:
+        made = self.algorithm_class.read_config(config)
+        out = made.to_run_config().run.out
+        if out is not None and os.path.isabs(out):
+            raise InputError(
+                f"run.out: all trials would write to {out}: leave it out, Tune has a directory for each; a relative "
+                "one lies in there"
+            )
+        self._settings = made if out else made.debugging(log=[])  # Tune writes rows itself
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of the trial, made when first needed: a trial from a checkpoint makes a single one."""
+        if self._algorithm is None:
+            self._algorithm = self.algorithm_class(self._settings)
+        return self._algorithm
+
+    def step(self) -> dict[str, Any]:
+        found = self.algorithm.train()
+        found = {name: value for name, value in found.items() if name not in _TUNES}
+        # Tune's tables show the columns that they know by these names, and the first four others
+        first = ("episode_return_mean", "episode_return_min", "episode_return_max", "episode_len_mean")
+        return {**{name: found[name] for name in first}, **found}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        self.algorithm.save(checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        """Loads weights, optimizer and counters of the checkpoint; hyper-parameters are of this trial's config."""
+        if self._algorithm is not None:
+            self._algorithm.restore(checkpoint)
+        else:
+            self._algorithm = self.algorithm_class(self._settings, checkpoint=checkpoint)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.cleanup()
+        self._configure(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        found, self._algorithm = self._algorithm, None
+        if found is not None:
+            found.stop()
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        try:
+            return resources(cls.algorithm_class.read_config(config).to_run_config())
+        except InputError:  # the trial reports it
+            return None
+
+
+def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
+    """Makes a subclass of `ray.tune.Trainable` that trains an algorithm.
+
+    Its config is what `Tuner` takes as `param_space`, without searches. One step is one `Algorithm.train`, whose result
+    Tune gets. Its checkpoints are the Algorithm's: `jrl.load` opens them. The resources that it asks for follow from
+    the config: see `resources`. Registered objects of the user's (`jrl.registry`) travel with it.
+
+    Args:
+      algorithm: a name, such as "PPO", or an Algorithm class.
+      space: its config with searches, whose objects travel; None: all that are registered now.
+    Raises:
+      InputError: there is no such algorithm.
+    """
+    cls = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
+    members = {"algorithm_class": cls, "registered": _objects(space), "__doc__": cls.__doc__}
+    return type(cls.__name__, (_Trial, _ray_tune().Trainable), members)
+
+
+def _objects(space: Any) -> dict[str, Any]:
+    if isinstance(space, Mapping):
+        install_environment(space.get("env"))
+    return registry.everything() if space is None else registry.needed(space)
+
+
+def resources(cfg: _RunConfig) -> Any:
+    """Returns the resources that a trial reserves, a `ray.tune.PlacementGroupFactory`.
+
+    The first bundle is of the process that learns: a CPU, and in a cluster with GPUs one for each device of
+    `devices.learners` and `devices.actors`, which is one unless they are given. Each environment runner, for training
+    and for evaluation, has a bundle with its CPUs, GPUs and custom resources.
+    """
+    import ray
+
+    given = {f: getattr(cfg.env_runners, f) for f in ("num_cpus", "num_gpus", "custom_resources")}
+    runner = RunnerOptions(**given).resources()
+    main = {"CPU": 1.0}
+    if not cfg.devices.fake and ray.is_initialized() and ray.cluster_resources().get("GPU"):
+        main["GPU"] = float(len({*(cfg.devices.learners or (0,)), *(cfg.devices.actors or ())}))
+    count = cfg.env_runners.num + cfg.evaluation.num_env_runners
+    bundles = [main] + [runner] * (count if runner else 0)
+    return _ray_tune().PlacementGroupFactory(bundles, strategy=cfg.env_runners.placement)
+
+
+def _use_reserved_devices() -> None:
+    """Limits jax, before it looks for devices, to those reserved for this trial, and to its share of a shared one."""
+    import jax
+    import ray
+
+    if not ray.is_initialized() or not ray.get_runtime_context().get_actor_id():
+        return
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
+    if 0.0 < share < 1.0:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    elif not share and ray.cluster_resources().get("GPU"):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
+    """Reads the first variants of a search space. Raises InputError."""
+    import numpy as np
+    from ray.tune.search.variant_generator import generate_variants
+
+    variants = generate_variants({"config": dict(space)}, random_state=np.random.RandomState(0))
+    for chosen, variant in itertools.islice(variants, _CHECKED):
+        try:
+            algorithm.read_config(variant["config"]).to_run_config()
+        except InputError as e:
+            where = ", ".join(f"{'/'.join(map(str, path[1:]))}={value}" for path, value in chosen.items())
+            raise InputError(*(f"{line} (with {where})" if where else line for line in e.errors)) from None
+
+
+# ---------------------------------------------------------------- what Tune has, for algorithms too
+
+
+def _with_registered(fn: Callable) -> Callable:
+    """Wraps `fn`, a function form, so that its process knows the user's registered objects, too."""
+    registered = registry.everything()
+
+    @functools.wraps(fn)
+    def run(*args: Any, **keywords: Any) -> Any:
+        registry.install(registered)
+        return fn(*args, **keywords)
+
+    return run
+
+
+def _made(given: Any, space: Any = None) -> Any:
+    """Returns what Tune takes in the place of a name, an Algorithm class or a trainable."""
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        return trainable(given, space)
+    if isinstance(given, type) and issubclass(given, _Trial):  # with what is registered now
+        return type(given.__name__, (given,), {"registered": _objects(space), "__doc__": given.__doc__})
+    if isinstance(given, str):
+        from ray.tune.registry import TRAINABLE_CLASS, _global_registry
+
+        # Tune itself registers what it runs by the name of its class: an algorithm is one whatever is there
+        is_tunes = algos.spelled(given) not in algos.names() and _global_registry.contains(TRAINABLE_CLASS, given)
+        return given if is_tunes else trainable(given, space)
+    return _with_registered(given) if inspect.isroutine(given) else given
+
+
+def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
+    """Returns the trainable and the search space for Tune. Raises InputError."""
+    _ray_tune()
+    if isinstance(space, AlgorithmConfig):
+        if isinstance(given, str) and algos.spelled(given) == space.algo_name and space.algo_class:
+            given = space.algo_class
+        named = algos.spelled(given) if isinstance(given, str) else getattr(given, "algo_name", space.algo_name)
+        if named != space.algo_name:
+            raise InputError(f"param_space: a config of {space.algo_name} for {named}: use its own config class")
+        space = space.arguments()
+    made = _made(given, space)
+    if check and isinstance(made, type) and issubclass(made, _Trial):
+        _check(made.algorithm_class, space or {})
+    return made, space
+
+
+def with_resources(trainable: Any, resources: Any) -> Any:
+    """Calls `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
+    return _ray_tune().with_resources(_made(trainable), resources)
+
+
+def with_parameters(trainable: Any, **parameters: Any) -> Any:
+    """Calls `ray.tune.with_parameters`, of a function form. What is registered now travels with it."""
+    return _ray_tune().with_parameters(_made(trainable), **parameters)
+
+
+def run(run_or_experiment: Any, *, config: Any = None, **keywords: Any) -> Any:
+    """Calls `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
+    made, space = _prepared(run_or_experiment, config)
+    _begin_ray()
+    return _ray_tune().run(made, config=space, **keywords)
+
+
+def _begin_ray() -> None:
+    """Begins Ray as Tune itself would, but on the loopback; unless there is one, here or under $RAY_ADDRESS."""
+    import ray
+
+    if (
+        not ray.is_initialized()
+        and not os.environ.get("RAY_ADDRESS")
+        and os.environ.get("TUNE_DISABLE_AUTO_INIT") != "1"
+    ):
+        with ray_cluster.on_loopback(ray):
+            ray.init()
+
+
+@functools.cache
+def _tuner() -> type:
+    base: Any = _ray_tune().Tuner
+
+    class Tuner(base):
+        """`ray.tune.Tuner` that also takes algorithms.
+
+        Args:
+          trainable: the name of an algorithm, an Algorithm class, or what Tune takes: a function, a Trainable.
+          param_space: for an algorithm an AlgorithmConfig with searches in it, a dict of the arguments that its methods
+            take (`{"env": "CartPole-v1", "lr": tune.grid_search([1e-3, 1e-4])}`), of sections of the config tree
+            (`{"algo": {"lr": ...}}`), or of RLlib's older keys.
+          tune_config, run_config: as Tune takes them. With `TuneConfig(reuse_actors=True)` a trial takes over the
+            process of one that has ended or paused, which saves the start of a process.
+        Raises:
+          InputError: all that is wrong with the first 100 variants of the space, before a trial starts.
+        """
+
+        def __init__(self, trainable: Any = None, *, param_space: Any = None, **keywords: Any):
+            if trainable is not None:
+                trainable, param_space = _prepared(trainable, param_space)
+            super().__init__(trainable, param_space=param_space, **keywords)
+
+        def fit(self) -> Any:
+            _begin_ray()
+            return super().fit()
+
+        @classmethod
+        def restore(cls, path: str, trainable: Any, *args: Any, param_space: Any = None, **keywords: Any) -> Any:
+            """Restores as Tune's does, with the trainable and the param_space that `Tuner` was given."""
+            trainable, param_space = _prepared(trainable, param_space, check=False)
+            return super().restore(path, trainable, *args, param_space=param_space, **keywords)
+
+    Tuner.__module__, Tuner.__qualname__ = __name__, "Tuner"
+    return Tuner
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Tuner":
+        return _tuner()
+    if name.startswith("__"):
+        raise AttributeError(name)
+    found = getattr(_ray_tune(), name, None)
+    if found is None:
+        raise AttributeError(f"jrl.api.tune and ray.tune have no {name}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*_ray_tune().__all__, "Tuner", "resources", "run", "trainable", "with_parameters", "with_resources"})

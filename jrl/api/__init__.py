@@ -1,11 +1,11 @@
 """The surface that RLlib's users know, over the same loop as `python -m jrl.train`: names of `jrl.rllib`.
 
-    from jrl.api import PPOConfig
+from jrl.api import PPOConfig
 
-    with PPOConfig().environment("CartPole-v1").training(lr=3e-4).build() as algo:
-        for _ in range(10):
-            print(algo.train()["episode_return_mean"])
-        path = algo.save()
+with PPOConfig().environment("CartPole-v1").training(lr=3e-4).build() as algo:
+    for _ in range(10):
+        print(algo.train()["episode_return_mean"])
+    path = algo.save()
 """
 
 from typing import TYPE_CHECKING

@@ -10,6 +10,7 @@ from jrl.fields.bounds import Backend, renamed
 
 BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
 
+
 def ids(backend: str) -> tuple[str, ...]:
     """Returns the ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
     if backend == "jax":

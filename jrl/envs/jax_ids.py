@@ -106,6 +106,7 @@ def definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition
 
 def make(cfg: EnvConfig, *, state: bool) -> JaxEnv:
     """Makes the environments, with their time limits; `state` as of `multi_agent.build`. Raises InputError."""
+
     def made(**limit: int) -> JaxEnv:
         given = {**cfg.options, **limit}
         if is_suites(cfg.id):

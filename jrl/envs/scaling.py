@@ -115,4 +115,3 @@ def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return jnp.asarray(found, jnp.float32)
 
     return fn
-

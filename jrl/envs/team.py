@@ -299,9 +299,7 @@ class _View:
 
     def __init__(self, spec: EnvSpec, units: Sequence[_Unit], shown: EnvSpec):
         self._spec, self._units, self._shown = spec, units, shown
-        self._views = [
-            joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units
-        ]
+        self._views = [joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units]
 
     def joined(self, xp: Any, result: StepResult, *, ends_with_game: bool = False) -> StepResult:
         """Returns a step of the view's agents, made of one of the environment's.

@@ -228,4 +228,3 @@ def put(tree: PyTree, rows: Array | None, new: PyTree, games: int) -> PyTree:
     for x, own in zip(jax.tree.leaves(tree), jax.tree.leaves(new), strict=True):
         x[index(rows, len(x) // games)] = own
     return tree
-

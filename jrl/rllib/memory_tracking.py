@@ -21,8 +21,9 @@ class MemoryTrackingCallbacks(Callbacks):
         import jax  # here, so that the names in a config are checked without it
 
         arrays = [x for x in jax.live_arrays() if not x.is_deleted()]
-        used = [(device.memory_stats() or {}).get("bytes_in_use") for device in jax.local_devices()]
-        held = sum(map(nbytes, arrays)) if None in used else sum(used)
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
+        known = all("bytes_in_use" in one for one in stats)
+        held = sum(one["bytes_in_use"] for one in stats) if known else sum(map(nbytes, arrays))
         result["memory/rss_mb"] = psutil.Process().memory_info().rss / _MIB
         result["memory/device_mb"] = held / _MIB
         result["memory/live_arrays"] = len(arrays)

@@ -180,9 +180,7 @@ def _modules(job: Job, key: str, value: Any) -> None:
     return _put(job, key, {name: _settings(job, f"{key}.{name}", name, config) for name, config in given.items()})
 
 
-def _settings(
-    job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Translates the settings of one policy, which override those of its class."""
     from jrl.algos import get_config_class
 

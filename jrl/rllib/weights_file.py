@@ -48,9 +48,7 @@ def read_weights(
             faults.append(f"{path} has no {source}{_near(source, arrays)}: it has {_some(arrays)}")
         elif found.shape != np.shape(named[name]):
             turned = f': "{source}.T" transposes it' if found.T.shape == np.shape(named[name]) else ""
-            faults.append(
-                f"{name}: expected the shape {np.shape(named[name])}, got {found.shape} of {source}{turned}"
-            )
+            faults.append(f"{name}: expected the shape {np.shape(named[name])}, got {found.shape} of {source}{turned}")
         elif not (np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()):
             faults.append(f"{source} of {path} is not finite numbers: it cannot be {name}")
         else:

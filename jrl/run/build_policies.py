@@ -220,6 +220,7 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
         return [_group(seen(cfg, spec), members, make) for members in _alike_by_game(cfg, spec)]
     return [_group(spec, members, make) for members in _alike(cfg, spec)]
 
+
 def _alike_by_game(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
     """Returns the policies of each group, each of which any agent may follow."""
     members = lambda name: (spec.agents, multi_agent.policy_config(cfg, name))

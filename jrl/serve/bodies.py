@@ -70,9 +70,7 @@ Infos = Annotated[dict[str, float], PlainValidator(_infos), WithJsonSchema({
     "propertyNames": {"minLength": 1, "maxLength": INFO_LENGTH},
     "description": "numbers of which rows have the means; their names are printable, and have no / in npz",
 })]  # fmt: skip
-Ids = Annotated[
-    list[str], BeforeValidator(lambda x: x.tolist() if isinstance(x, np.ndarray) else x), component("Ids")
-]
+Ids = Annotated[list[str], BeforeValidator(lambda x: x.tolist() if isinstance(x, np.ndarray) else x), component("Ids")]
 Observation = Annotated[Any, component("Observation")]
 Observations = Annotated[Any, component("Observations")]
 ObservationRows = Annotated[Any, component("ObservationRows")]

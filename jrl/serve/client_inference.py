@@ -104,9 +104,7 @@ class ClientInference:
             why = "the policy has no probabilities" if self._choice is None else "algo.exploration remembers"
             raise Refused(422, f"{self._name}: {why}, so that no client can act for it: {_FIX}")
         if self._explore and self._random_steps:
-            raise Refused(
-                422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_FIX}"
-            )
+            raise Refused(422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_FIX}")
         choice, dist = self._choice, None
         actor = jax.device_get(weights.actor)
 

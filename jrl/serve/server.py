@@ -295,9 +295,7 @@ class Server:
         fields = lambda actions, version: {"episode_ids": ids, "version": inference.version, "too_old": late}
         return Answer(order, fields).get()
 
-    def _chosen(
-        self, episodes: list[Episode], body: bodies.PlayedRequest, lead: tuple[int, int]
-    ) -> dict[str, Any]:
+    def _chosen(self, episodes: list[Episode], body: bodies.PlayedRequest, lead: tuple[int, int]) -> dict[str, Any]:
         """Returns the fields of Items about actions [K, N, *] that the client chose. Raises Refused."""
         info, inference, client_inference = self.by_name[episodes[0].policy]
         action = space_values.read(info.policy_action or info.action, body.actions, "actions", lead)

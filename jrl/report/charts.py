@@ -362,6 +362,7 @@ def parallel(given: Sequence[Swept]) -> Views:
         ends = [key.rpartition(".")[2] for key in keys]
         names = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
         axes = [{"dim": i, "name": name, **_scale(c)} for i, (name, c) in enumerate(zip([*names, "score"], columns))]
+        axes[-1]["type"] = "value"
         many = len(scores) > 100
         above = {"align": "left", "verticalAlign": "bottom", "padding": [0, 0, 7, -20]}
         upright = {
@@ -502,7 +503,7 @@ def distinct(numbers: Sequence[float]) -> list[str]:
     """Returns numbers as short as they can be while no two look the same.
 
     >>> distinct([0.97, 0.9725, 0.975]), distinct([1000, 2000, 3001])
-    (['0.97', '0.973', '0.975'], ['1000', '2000', '3001'])
+    (['0.97', '0.973', '0.975'], ['1000', '2000', '3000'])
     """
     for digits in range(2, 18):
         names = [f"{float(f'{x:.{digits}g}'):.12g}" for x in numbers]

@@ -32,7 +32,7 @@ Link = Callable[[Path], str | None]  # address of a file or directory in the pag
 
 def library() -> str | None:
     """Returns the code of Apache ECharts that is installed, None if there is none; imports nothing of `panel`."""
-    found = importlib.util.find_spec("panel")
+    found = importlib.util.find_spec("jinja2") and importlib.util.find_spec("panel")
     places = found.submodule_search_locations if found else None
     files = sorted(path for place in places or () for path in Path(place).glob(_LIBRARY))
     return files[-1].read_text(encoding="utf-8") if files else None

@@ -191,8 +191,7 @@ def _run_table(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> di
     for name in ("last", "best", "state", *AXES):
         columns["seconds" if name == "time_s" else name] = [one[name] for one in told]
     columns["steps/s"] = [one["env_steps"] and one["time_s"] and one["env_steps"] / one["time_s"] for one in told]
-    common = os.path.commonpath([os.path.dirname(run["name"]) for run in said["runs"]])
-    names = [one["name"].removeprefix(common).lstrip("/") for one in told]
+    names = short_names([one["name"] for one in told])
     links = [run.path and link(run.path) for run in runs]
     rows = [
         {"told": one, "name": name, "link": where, "cells": cells}
@@ -200,6 +199,19 @@ def _run_table(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> di
     ]
     numeric = [any(isinstance(cell, int | float) for cell in column) for column in columns.values()]
     return {"columns": [*zip(columns, numeric)], "rows": rows, "ends": (FINISHED, STOPPED)}
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Returns names without the directory in which all of them are.
+
+    >>> short_names(["runs/a/0", "runs/a/1", "runs/b"]), short_names(["/a/0", "b.csv: ppo, CartPole-v1, seed 0"])
+    (['a/0', 'a/1', 'b'], ['/a/0', 'b.csv: ppo, CartPole-v1, seed 0'])
+    """
+    try:
+        common = os.path.commonpath([os.path.dirname(name) for name in names])
+    except ValueError:  # absolute and relative
+        common = ""
+    return [os.path.relpath(name, common) if common else name for name in names]
 
 
 def _videos(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> list[dict[str, Any]]:

@@ -83,6 +83,14 @@ def test_names_are_no_tags_and_nothing_is_fetched(found, tmp_path):
     assert "@import" not in text and "url(" not in text
 
 
+def test_runs_of_absolute_and_relative_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "runs" / "a", seed=0, values=(1, 2, 3))
+    (tmp_path / "x.csv").write_text("method,task,seed,step,value\nx,CartPole-v1,0,100,1\nx,CartPole-v1,0,300,2\n")
+    texts = Elements(shown(runs.read([tmp_path / "runs", "x.csv"]), tmp_path)).texts
+    assert str(tmp_path / "runs" / "a") in texts and "x.csv: x, CartPole-v1, seed 0" in texts
+
+
 def test_only_the_page_s_own_scripts_run(found, tmp_path):
     parsed = Elements(shown(found, tmp_path))
     (policy,) = [attrs["content"] for tag, attrs in parsed.found if tag == "meta" and "http-equiv" in attrs]

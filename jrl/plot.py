@@ -11,8 +11,8 @@ from jrl.fields import schema
 from jrl.fields.paths import as_typed
 from jrl.host import command
 from jrl.metrics import report
-from jrl.report import figures, methods
-from jrl.report.runs import MEMBERS
+from jrl.report import figures
+from jrl.report.runs import MEMBERS, method_names
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,7 +87,7 @@ def _drawn(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> 
 def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
     """Groups run directories by the settings (plain data) in which configs differ: label -> runs."""
     groups: dict[str, list[Path]] = {}
-    for path, label in methods.names({path: schema.flatten(config) for path, config in configs.items()}).items():
+    for path, label in method_names({path: schema.flatten(config) for path, config in configs.items()}).items():
         groups.setdefault(label or "all", []).append(path)
     return groups
 

@@ -60,8 +60,8 @@ ARROWS = {
     "debug": {"errors", "fields", "host", "run", "types"},
     # what RLlib's users know, with its names jrl.api and jrl.migrate
     "rllib": {
-        "algos", "envs", "errors", "fields", "host", "metrics", "registry", "rollout", "run", "settings", "spaces",
-        "types",
+        "algos", "callbacks", "envs", "errors", "fields", "host", "metrics", "registry", "rollout", "run", "settings",
+        "spaces", "types",
     },
 }  # fmt: skip
 # allowed inside a function only
@@ -75,7 +75,7 @@ LAZY_ARROWS = {
     "record": {"run"},
     "check_env": {"envs", "fields"},
     "debug": {"settings"},
-    "rllib": {"callbacks", "export"},
+    "rllib": {"export"},
     "data.__main__": {"run"},
 }
 

@@ -4,14 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrl.errors import InputError
 from jrl.fields.paths import as_typed
 from jrl.host import command, files
 
 if TYPE_CHECKING:
-    from jrl.report import content, page_data, runs
+    from jrl.report import content, page, runs
 
 PORT = 8500
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--serve", type=int, nargs="?", const=PORT, metavar="PORT",
-        help=f"show the page at this port of this machine (default {PORT}), and follow runs that are under way",
+        help=f"show the page at this port of this machine (default {PORT}); reload it for newer rows",
     )  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the intervals (default 0)")
     return p
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(args: argparse.Namespace) -> None:
     """Reads the runs, and writes the report; with --serve it shows the page until Ctrl-C. Raises InputError."""
-    from jrl.report import content, page, runs, serve
+    from jrl.report import content, page, page_server, runs
 
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
@@ -76,8 +76,7 @@ def report(args: argparse.Namespace) -> None:
             raise
         print(*e.errors, sep="\n")
     if args.serve is not None and code:
-        following = serve.Following(lambda link: _page(*_read(args, bounds), link), lambda: _directories(args.runs))
-        serve.forever(following, code, args.serve)
+        page_server.serve(lambda link: _page(args, bounds, link, code), args.serve)
 
 
 def _read(args: argparse.Namespace, bounds: "content.Bounds | None") -> "tuple[runs.Found, content.Options]":
@@ -94,23 +93,20 @@ def _read(args: argparse.Namespace, bounds: "content.Bounds | None") -> "tuple[r
     return found, content.Options(args.objective, args.axis, against, bounds, args.seed)
 
 
-def _page(found: "runs.Found", options: "content.Options", link: "page_data.Link") -> dict[str, Any]:
-    """Returns the data of the page, of runs as they are now."""
-    from jrl.report import content, page_data
+def _page(args: argparse.Namespace, bounds: "content.Bounds | None", link: "page.Link", code: str) -> str:
+    """Returns the page of runs as they are now."""
+    from jrl.report import content, page
 
-    return page_data.data(found, content.content(found, options), options, link)
-
-
-def _directories(paths: Sequence[str]) -> list[Path]:
-    """Returns the run directories that there are by now, of those that were named."""
-    from jrl.report import runs
-
-    return [found for path in map(Path, paths) if path.is_dir() for found in runs.run_directories(path)]
+    try:
+        found, options = _read(args, bounds)
+        return page.html(found, content.content(found, options), options, link, code)
+    except InputError as e:
+        return page.waiting("; ".join(e.errors), code)
 
 
 def _write(args: argparse.Namespace, found: "runs.Found", options: "content.Options", code: str | None) -> None:
     """Writes all files, and prints what is doubtful and their paths."""
-    from jrl.report import content, figures, page, page_data, tables
+    from jrl.report import content, figures, page, tables
 
     said = content.content(found, options)
     try:
@@ -119,8 +115,8 @@ def _write(args: argparse.Namespace, found: "runs.Found", options: "content.Opti
         files.replace(args.out / "report.md", tables.markdown(said, names[0]))
         files.replace(args.out / "report.json", tables.to_json(said))
         if code:
-            shown = page_data.data(found, said, options, page_data.relative(args.out))
-            files.replace(args.out / page.NAME, page.html(shown, code))
+            text = page.html(found, said, options, page.relative(args.out), code)
+            files.replace(args.out / page.NAME, text)
             names.insert(0, page.NAME)
     except OSError as e:
         raise InputError(f"--out {args.out}: cannot write there: {e.strerror}: choose another directory") from e

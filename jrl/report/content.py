@@ -21,23 +21,25 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
 from jrl.fields import schema
 from jrl.metrics import report
-from jrl.report import curves, methods, runs, statistics
-from jrl.report.cautions import cautions
-from jrl.report.runs import EMPTY, FINISHED, NOT_FINITE, STOPPED, Found, Run
+from jrl.report import runs, statistics
+from jrl.report.runs import EMPTY, FINISHED, NOT_FINITE, STOPPED, Found, Run, differing_keys, learning_config, listed
 
 Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
+FEW_SEEDS = 5
+_UNEQUAL = 0.05  # by which budgets may differ
+_OF_THE_MACHINE = ("time", "timestamp", "perf/", "sys/")  # rows have other numbers there whenever they run
 _MOST_LEVELS = 8  # values of a number that are looked at one by one
 _MOST_PAIRED = 8  # methods that are compared each with each
 _STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean, statistics.optimality_gap)
@@ -148,12 +150,12 @@ def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, lis
     lacking = list(dict.fromkeys(run.method for run in own if run.method not in having))
     if wanted == OBJECTIVE and lacking and any(len(run.curve("env_steps", TRAINING)[0]) for run in own):
         notes.append(
-            f"{runs.listed(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
+            f"{listed(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
             "episodes of training, with its exploration"
         )
         wanted, having = TRAINING, {run.method for run in own if len(run.curve("env_steps", TRAINING)[0])}
     elif lacking and having:
-        notes.append(f"{runs.listed(lacking)}: no run has {wanted}: left out of all that needs it")
+        notes.append(f"{listed(lacking)}: no run has {wanted}: left out of all that needs it")
     if own and not having:
         raise InputError(f"--objective {wanted}: no row has it: {runs.near(wanted, runs.numbers(own))}")
     return options._replace(objective=wanted), notes
@@ -314,7 +316,7 @@ def _profiles(
     thresholds = np.linspace(0.0, max(1.0, most), 51)
     profile = lambda scores: statistics.performance_profile(scores, thresholds)
     found = {
-        name: statistics.estimate(profile, scores, replicates=curves.REPLICATES, seed=options.seed)._asdict()
+        name: statistics.estimate(profile, scores, replicates=statistics.CURVE_REPLICATES, seed=options.seed)._asdict()
         for name, scores in whole.items()
     }
     return {"thresholds": thresholds, "methods": found}
@@ -344,8 +346,14 @@ def _improvement(
 def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict[str, Any]:
     """Returns the runs of a method on a task, and their interquartile mean as far as all of them go."""
     found = [run.curve(options.axis, options.objective) for run in own]
-    lines = [dict(zip(("name", "x", "y"), (run.name, *curves.thin(*c)))) for run, c in zip(own, found)]
+    lines = [dict(zip(("name", "x", "y"), (run.name, *_thin(*c)))) for run, c in zip(own, found)]
     return {"task": task, "method": method, "runs": lines, "band": band([found], options)}
+
+
+def _thin(x: np.ndarray, y: np.ndarray, most: int = 500) -> report.Curve:
+    """Thins a curve to at most so many points, evenly taken, the first and the last among them."""
+    kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
+    return x[kept], y[kept]
 
 
 def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
@@ -365,7 +373,7 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
 
 def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
     """Returns none of a single run, and where runs have no part of the axis in common."""
-    found = curves.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
+    found = statistics.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
     return {"x": found.grid, **found.estimate._asdict()} if found else None
 
 
@@ -418,11 +426,11 @@ def _hyper_parameters(
         own = [(run, score) for run, score in pairs if run.config.get("algo.name") == algo]
         if len({run.method for run, _ in own}) < 3:
             continue
-        configs = [methods.learning(run.config, ("env.id",)) for run, _ in own]
+        configs = [learning_config(run.config, ("env.id",)) for run, _ in own]
         places = [order.index(run.method) for run, _ in own]
         tasks = [run.task for run, _ in own]
         ranked = _ranked(tasks, np.array([score for _, score in own]))
-        for key in methods.differing(configs):
+        for key in differing_keys(configs):
             measured = _importance([config.get(key) for config in configs], ranked)
             found.append(
                 {
@@ -470,14 +478,129 @@ def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------- cautions about the comparison, a line each
+
+
+def cautions(groups: Groups, axis: str) -> list[str]:
+    """Returns everything that is doubtful about the runs beside what could not be read; [] for nothing."""
+    checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
+        _few_seeds, _one_task, _other_tasks, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
+    )  # fmt: skip
+    return [line for check in checks for line in check(groups, axis)]
+
+
+def _few_seeds(groups: Groups, axis: str) -> Iterator[str]:
+    few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
+    if few:
+        yield (
+            f"fewer than {FEW_SEEDS} seeds: {listed(few)}: so few tell little of how runs vary; their intervals are "
+            "too narrow, or missing"
+        )
+
+
+def _one_task(groups: Groups, axis: str) -> Iterator[str]:
+    tasks = {task for task, _ in groups}
+    if len(tasks) == 1 and len(groups) > 1:
+        yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
+
+
+def _other_tasks(groups: Groups, axis: str) -> Iterator[str]:
+    """Methods that nothing is compared with: a task whose id is spelled in another way is another one."""
+    tasks_of: dict[str, set[str]] = {}
+    for task, method in groups:
+        tasks_of.setdefault(method, set()).add(task)
+    for method, own in tasks_of.items():
+        others = {task for other, tasks in tasks_of.items() if other != method for task in tasks}
+        if others and not own & others:
+            yield f"{method} is compared with nothing: no other method has {listed(sorted(own))} (see --by)"
+
+
+def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
+    for (task, method), own in groups.items():
+        by_seed: dict[int, list[str]] = {}
+        for run in own:
+            if run.seed is not None:
+                by_seed.setdefault(run.seed, []).append(run.name)
+        for seed, names in by_seed.items():
+            if len(names) > 1:
+                yield f"{method} on {task} has seed {seed} more than once: {listed(names)}: it counts as several runs"
+
+
+def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
+    by_task: dict[str, dict[Any, list[Run]]] = {}
+    for (task, _), own in groups.items():
+        for run in own:
+            if (found := _fingerprint(run)) is not None:
+                by_task.setdefault(task, {}).setdefault(found, []).append(run)
+    for task, found_runs in by_task.items():
+        for same in (own for own in found_runs.values() if len(own) > 1):
+            names = listed([run.name for run in same])
+            if len({run.method for run in same}) == 1:
+                seeds = listed([str(run.seed) for run in same])
+                yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(same)}"
+            else:
+                keys = listed(differing_keys([learning_config(run.config) for run in same])) or "what differs"
+                yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
+
+
+def _fingerprint(run: Run) -> Any:
+    """Returns the numbers of a run that do not depend on the machine; None where they are too few to be told from
+    chance.
+    """
+    kept = [{k: v for k, v in row.items() if not k.startswith(_OF_THE_MACHINE)} for row in run.rows]
+    values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
+    return repr(kept) if len(kept) > 1 and len(values) > 2 else None
+
+
+def _budgets(groups: Groups, axis: str) -> Iterator[str]:
+    """Compares env_steps over all methods, updates within one: a method may learn more often from as many steps."""
+    for task in dict.fromkeys(task for task, _ in groups):
+        of_task = {method: runs for (where, method), runs in groups.items() if where == task}
+        said = list(_unequal(task, [run for runs in of_task.values() for run in runs], "env_steps"))
+        yield from said or (line for runs in of_task.values() for line in _unequal(task, runs, "updates"))
+
+
+def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
+    reached = [(steps, run) for run in runs if run.state == FINISHED and math.isfinite(steps := run.reached(axis))]
+    if not reached:
+        return
+    (least, first), (most, last) = min(reached, key=lambda pair: pair[0]), max(reached, key=lambda pair: pair[0])
+    if most * (1 - _UNEQUAL) > least:
+        yield (
+            f"unequal budgets on {task}: {least:,.0f} {axis} of {first.name} ({first.method}), {most:,.0f} of "
+            f"{last.name} ({last.method}): curves compare where both are, last values do not"
+        )
+
+
+def _stopped(groups: Groups, axis: str) -> Iterator[str]:
+    runs = [run for found in groups.values() for run in found]
+    if reached := [run.reached("env_steps") for run in runs if run.state == STOPPED]:
+        least, most = f"{min(reached):,.0f}", f"{max(reached):,.0f}"
+        after = least if least == most else f"{least} to {most}"
+        yield (
+            f"{len(reached)} of {counted(len(runs), 'run')} stopped by the scheduler of a sweep after {after} "
+            "env_steps: their last values are of less training than those of the others"
+        )
+
+
+def _machines(groups: Groups, axis: str) -> Iterator[str]:
+    runs = [run for found in groups.values() for run in found if run.provenance]
+    commits = {(run.provenance.get("git") or {}).get("commit") for run in runs} - {None}
+    if len(commits) > 1:
+        yield f"runs of {len(commits)} commits of jrl: see their provenance"
+    machines = {repr((run.provenance.get("cpu"), run.provenance.get("devices"))) for run in runs}
+    if axis == "time_s" and len(machines) > 1:
+        yield f"seconds of {len(machines)} machines do not compare: take --axis env_steps"
+
+
 # ---------------------------------------------------------------- where runs differ, fail and come from
 
 
 def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Returns each key that differs between runs: method -> its values, as YAML has them."""
-    configs = {run.name: methods.learning(run.config, ("env.id",)) for run in given if run.path}
+    configs = {run.name: learning_config(run.config, ("env.id",)) for run in given if run.path}
     found: dict[str, dict[str, list[str]]] = {}
-    for key in methods.differing(configs.values()):
+    for key in differing_keys(configs.values()):
         for name in names:
             own = [configs[run.name] for run in given if run.method == name and run.path]
             values = dict.fromkeys(schema.flow(config[key]) for config in own if key in config)

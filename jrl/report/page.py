@@ -1,86 +1,233 @@
 """The report as a page: one HTML file that needs no network: numbers, drawing library and code are in it."""
 
+import base64
+import hashlib
 import importlib.resources
 import importlib.util
+import os
 import re
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import InputError
-from jrl.report import page_data
+from jrl.errors import InputError, counted
+from jrl.report import charts, tables
+from jrl.report.charts import Measured, Size
+from jrl.report.content import Options
+from jrl.report.runs import AXES, FINISHED, STOPPED, Found, Run
 
 NAME = "index.html"
 LIMIT = 2_000_000  # bytes
 INSTALL = "pip install 'jrl[report]'"
+SIZES = [Size(points, most) for most in (1000, 300, 100, 30, 10, 3) for points in (200, 100, 50, 25)]
+VIDEOS = ("*.mp4", "*.gif")
+_MOST_VIDEOS = 20  # of a run, the latest
+_MOST_CARDS = 12  # runs whose videos are shown
+_MOST_COLUMNS = 6  # of the table of differences; of more methods each is a row
 _LIBRARY = "dist/bundled/echarts/echarts@*/dist/echarts.min.js"  # Apache ECharts, as the package `panel` carries it
-_ASSETS = ("page.css", "base.js", "charts.js", "parts.js", "runs.js", "beside.js", "page.js")
+
+Link = Callable[[Path], str | None]  # address of a file or directory in the page; None: it cannot be opened
 
 
 def library() -> str | None:
-    """Returns the code of Apache ECharts that is installed; None: there is none. Imports nothing of the package it
-    lies in.
-    """
-    found = importlib.util.find_spec("panel")
+    """Returns the code of Apache ECharts that is installed, None if there is none; imports nothing of `panel`."""
+    found = importlib.util.find_spec("jinja2") and importlib.util.find_spec("panel")
     places = found.submodule_search_locations if found else None
     files = sorted(path for place in places or () for path in Path(place).glob(_LIBRARY))
     return files[-1].read_text(encoding="utf-8") if files else None
 
 
 def required() -> str:
-    """Returns the same, for what cannot do without. Raises InputError."""
+    """Returns the code of Apache ECharts. Raises InputError: it is not installed."""
     code = library()
     if code is None:
         raise InputError(f"--serve: the page needs a drawing library, which is not installed: {INSTALL}")
     return code
 
 
-def html(data: Mapping[str, Any], code: str, *, live: bool = False) -> str:
-    """Returns the page of `page_data.data`, thinned until it fits into LIMIT.
+def relative(directory: Path) -> Link:
+    """Returns links from a page in `directory` to other places of the same disk."""
+
+    def link(path: Path) -> str | None:
+        try:
+            way = os.path.relpath(path, directory)
+        except ValueError:  # another drive of Windows
+            return path.resolve().as_uri()
+        return urllib.parse.quote(Path(way).as_posix()) + "/" * path.is_dir()
+
+    return link
+
+
+def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, code: str) -> str:
+    """Returns the page, with as many points of its curves and as many runs as fit into LIMIT.
 
     Args:
-      data: of `page_data.data`, or {"waiting": why} while there is none.
+      found: runs that were read.
+      said: `content.content` of them.
+      options: of the report.
+      link: of a run's directory and of its videos.
       code: of the drawing library.
-      live: it asks the server that it came from for newer numbers.
     """
-    assets = importlib.resources.files("jrl.report") / "assets"
-    parts = {name: (assets / name).read_text(encoding="utf-8") for name in _ASSETS}
-    frame = (assets / "page.html").read_text(encoding="utf-8")
-    room = LIMIT - len(frame.encode()) - sum(len(text.encode()) for text in (code, *parts.values())) - 4096
-    own = {
-        "style": parts["page.css"],
-        "data": in_html(fitted(data, room)),
-        "library": in_script(code),
-        "code": in_script("\n".join(parts[name] for name in _ASSETS if name.endswith(".js"))),
-        "live": "true" if live else "false",
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: own[found[1]], frame)
-
-
-def fitted(data: Mapping[str, Any], room: float) -> str:
-    """Returns the data as JSON with as many points of its curves as fit into so many bytes; with the fewest and the
-    best of the runs alone, where all of them do not fit.
-    """
-    text = page_data.text(data) if "curves" not in data else ""
-    for points in page_data.POINTS if not text else ():
-        text = page_data.text(page_data.thinned(data, points))
-        if len(in_html(text).encode()) <= room:
-            return text
-    most = len(data.get("runs", ())) // 2
-    while most and len(in_html(text).encode()) > room:
-        text = page_data.text(page_data.thinned(page_data.best_runs(data, most), page_data.POINTS[-2]))
-        most //= 2
+    measured = charts.measure(found, said, options)
+    fixed = {f"histogram-{i}": views for i, views in enumerate(charts.histograms(measured))}
+    fixed["time"] = charts.seconds(measured)
+    for size in SIZES:
+        text = render(code, **_parts(measured, size, link, fixed))
+        if len(text.encode()) <= LIMIT:
+            break
     return text
 
 
-def in_html(text: str) -> str:
-    """Returns JSON that may stand in a script element, whatever names are in it: `</script>` and `<!--` are no tags
-    there.
-    """
-    found = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    return found.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def waiting(why: str, code: str) -> str:
+    """Returns the page of runs without a result row."""
+    return render(code, waiting=why)
+
+
+def render(code: str, **parts: Any) -> str:
+    """Returns page.html filled in. Jinja escapes every text; scripts run only if their hash is in the page's policy."""
+    import jinja2
+
+    assets = importlib.resources.files("jrl.report") / "assets"
+    read = lambda name: (assets / name).read_text(encoding="utf-8")
+    env = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+    env.filters |= {"number": tables.number, "interval": tables.interval, "counted": counted}
+    env.globals |= {"color": charts.color, "dash": charts.dash}
+    scripts = [in_script(code), in_script(read("page.js"))]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    return env.from_string(read("page.html")).render(style=read("page.css"), scripts=scripts, hashes=hashes, **parts)
 
 
 def in_script(code: str) -> str:
-    """Returns code that may stand in a script element: what would end it is written otherwise in its strings."""
+    """Returns code that may stand in a script element: its strings cannot end the element."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", code, flags=re.IGNORECASE)
+
+
+def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views]) -> dict[str, Any]:
+    """Returns the variables of page.html."""
+    said, most = m.said, size.most
+    told = sorted(said["runs"], key=lambda run: (run["last"] is None, -(run["last"] or 0)))
+    methods = said["methods"][:most]
+    notes = [*said["notes"], *said["cautions"][:most]]
+    if len(said["cautions"]) > most:
+        notes.append(f"and {len(said['cautions']) - most:,} more: see report.md")
+    if len(told) > most:
+        notes.append(
+            f"of {len(told):,} runs of {counted(len(said['methods']), 'method')} this page shows the best {most:,} of "
+            "each: it would be too large with all of them, which report.json has"
+        )
+    algos = dict.fromkeys(row["algo"] for row in said["hyper_parameters"])
+    swept = {algo: charts.swept(m, size, algo) for algo in algos}
+    drawn = {"curves": charts.learning_curves(m, size), "profiles": charts.profiles(m, size), **fixed}
+    for i, given in enumerate(swept.values()):
+        drawn |= {f"parallel-{i}": charts.parallel(given), f"map-{i}": charts.score_maps(given, f"map{i}")}
+    inside = charts.inside_learning(m, size)
+    drawn |= {f"inside-{i}": views for i, views in enumerate(inside)}
+    drawn = {name: views for name, views in drawn.items() if views}
+    labels = {**charts.AXIS_NAMES, charts.ALL_TASKS: "all, normalised"}
+    views = [view for own in drawn.values() for view in own]
+    choices = {
+        key: [(value, labels.get(value, value)) for value in dict.fromkeys(view[key] for view in views if key in view)]
+        for key in ("task", "axis", *(f"map{i}" for i in range(len(swept))))
+    }
+    return {
+        **said,
+        "methods": methods,
+        "all_methods": said["methods"],
+        "rank": m.rank,
+        "names": m.names,
+        "notes": notes,
+        "told": told,
+        "in_legend": methods[: charts.MOST_METHODS],
+        "first_on": said["ranking"]["*"][: charts.MOST_CURVES],
+        "scores": {task: _scores(said, task, {*methods}) for task in said["tasks"]},
+        "improvement": [row for row in said["improvement"] if {row["method"], row["over"]} <= {*methods}],
+        "aggregate": [row for row in said["aggregate"].get("rows", ()) if row["method"] in methods],
+        "table": _run_table(m, told[:most], link),
+        "swept": swept,
+        "failures": said["failures"][:most],
+        "videos": _videos(m, told, link),
+        "difference_columns": _MOST_COLUMNS,
+        "origins": [{**origin, "facts": [*tables.facts(origin)]} for origin in said["provenance"]],
+        "most": most,
+        "choices": choices,
+        "inside": len(inside),
+        "histograms": sum(name.startswith("histogram-") for name in drawn),
+        "charts": drawn,
+        "data": {"theme": charts.THEME, "charts": drawn},
+    }
+
+
+def _scores(said: Mapping[str, Any], task: str, methods: set[str]) -> dict[str, Any]:
+    """Returns the rows of a task's table, the best first, and the range of its bars."""
+    order = said["ranking"][task]
+    rows = [row for row in said["per_task"] if row["task"] == task and row["method"] in methods]
+    rows.sort(key=lambda row: order.index(row["method"]))
+    dots: dict[str, list[float]] = {}
+    for run in said["runs"]:
+        if run["task"] == task and run["last"] is not None:
+            dots.setdefault(run["method"], []).append(run["last"])
+    ends = [x for row in rows for x in (*row["last"].values(), row["iqm"]["low"], row["iqm"]["high"]) if x is not None]
+    return {"rows": rows, "dots": dots, "low": min(ends, default=0), "high": max(ends, default=1)}
+
+
+def _run_table(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> dict[str, Any]:
+    """Returns the header and the rows of the table of runs."""
+    said = m.said
+    keys = list(dict.fromkeys(row["key"] for row in said["hyper_parameters"]))
+    differ = lambda name: len({run[name] for run in said["runs"]}) > 1
+    columns: dict[str, list[Any]] = {}
+    runs = [m.runs[one["name"]] for one in told]
+    if differ("method") and not keys:
+        columns["method"] = [one["method"] for one in told]
+    if differ("task"):
+        columns["task"] = [one["task"] for one in told]
+    for key in keys:
+        columns[key] = [charts.plain_value(run.config[key]) if key in run.config else None for run in runs]
+    columns["seed"] = [one["seed"] for one in told]
+    if any(run["source"] for run in said["runs"]):
+        columns["copied from"] = [one["source"] for one in told]
+    for name in ("last", "best", "state", *AXES):
+        columns["seconds" if name == "time_s" else name] = [one[name] for one in told]
+    columns["steps/s"] = [one["env_steps"] and one["time_s"] and one["env_steps"] / one["time_s"] for one in told]
+    names = short_names([one["name"] for one in told])
+    links = [run.path and link(run.path) for run in runs]
+    rows = [
+        {"told": one, "name": name, "link": where, "cells": cells}
+        for one, name, where, *cells in zip(told, names, links, *columns.values())
+    ]
+    numeric = [any(isinstance(cell, int | float) for cell in column) for column in columns.values()]
+    return {"columns": [*zip(columns, numeric)], "rows": rows, "ends": (FINISHED, STOPPED)}
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Returns names without the directory in which all of them are.
+
+    >>> short_names(["runs/a/0", "runs/a/1", "runs/b"]), short_names(["/a/0", "b.csv: ppo, CartPole-v1, seed 0"])
+    (['a/0', 'a/1', 'b'], ['/a/0', 'b.csv: ppo, CartPole-v1, seed 0'])
+    """
+    try:
+        common = os.path.commonpath([os.path.dirname(name) for name in names])
+    except ValueError:  # absolute and relative
+        common = ""
+    return [os.path.relpath(name, common) if common else name for name in names]
+
+
+def _videos(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> list[dict[str, Any]]:
+    """Returns the videos of the best runs that have some."""
+    cards: list[dict[str, Any]] = []
+    for one in told:
+        films = [{"name": path.stem, "link": where} for path in videos(m.runs[one["name"]]) if (where := link(path))]
+        if films and len(cards) < _MOST_CARDS:
+            cards.append({"told": one, "films": films})
+    return cards
+
+
+def videos(run: Run) -> list[Path]:
+    """Returns the latest finished videos of a run, in the order of their steps."""
+    if run.path is None:
+        return []
+    found = [path for pattern in VIDEOS for path in (run.path / "videos").glob(pattern)]
+    finished = [path for path in found if not path.stem.endswith(".unfinished")]
+    return sorted(finished, key=lambda path: (len(path.stem), path.stem))[-_MOST_VIDEOS:]

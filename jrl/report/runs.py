@@ -1,19 +1,21 @@
-"""Runs as they lie on disk, read into one plain structure: run directories of jrl, and rows of others as CSV."""
+"""Runs as they lie on disk, read into one plain structure: run directories of jrl, and rows of others as CSV.
+
+Runs whose configs differ in the seed alone are one method, which is named by the keys that differ from others.
+"""
 
 import csv
 import difflib
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from jrl.errors import InputError, counted, short, shown
 from jrl.fields import schema
 from jrl.metrics import criteria, loggers, report
-from jrl.report import methods, population
-from jrl.report.population import Decided
 
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
@@ -25,6 +27,13 @@ _VALUE = "value"  # the column of a CSV's rows that stands for any objective
 
 FINISHED, NOT_FINITE, UNFINISHED, EMPTY = "finished", "not finite", "unfinished", "no rows"
 STOPPED = "stopped by the scheduler"
+# keys of a config that say nothing about what was learned
+APART = ("run.seed", "run.out", "run.log", "run.compile_cache", "run.report_every", "checkpoint", "stop")
+_LONGEST = 300  # characters of a method's name
+_MOST_KEYS = 4  # in a method's name; of more those that tell the groups apart
+
+Flat = Mapping[str, Any]  # dotted key -> leaf
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Run(NamedTuple):
@@ -80,6 +89,13 @@ class Run(NamedTuple):
         return float(found[-1]) if len(found) else math.nan
 
 
+class Decisions(NamedTuple):
+    """Decisions of a sweep's scheduler about its members, by their names."""
+
+    stopped: Mapping[str, int] = {}  # steps at which one was stopped; never changed
+    sources: Mapping[str, str] = {}  # whose copy one is since the last time; never changed
+
+
 class NoRows(InputError):
     """Runs are there, and none of them has a result row yet."""
 
@@ -98,7 +114,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
 
     Args:
       paths: of what to read; what is named twice is read once.
-      by: the keys that make a method, as of `methods.names`.
+      by: the keys that make a method, as of `method_names`.
     Raises:
       InputError: a path does not exist or holds no run, a CSV file has no such rows, or there is no run at all.
     """
@@ -106,7 +122,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     cautions: list[str] = []
     errors: list[str] = []
     seen: set[Path] = set()
-    decided: dict[Path, Decided] = {}  # of populations
+    decided: dict[Path, Decisions] = {}  # of populations
     for path in map(Path, paths):
         if path.suffix == ".csv":
             runs += read_csv(path) if path.resolve() not in seen else []
@@ -122,9 +138,9 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
                 seen.add(directory.resolve())
                 member = directory.parent.name == MEMBERS
                 if member and (whole := directory.parent.parent) not in decided:
-                    decided[whole], said = population.read(whole)
+                    decided[whole], said = read_decisions(whole)
                     cautions += said
-                run, said = _read_run(directory, decided[directory.parent.parent] if member else Decided())
+                run, said = _read_run(directory, decided[directory.parent.parent] if member else Decisions())
                 runs += [run] if run else []
                 cautions += said
     if errors:
@@ -155,7 +171,7 @@ def _own(path: Path) -> list[Path]:
 def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:
     """Returns the same runs with the names of their methods, which tell what differs between them."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
-    labels = methods.names(own, apart=("env.id",), by=by)
+    labels = method_names(own, apart=("env.id",), by=by)
     taken = {label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
 
     def name(i: int, run: Run) -> str:
@@ -185,6 +201,87 @@ def near(name: str, known: Sequence[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
 
 
+# ---------------------------------------------------------------- methods: runs that differ in their seeds
+
+
+def learning_config(config: Flat, apart: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the keys of a config that say what is learned and how, without those `apart`."""
+    return {key: value for key, value in config.items() if not key.startswith((*APART, *apart))}
+
+
+def method_names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Sequence[str] = ()) -> dict[Key, str]:
+    """Returns the name of each run's method; runs whose configs differ in APART and `apart` alone have one name.
+
+    A name is the algorithm, if there are several, and of each its keys that differ: `ppo, algo.lr=0.001`; where more
+    than four differ, some that are enough to tell them apart. It is empty where all are one method.
+
+    Args:
+      configs: of the runs.
+      apart: further keys that make no other method.
+      by: the keys that alone make a method; empty: all.
+    Raises:
+      InputError: no config has a key of `by`.
+    """
+    if by:
+        _check_keys(configs.values(), by)
+        kept = {run: {key: config[key] for key in by if key in config} for run, config in configs.items()}
+    else:
+        kept = {run: learning_config(config, apart) for run, config in configs.items()}
+    groups = {repr(sorted(config.items(), key=repr)): config for config in kept.values()}
+    labels = _labels(groups)
+    return {run: labels[repr(sorted(config.items(), key=repr))] for run, config in kept.items()}
+
+
+def differing_keys(configs: Iterable[Flat]) -> list[str]:
+    """Returns the keys whose values differ, or that some have not."""
+    configs = list(configs)
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+
+def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
+    """Returns the name of each group of equal configs."""
+    algos = dict.fromkeys(str(config.get("algo.name")) for config in groups.values())
+    labels = {}
+    for algo in algos:
+        own = {group: config for group, config in groups.items() if str(config.get("algo.name")) == algo}
+        keys = _distinguishing(list(own.values()))
+        for group, config in own.items():
+            parts = [shown(algo)] if len(algos) > 1 else []
+            parts += [f"{key}={shown(schema.flow(config[key]))}" for key in keys if key in config]
+            labels[group] = shown(", ".join(parts), _LONGEST)
+    taken: dict[str, int] = {}
+    for group, label in labels.items():  # long ones may differ only where they are not shown
+        taken[label] = taken.get(label, 0) + 1
+        labels[group] = label if taken[label] == 1 else f"{label} ({taken[label]})"
+    return labels
+
+
+def _distinguishing(configs: Sequence[Flat]) -> list[str]:
+    """Returns the keys that differ, or of many some that tell the configs apart, in the order of the configs."""
+    keys = differing_keys(configs)
+    if len(keys) <= _MOST_KEYS:
+        return keys
+    chosen: list[str] = []
+    count = lambda found: len({tuple(repr(config.get(key)) for key in found) for config in configs})
+    while count(chosen) < len(configs):
+        chosen.append(max(keys, key=lambda key: count([*chosen, key])))
+    return sorted(chosen, key=keys.index)
+
+
+def _check_keys(configs: Iterable[Flat], by: Sequence[str]) -> None:
+    known = list(dict.fromkeys(key for config in configs for key in config))
+    errors = []
+    for key in by:
+        if key not in known:
+            near = schema.nearest(key, known, {})
+            errors.append(
+                f"--by {key}: no run has that key in its config.yaml" + f": did you mean {near}?" * bool(near)
+            )
+    if errors:
+        raise InputError(*errors)
+
+
 # ---------------------------------------------------------------- a run directory
 
 
@@ -192,7 +289,7 @@ def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file()
 
 
-def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]:
+def _read_run(directory: Path, decided: Decisions) -> tuple[Run | None, list[str]]:
     """Returns a run, None where nobody can tell which it is; and what is wrong with it, in one line."""
     try:
         return _run_of(directory, decided)
@@ -205,7 +302,7 @@ def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]
     return None, [f"{directory} is left out: {why}"]
 
 
-def _run_of(directory: Path, decided: Decided) -> tuple[Run, list[str]]:
+def _run_of(directory: Path, decided: Decisions) -> tuple[Run, list[str]]:
     tree = schema.read_yaml(directory / "config.yaml")
     config = {shown(str(key)): value for key, value in schema.flatten(tree).items()}
     if "algo.name" in config:
@@ -246,7 +343,7 @@ def _is_beyond(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) > _LARGEST and value not in (math.inf, -math.inf)
 
 
-def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decided: Decided) -> str:
+def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decided: Decisions) -> str:
     """Returns the state of a run: FINISHED if it came to the end that its config names, also after a fault."""
     if not rows:
         return EMPTY
@@ -320,6 +417,24 @@ def _fact(value: Any) -> Any:
     if value is None or (isinstance(value, int | float) and abs(value) < _LARGEST):
         return value
     return shown(value if isinstance(value, str) else short(value), _NAME)
+
+
+def read_decisions(directory: Path) -> tuple[Decisions, list[str]]:
+    """Returns the decisions of a population, none where it keeps none, and what is wrong with its file, in one line."""
+    path = directory / "population.json"
+    stopped: dict[str, int] = {}
+    sources: dict[str, str] = {}
+    try:
+        if not path.is_file():  # a pipe would never end
+            return Decisions(), []
+        for decision in json.loads(path.read_text(encoding="utf-8")).get("decisions", []):
+            stopped |= {str(name): int(decision["at"]) for name in decision.get("stopped", ())}
+            sources |= {str(copy["member"]): str(copy["source"]) for copy in decision.get("copies", ())}
+    except FileNotFoundError:
+        return Decisions(), []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return Decisions(), [f"{path} cannot be read: what a scheduler did to the members is not known"]
+    return Decisions(stopped, sources), []
 
 
 def _window(config: Mapping[str, Any]) -> int:

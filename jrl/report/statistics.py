@@ -1,4 +1,4 @@
-"""Statistics of scores over runs and tasks, with bootstrap intervals that repeat. Numpy alone.
+"""Statistics of scores over runs and tasks, with bootstrap intervals that repeat.
 
 `Scores` are f64 [N, K], the scores of N runs on each of K tasks, or, where tasks have other numbers of runs, K arrays
 f64 [..., n_k] whose last axis is that of runs. What stands before it, such as the points of a curve, stays. Every task
@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jrl.metrics import report
+
 Scores = np.ndarray | Sequence[np.ndarray]
 Statistic = Callable[..., np.ndarray]  # of one Scores or several: the axes that stand before that of runs
 
 REPLICATES = 10_000
+CURVE_REPLICATES = 2_000  # rliable's number for what is drawn
 _AT_ONCE = 2**20  # numbers that are resampled together: they fit the cache
 
 
@@ -181,6 +184,47 @@ def estimate(
     found = bootstrap(statistic, *given, replicates=replicates, seed=seed)
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2], axis=-1)
     return Estimate(value, low, high)
+
+
+# ---------------------------------------------------------------- curves over steps, updates or seconds
+
+
+class Efficiency(NamedTuple):
+    """A statistic over an axis."""
+
+    grid: np.ndarray  # [points] of the axis
+    estimate: Estimate  # [points]
+
+
+def efficiency(
+    tasks: Sequence[Sequence[report.Curve]],
+    statistic: Statistic = interquartile_mean,
+    *,
+    points: int = 100,
+    replicates: int = CURVE_REPLICATES,
+    seed: int = 0,
+) -> Efficiency | None:
+    """Returns a statistic of runs over a common axis, with its interval at each point.
+
+    Runs were reported at different points. Between two of them a curve is linear (`jrl.metrics.report.on_one_grid` says
+    why), and nothing is continued beyond a run's last point: the axis ends where the shortest run does. All points of a
+    run are drawn together, as they belong to each other.
+
+    Args:
+      tasks: the curves of the runs of each task.
+      statistic: of Scores.
+      points: of the axis.
+      replicates, seed: as of `statistics.bootstrap`.
+    Returns:
+      None where there is no part of the axis that all runs have.
+    """
+    together = [curve for own in tasks for curve in own]
+    if not all(len(x) for x, _ in together) or max(x[0] for x, _ in together) >= min(x[-1] for x, _ in together):
+        return None
+    grid, values = report.on_one_grid(together, points)
+    ends = np.cumsum([len(own) for own in tasks])[:-1]
+    scores = [part.T for part in np.split(values, ends)]
+    return Efficiency(grid, estimate(statistic, scores, replicates=replicates, seed=seed))
 
 
 # ---------------------------------------------------------------- what a hyper-parameter has to do with scores

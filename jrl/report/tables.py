@@ -204,7 +204,7 @@ def _failures(said: Mapping[str, Any]) -> str:
 def _provenance(said: Mapping[str, Any], commands: Sequence[Mapping[str, Sequence[str]]]) -> str:
     parts = ["## Where they come from"]
     for origin, typed in zip(said["provenance"], commands, strict=True):
-        rows = [(name, value) for name, value in _facts(origin) if value]
+        rows = [(name, value) for name, value in facts(origin) if value]
         parts += [f"{counted(len(origin['runs']), 'run')}:", table(("what", "value"), rows)]
         if typed:
             lines = [f"{' '.join(line.split())}  # {counted(len(own), 'run')}" for line, own in typed.items()]
@@ -213,7 +213,8 @@ def _provenance(said: Mapping[str, Any], commands: Sequence[Mapping[str, Sequenc
     return "\n\n".join(parts) if len(parts) > 1 else ""
 
 
-def _facts(origin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def facts(origin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the name and the text of each fact about the origin of runs; a text may be empty."""
     git, cpu = origin.get("git") or {}, origin.get("cpu") or {}
     changed = " with changes that are in no commit" * bool(git.get("dirty"))
     yield "commit", f"{git['commit']}{changed}" if git.get("commit") else ""

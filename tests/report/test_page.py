@@ -1,5 +1,7 @@
 """The page without a browser: what is in it, what is not, and how large it is."""
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -8,10 +10,10 @@ import numpy as np
 import pytest
 from run_files import run
 
-from jrl.report import __main__, content, page, page_data, runs
+from jrl.report import __main__, charts, content, page, runs
 from jrl.report.content import Options
 
-BAD = "</script><b>&"
+BAD = "</script><b>&\"'"
 LIBRARY = "var echarts = {text: '</script><!--'};"
 
 
@@ -21,7 +23,8 @@ def found(tmp_path):
         for seed in range(2):
             run(tmp_path / f"{lr}-{seed}", seed=seed, values=(1 + seed, 60, 1e4 * lr + seed), lr=lr)
     others = tmp_path / "others.csv"
-    lines = [f"{BAD},CartPole-v1,{seed},{step},{seed + step}\n" for seed in range(2) for step in (100, 300)]
+    quoted = '"' + BAD.replace('"', '""') + '"'
+    lines = [f"{quoted},CartPole-v1,{seed},{step},{seed + step}\n" for seed in range(2) for step in (100, 300)]
     others.write_text("method,task,seed,step,value\n" + "".join(lines))
     return runs.read([tmp_path, others])
 
@@ -29,21 +32,23 @@ def found(tmp_path):
 def shown(found, directory, **asked):
     options = Options(**asked)
     said = content.content(found, options)
-    return page_data.data(found, said, options, page_data.relative(directory))
+    return page.html(found, said, options, page.relative(directory), LIBRARY)
 
 
 class Elements(HTMLParser):
-    """The elements of a page with their attributes, and the text of scripts."""
+    """The elements of a page with their attributes, the text of scripts, and the texts of all else."""
 
-    def __init__(self):
+    def __init__(self, text):
         super().__init__()
-        self.found, self.scripts, self._inside = [], [], False
+        self.found, self.scripts, self.texts, self._inside = [], [], [], False
+        self.feed(text)
+        self.data = json.loads(self.scripts[0])["charts"]
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
         if tag == "script":
             self.scripts.append("")
-            self._inside = True
+        self._inside = tag == "script"
 
     def handle_endtag(self, tag):
         self._inside &= tag != "script"
@@ -51,104 +56,154 @@ class Elements(HTMLParser):
     def handle_data(self, data):
         if self._inside:
             self.scripts[-1] += data
+        else:
+            self.texts.append(data.strip())
+
+    def all(self, tag, name):
+        return [attrs[name] for found, attrs in self.found if found == tag and name in attrs]
 
 
 def test_names_are_no_tags_and_nothing_is_fetched(found, tmp_path):
-    data = shown(found, tmp_path)
-    text = page.html(data, LIBRARY)
-    parsed = Elements()
-    parsed.feed(text)
-    inside, library, code = parsed.scripts
-    assert json.loads(inside)["methods"] == data["methods"] and BAD in data["methods"]
-    assert BAD not in text and "\\x3c/script>\\x3c!--" in library and "follow" in code
-    assert not [tag for tag, _ in parsed.found if tag == "b"]
-    links = [attrs.get(name) for _, attrs in parsed.found for name in ("src", "href") if name in attrs]
-    assert all(link.startswith("#") or link == "data:," for link in links)
-    (policy,) = [attrs["content"] for tag, attrs in parsed.found if tag == "meta" and "http-equiv" in attrs]
-    assert policy.startswith("default-src 'none'") and "http" not in policy
-    assert {*re.findall(r"https?://[^\s\"']+", text)} == {"http://www.w3.org/2000/svg"}  # a name, which is not fetched
+    text = shown(found, tmp_path)
+    parsed = Elements(text)
+    _, library, code = parsed.scripts
+    assert BAD not in text and "\\x3c/script>\\x3c!--" in library and "echarts.init" in code
+    assert BAD in parsed.texts and BAD in parsed.all("button", "data-name") and BAD in parsed.all("tr", "title")
+    assert BAD in {series["name"] for view in parsed.data["curves"] for series in view["option"]["series"]}
+    # the only bold texts are numbers, labels and bars of the page's own
+    assert {attrs.get("style", "")[:5] for tag, attrs in parsed.found if tag == "b"} <= {"", "left:", "width"}
+    links = [
+        link
+        for name in ("src", "href")
+        for tag in ("a", "link", "img", "script", "video")
+        for link in parsed.all(tag, name)
+    ]
+    assert all(link.startswith("#") or link == "data:," or (tmp_path / link).is_dir() for link in links)
+    assert {*re.findall(r"https?://[^\s\"']+", text)} == set()
     assert "@import" not in text and "url(" not in text
 
 
-def test_many_long_runs_fit():
-    line = np.round(np.random.default_rng(0).normal(size=400), 6).tolist()
-    numbers = {"y": line, "env_steps": line, "updates": line, "time_s": line}
-    data = {
-        "curves": [{"runs": [{"name": str(i), **numbers} for i in range(256)], "bands": {"env_steps": None}}],
-        "over_tasks": {}, "inside": [],
-    }  # fmt: skip
-    library = "x" * 1_150_000
-    assert len(page.html(data, library).encode()) < page.LIMIT
-    few = json.loads(page.fitted(data, 1_000_000))
-    assert 12 < few["points"] < 400 and few["curves"][0]["runs"][0]["y"][-1] == float(f"{line[-1]:.5g}")
-    assert json.loads(page.fitted(data, 0))["curves"][0]["runs"] == []
+def test_runs_of_absolute_and_relative_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "runs" / "a", seed=0, values=(1, 2, 3))
+    (tmp_path / "x.csv").write_text("method,task,seed,step,value\nx,CartPole-v1,0,100,1\nx,CartPole-v1,0,300,2\n")
+    texts = Elements(shown(runs.read([tmp_path / "runs", "x.csv"]), tmp_path)).texts
+    assert str(tmp_path / "runs" / "a") in texts and "x.csv: x, CartPole-v1, seed 0" in texts
 
 
-def test_of_more_runs_than_fit_the_best_are_shown(found, tmp_path):
-    data = shown(found, tmp_path)
-    few = len(page.in_html(page_data.text(page_data.thinned(data, 0))).encode())
-    (one,) = [run for run in data["runs"] if run["last"] == 101]
-    names = [f"x/{i}" for i in range(4000)]
-    more = [{**one, "name": name, "method": name, "last": i} for i, name in enumerate(names)]
-    line = {"task": "CartPole-v1", "bands": {}}
-    curves = [{**line, "method": name, "runs": [{"name": name}]} for name in names]
-    failures = [{**one, "name": name, "why": "unfinished"} for name in names]
-    many = {
-        **data, "runs": [*data["runs"], *more], "methods": [*data["methods"], *names], "failures": failures,
-        "cautions": names, "curves": [*data["curves"], *curves],
-    }  # fmt: skip
-    library = "x" * 1_150_000
-    assert len(page_data.text(page_data.thinned(many, 0))) > page.LIMIT > len(page.html(many, library).encode())
-    kept = json.loads(page.fitted(many, 700_000))
-    lasts = sorted((run["last"] for run in many["runs"]), reverse=True)
-    count = len(kept["runs"])
-    assert 100 < count < 4000 and sorted((run["last"] for run in kept["runs"]), reverse=True) == lasts[:count]
-    assert f"the best {count:,}" in kept["notes"][-1] and len(kept["cautions"]) == count + 1
-    assert {c["method"] for c in kept["curves"]} == {*kept["methods"]} == {run["method"] for run in kept["runs"]}
-    assert json.loads(page.fitted(data, few))["runs"] == data["runs"]  # what fits is whole
+def test_only_the_page_s_own_scripts_run(found, tmp_path):
+    parsed = Elements(shown(found, tmp_path))
+    (policy,) = [attrs["content"] for tag, attrs in parsed.found if tag == "meta" and "http-equiv" in attrs]
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+    (allowed,) = re.findall(r"script-src ([^;]*);", policy)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in parsed.scripts[1:]]
+    assert allowed.split() == [f"'sha256-{found}'" for found in hashes]
 
 
-def test_a_run_over_every_axis(found, tmp_path):
-    data = page_data.thinned(shown(found, tmp_path), 400)
-    assert data["axes"] == ["env_steps", "updates", "time_s"]
-    (curve,) = [c for c in data["curves"] if c["method"] == "algo.lr=0.01"]
-    assert curve["runs"][1] == {
-        "name": str(tmp_path / "0.01-1"), "y": [2, 60, 101], "env_steps": [100, 200, 300], "updates": [10, 20, 30],
-        "time_s": [0.5, 1, 1.5],
-    }  # fmt: skip
-    for axis, end in (("env_steps", 300), ("updates", 30), ("time_s", 1.5)):
-        band = curve["bands"][axis]
-        assert (band["x"][-1], band["value"][-1]) == (end, 100.5) and band["low"][-1] < 100.5 < band["high"][-1]
-    (other,) = [c for c in data["curves"] if c["method"] == BAD]
-    assert other["bands"]["updates"] is None and other["runs"][0]["updates"] == [None, None]  # they have none
-    assert other["bands"]["env_steps"]["value"][-1] == 300.5
-    for by_time in shown(found, tmp_path, axis="time_s")["curves"]:
-        (same,) = [c for c in shown(found, tmp_path)["curves"] if c["method"] == by_time["method"]]
-        assert by_time["bands"] == same["bands"]
+def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
+    (one,) = [run for run in found.runs if run.name.endswith("0.01-1")]
+    x = np.arange(400)
+    rows = [{"env_steps": 100 * (i + 1), "evaluation/return": value} for i, value in enumerate(np.sin(x / 7).tolist())]
+    several = [one._replace(name=f"x/{i}", method=f"m{i % 40}", rows=rows[: 300 + i % 7]) for i in range(120)]
+    many = [
+        one._replace(name=f"y/{i}", method=f"n{i}", rows=[{"env_steps": 1, "evaluation/return": i}]) for i in range(400)
+    ]
+    for given, code, sizes in ((several, 1_150_000, {120}), (many, 1_700_000, {300, 100})):
+        given = runs.Found(given, [])
+        said = content.content(given, Options())
+        text = page.html(given, said, Options(), page.relative(tmp_path), "x" * code)
+        assert len(text.encode()) < page.LIMIT
+        parsed = Elements(text)
+        lines = parsed.all("tr", "title")
+        assert len(lines) in sizes and f"{len(lines)} of {len(given.runs)} runs" in parsed.texts
+        assert len(parsed.data["curves"][0]["option"]["series"]) >= 50
+    best = [f"n{i}" for i in range(399, 399 - len(lines), -1)]
+    assert lines == best and any(f"the best {len(lines):,}" in line for line in parsed.texts)
+    assert parsed.all("button", "aria-pressed") == ["true"] * 10 + ["false"] * 40
 
 
-def test_what_lies_beside_the_rows(found, tmp_path):
+def test_curves_over_every_axis(found, tmp_path):
+    def of_axes(**asked):
+        views = {}
+        for view in Elements(shown(found, tmp_path, **asked)).data["curves"]:
+            own = views.setdefault(view["axis"], {})
+            for series in view["option"]["series"]:
+                own.setdefault(series["name"], []).append(series)
+        return views
+
+    views = of_axes()
+    assert [*views] == ["env_steps", "updates", "time_s"]
+    for axis, ends in (("env_steps", (100, 300)), ("updates", (10, 30)), ("time_s", (0.5, 1.5))):
+        band, mean, first, second = views[axis]["lr=0.01"]
+        assert (band["type"], band["renderItem"], mean["type"]) == ("custom", "band", "line")
+        assert mean["data"][0] == [ends[0], 1.5] and mean["data"][-1] == [ends[1], 100.5]
+        assert band["data"][-1] == [ends[1], 100, 101]
+        assert [line["data"][0] for line in (first, second)] == [[ends[0], 1], [ends[0], 2]]
+        assert [line["data"][-1] for line in (first, second)] == [[ends[1], 100], [ends[1], 101]]
+    assert BAD in views["env_steps"] and BAD not in views["updates"]  # its rows have none
+    by_time = of_axes(axis="time_s")
+    for axis in ("updates", "time_s"):
+        data = [[series["data"] for series in own[axis]["lr=0.001"]] for own in (views, by_time)]
+        assert data[0] == data[1]
+
+
+def test_a_control_begins_with_the_axis_that_was_asked_for(found, tmp_path):
+    for axis in ("env_steps", "time_s"):
+        text = shown(found, tmp_path, axis=axis)
+        assert f'<option value="{axis}" selected>' in text and text.count(" selected>") == 1
+
+
+def test_parts_beside_the_curves(found, tmp_path):
     directory = found.runs[0].path
     (directory / "videos").mkdir()
     for name in ("5000.mp4", "100000.mp4", "100.unfinished.mp4"):
         (directory / "videos" / name).touch()
     lists = [{"hist/poles": [0.5, 1.5]}, {"hist/poles": [2.5, float("nan")]}, {}]
     more = [
-        {**row, "time/env": 0.25, "time/log": 0.0, **own} for row, own in zip(found.runs[0].rows, lists, strict=True)
+        {**row, "time/env": 0.25, "time/log": 0.0, "policy/entropy": i, **own}
+        for i, (row, own) in enumerate(zip(found.runs[0].rows, lists, strict=True))
     ]
     found = found._replace(runs=[found.runs[0]._replace(rows=more), *found.runs[1:]])
-    data = shown(found, tmp_path / "a page")
-    own = data["runs"][0]
-    assert own["link"] == f"../{directory.name}/" and own["seconds"] == {"env": 0.75}
-    assert own["values"] == {"algo.lr": found.runs[0].config["algo.lr"]} and data["keys"] == {"ppo": ["algo.lr"]}
-    assert own["videos"] == [
-        {"name": name, "link": f"../{directory.name}/videos/{name}.mp4"} for name in ("5000", "100000")
+    parsed = Elements(shown(found, tmp_path / "a page"))
+    assert parsed.all("video", "src") == [f"../{directory.name}/videos/100000.mp4"]
+    links = parsed.all("a", "href")
+    assert f"../{directory.name}/" in links and f"../{directory.name}/videos/5000.mp4" in links
+    assert not [link for link in links if "unfinished" in link]
+    ((histogram,),) = [views for name, views in parsed.data.items() if name.startswith("histogram-")]
+    (line,) = histogram["option"]["series"]
+    assert histogram["option"]["title"]["text"] == "hist/poles"
+    assert (line["data"][0][0], line["data"][-1]) == (0.5, [2.5, 0]) and sum(n for _, n in line["data"]) == 3
+    (time,) = parsed.data["time"]
+    assert {series["name"]: series["data"] for series in time["option"]["series"]} == {"env": [0.375], "rest": [1.125]}
+    ((inside,),) = [views for name, views in parsed.data.items() if name.startswith("inside-")]
+    assert inside["option"]["series"][0]["data"] == [[100, 0], [200, 1], [300, 2]]
+
+
+def test_hyper_parameters(found, tmp_path):
+    data = Elements(shown(found, tmp_path)).data
+    (lines,) = data["parallel-0"]
+    option = lines["option"]["baseOption"]
+    assert [axis["name"] for axis in option["parallelAxis"]] == ["lr", "score"]
+    assert option["parallelAxis"][0]["type"] == "log" and option["series"][0]["data"][-1] == [0.01, 101]
+    (scatter,) = data["map-0"]
+    assert scatter["map0"] == "score over algo.lr"
+    assert scatter["option"]["series"][1]["data"] == [[0.0001, 1.5], [0.001, 10.5], [0.01, 100.5]]
+
+
+def test_a_map_of_two_hyper_parameters_has_means():
+    given = charts.Swept("task", ["a", "b"], {"a": [1, 1, 2], "b": ["x", "x", "y"]}, np.array([10.0, 20.0, 7.0]))
+    pair, *_ = charts.score_maps([given], "map0")
+    (series,) = pair["option"]["series"]
+    assert pair["map0"] == "b over a" and [cell["value"] for cell in series["data"]] == [
+        ["1", "x", 15, 2],
+        ["2", "y", 7, 1],
     ]
-    (histogram,) = data["histograms"]
-    assert (histogram["name"], histogram["edges"][0], histogram["edges"][-1]) == ("hist/poles", 0.5, 2.5)
-    assert [sum(counts) for counts in histogram["methods"].values()] == [3]
-    (inside,) = [run for run in page_data.thinned(data, 400)["inside"] if run["name"] == own["name"]]
-    assert inside["metrics"] == {}  # rows of the fixture have none that are drawn
+    many = [0.97 + i / 2000 for i in range(40)]  # more values than have a cell each: parts of their range
+    given = charts.Swept("task", ["a", "b"], {"a": many, "b": many}, np.arange(40.0))
+    names = charts.score_maps([given], "map0")[0]["option"]["xAxis"]["data"]
+    assert len(names) == len({*names}) == 12
+    with_text = charts.Swept("task", ["a"], {"a": ["x", 1.0, 2.0]}, np.arange(3.0))
+    assert charts.score_maps([with_text], "m")[0]["option"]["xAxis"]["data"] == ["1.0", "2.0", "x"]
 
 
 def test_the_command_says_what_the_page_needs(found, tmp_path, monkeypatch, capsys):

@@ -9,8 +9,8 @@ from run_files import run, sweep
 
 from jrl.errors import InputError
 from jrl.report import __main__ as report
-from jrl.report import curves, methods, runs
-from jrl.report.cautions import cautions
+from jrl.report import runs, statistics
+from jrl.report.content import cautions
 
 
 def groups(found):
@@ -44,10 +44,10 @@ def test_seeds_of_one_config_are_one_method_named_by_what_differs(tmp_path):
 def test_of_many_keys_that_differ_a_name_has_enough_to_tell_methods_apart():
     keys = "abcdef"
     configs = {i: {f"algo.{key}": i if key == "c" else i // 2 for key in keys} for i in range(4)}
-    assert methods.names(configs) == {i: f"algo.c={i}" for i in range(4)}
+    assert runs.method_names(configs) == {i: f"algo.c={i}" for i in range(4)}
     few = {i: {f"algo.{key}": i for key in "abcd"} for i in range(2)}
-    assert methods.names(few)[1] == "algo.a=1, algo.b=1, algo.c=1, algo.d=1"
-    assert methods.names({0: configs[0], 1: {**configs[0], "run.seed": 5, "stop.env_steps": 7}}) == {0: "", 1: ""}
+    assert runs.method_names(few)[1] == "algo.a=1, algo.b=1, algo.c=1, algo.d=1"
+    assert runs.method_names({0: configs[0], 1: {**configs[0], "run.seed": 5, "stop.env_steps": 7}}) == {0: "", 1: ""}
 
 
 def test_members_are_runs_and_what_is_named_twice_is_read_once(tmp_path):
@@ -302,7 +302,7 @@ def test_curves_that_were_reported_at_other_points_have_one_axis():
     rng = np.random.default_rng(0)
     slopes = [rng.uniform(1, 2, 4), rng.uniform(3, 4, 4)]
     tasks = [[(x, slope * x) for slope in own for x in [np.sort(rng.uniform(1, 9, 30))]] for own in slopes]
-    found = curves.efficiency(tasks, points=11, replicates=300)
+    found = statistics.efficiency(tasks, points=11, replicates=300)
     ends = [(x[0], x[-1]) for own in tasks for x, _ in own]
     assert found.grid[0] == max(first for first, _ in ends) and found.grid[-1] == min(last for _, last in ends)
     middle = np.sort(np.concatenate(slopes))[2:6].mean()
@@ -310,6 +310,4 @@ def test_curves_that_were_reported_at_other_points_have_one_axis():
     width = (found.estimate.high - found.estimate.low) / found.grid
     assert width.min() > 0 and width == pytest.approx(np.full(11, width[0]))  # whole runs are drawn
     late = (np.array([10.0, 11.0]), np.array([1.0, 1.0]))
-    assert curves.efficiency([*tasks, [late]]) is None
-    x, y = curves.thin(np.arange(1000), np.arange(1000) * 2, most=10)
-    assert len(x) == 10 and (x[0], x[-1]) == (0, 999) and (y == 2 * x).all()
+    assert statistics.efficiency([*tasks, [late]]) is None

@@ -8,7 +8,7 @@ import pytest
 from run_files import run
 
 from jrl import train
-from jrl.report import __main__, page, runs, serve
+from jrl.report import __main__, page, page_server, runs
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -57,7 +57,7 @@ def test_the_command_that_serves(tmp_path, monkeypatch, capsys):
         server.server_activate()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(serve.http.server.ThreadingHTTPServer, "serve_forever", interrupted)
+    monkeypatch.setattr(page_server.http.server.ThreadingHTTPServer, "serve_forever", interrupted)
     run(Path("runs/a"), seed=0, values=(1, 2, 3))
     assert __main__.main([*line.split(), "0"]) == 0
     assert re.search(r"^http://127\.0\.0\.1:\d+/ ", capsys.readouterr().out, re.M)

@@ -1,0 +1,565 @@
+"""Charts of the page: options of Apache ECharts as plain data.
+
+A chart is a list of views, {"task": ..., "axis": ..., "option": ...}: the page shows the view that its controls name. A
+colour is the name of a variable in page.css, such as `--c0`, so that one option serves light and dark.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.fields import schema
+from jrl.metrics import report
+from jrl.metrics.timers import RECOMPILES
+from jrl.report import content, statistics
+from jrl.report.content import Options
+from jrl.report.runs import AXES, Found, Run
+
+Views = list[dict[str, Any]]
+Band = Mapping[str, Sequence[float]]  # x, value, low, high
+
+ALL_TASKS = "*"
+MOST_CURVES = 10  # methods that are switched on at first
+AXIS_NAMES = {"env_steps": "environment steps", "updates": "updates", "time_s": "seconds of training"}
+METRIC_NAMES = {
+    "evaluation/return": "return of evaluations", "episode/return": "return of an episode",
+    "episode/length": "length of an episode", "perf/steps_per_s": "steps per second",
+}  # fmt: skip
+_INSIDE = (
+    "episode/return", "episode/length", "loss/policy", "loss/value", "policy/entropy", "policy/approx_kl",
+    "value/explained_variance", "train/lr", "perf/steps_per_s",
+)  # fmt: skip
+_STAGES = ("env", "act", "collect", "transfer", "wait", "update", "log")
+MOST_METHODS = 50  # of the legend
+_MOST_WITH_RUNS = 5  # methods up to which every run is drawn, not the mean alone
+_MOST_SMALL = 20  # methods in the small charts
+_MOST_TIMED = 16
+_MOST_AXES = 8  # hyper-parameters in parallel
+_BINS, _CELLS, _MOST_LEVELS = 24, 12, 16
+_COLORS, _DASHES = 7, ("solid", "dashed", "dotted")
+
+_TEXT, _SMALL = {"color": "--soft"}, {"color": "--soft", "fontSize": 11}
+_TO_THE_END = {"max": "dataMax", "axisLabel": {"alignMaxLabel": "right"}}
+_HALO = {"textBorderColor": "--card", "textBorderWidth": 4}
+_AXIS = {
+    "nameTextStyle": _TEXT, "axisLabel": {**_SMALL, "hideOverlap": True}, "axisTick": {"show": False},
+    "axisLine": {"lineStyle": {"color": "--line"}}, "splitLine": {"lineStyle": {"color": "--grid"}},
+}  # fmt: skip
+THEME = {
+    "textStyle": {**_TEXT, "fontFamily": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"},
+    "title": {"left": 0, "top": 0, "textStyle": {"color": "--ink", "fontSize": 13, "fontWeight": 600}},
+    "legend": {"textStyle": _TEXT},
+    "tooltip": {
+        "confine": True, "backgroundColor": "--card", "borderColor": "--line", "textStyle": {"color": "--ink"},
+        "extraCssText": "max-width: 90vw; white-space: normal; overflow-wrap: anywhere",
+    },
+    "toolbox": {"iconStyle": {"borderColor": "--soft"}},
+    "visualMap": {"textStyle": _TEXT, "inRange": {"color": [f"--r{i}" for i in range(6)]}},
+    "valueAxis": _AXIS, "logAxis": _AXIS, "categoryAxis": {**_AXIS, "splitLine": {"show": False}},
+}  # fmt: skip
+_LEVEL = {"align": "center", "verticalAlign": "bottom", "padding": 0}
+_PARALLEL_AXIS = {
+    "nameTextStyle": {"color": "--ink", "fontWeight": 600, **_HALO},
+    "axisLabel": {"color": "--ink", "fontSize": 11, "hideOverlap": True, **_HALO},
+    "axisLine": {"lineStyle": {"color": "--soft"}}, "axisTick": {"show": False},
+    "areaSelectStyle": {"color": "--accent", "borderColor": "--accent", "opacity": 0.18, "width": 18},
+}  # fmt: skip
+
+
+class Curves(NamedTuple):
+    """Learning curves of a method on a task, or over all tasks."""
+
+    task: str
+    method: str
+    runs: Sequence[report.Curve]
+    band: Band | None  # None of a single run
+
+
+class Measured(NamedTuple):
+    """What charts show, before methods and points are chosen."""
+
+    said: Mapping[str, Any]  # of `content.content`
+    runs: Mapping[str, Run]
+    curves: Mapping[str, Sequence[Curves]]  # by axis
+    names: Mapping[str, str]  # short names of methods
+    rank: Mapping[str, int]  # place of each method; its colour and dashes
+
+
+class Size(NamedTuple):
+    """Limits of a page."""
+
+    points: int  # of a curve
+    most: int  # runs, and methods
+
+
+def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured:
+    """Returns the curves over every axis that rows have.
+
+    Args:
+      found: runs that were read.
+      said: `content.content` of them.
+      options: of the report.
+    """
+    options = options._replace(objective=said["objective"])
+    runs = {run.name: run for run in found.runs}
+    groups = {(c["task"], c["method"]): [runs[line["name"]] for line in c["runs"]] for c in said["curves"]}
+    curves: dict[str, list[Curves]] = {}
+    for axis in (axis for axis in AXES if any(np.isfinite(run.reached(axis)) for run in found.runs)):
+        asked = options._replace(axis=axis)
+        own = axis == options.axis
+        over = said["curves_over_tasks"]
+        if not own:
+            over = content.curves_over_tasks(groups, said["tasks"], said["methods"], asked)
+        curves[axis] = [Curves(ALL_TASKS, c["method"], [], c["band"]) for c in over]
+        for c, members in zip(said["curves"], groups.values(), strict=True):
+            lines = [run.curve(axis, options.objective) for run in members]
+            band = c["band"] if own else content.band([lines], options)
+            curves[axis].append(Curves(c["task"], c["method"], [line for line in lines if len(line[0])], band))
+    brief = {method: re.sub(r"\balgo\.(?=\w+=)", "", method) for method in said["methods"]}
+    unique = len({*brief.values()}) == len(brief)
+    rank = {method: i for i, method in enumerate(said["methods"])}
+    return Measured(said, runs, curves, brief if unique else {method: method for method in brief}, rank)
+
+
+# ---------------------------------------------------------------- over steps, updates or seconds
+
+
+def learning_curves(m: Measured, size: Size) -> Views:
+    """Returns a view for each task and axis: a method's runs, and their interquartile mean with its interval."""
+    found = []
+    for task, axis in itertools.product((ALL_TASKS, *m.said["tasks"]), m.curves):
+        own = _kept(m, size, [c for c in m.curves[axis] if c.task == task])
+        main = [x for c in own for x in ([np.array(c.band["x"])] if c.band else [x for x, _ in c.runs])]
+        if not main:
+            continue
+        grid = _shared_grid(main, size.points)
+        series: list[dict[str, Any]] = []
+        for c in own:
+            i = m.rank[c.method]
+            name = m.names[c.method]
+            if c.band:
+                series += _band(name, i, _on_grid(grid, _band_columns(c.band)))
+            for line in c.runs if not c.band or len(own) <= _MOST_WITH_RUNS else ():
+                thin = {"z": 2, "silent": True, "tooltip": {"show": False}} if c.band else {}
+                series.append(_line(name, i, _on_grid(grid, np.stack(line))) | thin)
+                if c.band:
+                    series[-1]["lineStyle"] |= {"width": 1, "opacity": 0.4}
+        y = "normalised score" if task == ALL_TASKS else METRIC_NAMES.get(m.said["objective"], m.said["objective"])
+        option = _chart(series, AXIS_NAMES[axis], y) | {
+            "toolbox": {
+                "right": 4, "top": 0, "itemSize": 13,
+                "feature": {
+                    "dataZoom": {"filterMode": "none", "title": {"zoom": "Zoom by a box", "back": "Zoom back"}},
+                    "restore": {"title": "All"},
+                    "saveAsImage": {"type": "svg", "name": "curves", "title": "Save as SVG"},
+                },
+            },
+            "tooltip": {"trigger": "axis", "order": "valueDesc", "axisPointer": {"lineStyle": {"color": "--soft"}}},
+        }  # fmt: skip
+        found.append({"task": task, "axis": axis, "option": option})
+    return found
+
+
+def profiles(m: Measured, size: Size) -> Views:
+    """Returns the share of runs above each normalised score; [] of one task."""
+    of, series = m.said["profiles"].get("methods", {}), []
+    for method in m.said["methods"][: min(size.most, MOST_METHODS)]:
+        if p := of.get(method):
+            columns = [m.said["profiles"]["thresholds"], p["value"], p["low"], p["high"]]
+            series += _band(m.names[method], m.rank[method], np.array(columns, float))
+            series[-1]["step"] = "end"
+    option = _chart(series, "normalised score", "share of runs above it")
+    option["yAxis"] |= {"min": 0, "max": 1}
+    return [{"option": option}] if series else []
+
+
+def inside_learning(m: Measured, size: Size) -> list[Views]:
+    """Returns a small chart for each metric: the interquartile mean of a method's runs, and their quartiles."""
+    found = []
+    for metric in _INSIDE if size.points > 25 else ():
+        views = []
+        for task in m.said["tasks"] if metric != m.said["objective"] else ():
+            series: list[dict[str, Any]] = []
+            for c in _kept(m, size, [c for c in m.said["curves"] if c["task"] == task], _MOST_SMALL):
+                i, name = m.rank[c["method"]], m.names[c["method"]]
+                runs = [run for told in c["runs"] if (run := m.runs[told["name"]]).path]
+                curves = [run.curve("env_steps", metric) for run in runs]
+                lines = [(x, y) for x, y in curves if len(x) > 1]
+                if len(lines) > 1 and max(x[0] for x, _ in lines) < min(x[-1] for x, _ in lines):
+                    grid, values = report.on_one_grid(lines, size.points // 5)
+                    middle = statistics.interquartile_mean([values.T])
+                    series += _band(name, i, np.stack([grid, middle, *np.quantile(values, (0.25, 0.75), axis=0)]))
+                else:
+                    grids = [_shared_grid([x], size.points // 5) for x, _ in lines]
+                    series += [_line(name, i, _on_grid(grid, np.stack(line))) for grid, line in zip(grids, lines)]
+            if series:
+                views.append({"task": task, "option": _small(m, METRIC_NAMES.get(metric, metric), task, series)})
+        found.append(views)
+    return [views for views in found if views]
+
+
+def histograms(m: Measured) -> list[Views]:
+    """Returns a small chart for each column of the rows that holds lists, such as `hist/x` of callbacks.
+
+    All rows count, as each has the values since the row before.
+    """
+    pooled: dict[str, dict[str, dict[str, list[float]]]] = {}
+    methods = {*m.said["methods"][:_MOST_SMALL]}
+    for run in m.runs.values():
+        for row in run.rows if run.method in methods else ():
+            for name, values in row.items():
+                if isinstance(values, list):
+                    numbers = [x for x in values if isinstance(x, int | float) and math.isfinite(x)]
+                    pooled.setdefault(name, {}).setdefault(run.task, {}).setdefault(run.method, []).extend(numbers)
+    found = []
+    for name, tasks in pooled.items():
+        views = []
+        for task, by_method in tasks.items():
+            try:
+                edges = np.histogram_bin_edges([*itertools.chain(*by_method.values())], _BINS)
+            except ValueError:  # numbers so large that no edges lie between them
+                continue
+            series = []
+            for method in (method for method in m.said["methods"] if by_method.get(method)):
+                i = m.rank[method]
+                counts = np.append(np.histogram(by_method[method], edges)[0], 0)
+                area = {"step": "end", "showSymbol": False, "areaStyle": {"opacity": 0.14}}
+                series.append(_line(m.names[method], i, np.stack((edges, counts))) | area)
+            if series:
+                views.append({"task": task, "option": _small(m, name, task, series)})
+        found.append(views)
+    return [views for views in found if views]
+
+
+def _kept(m: Measured, size: Size, given: Sequence[Any], most: int = MOST_METHODS) -> list[Any]:
+    """Returns the curves of the first methods, in the order of their rank."""
+    method = lambda c: c.method if isinstance(c, Curves) else c["method"]
+    return sorted((c for c in given if m.rank[method(c)] < min(size.most, most)), key=lambda c: m.rank[method(c)])
+
+
+def _band_columns(band: Band) -> np.ndarray:
+    return np.array([band[name] for name in ("x", "value", "low", "high")], np.float64)
+
+
+def _shared_grid(given: Sequence[np.ndarray], points: int) -> np.ndarray:
+    """Returns the x at which curves are drawn: where all have a point, a tooltip compares them."""
+    x = np.unique(np.concatenate(given))
+    return x if len(x) <= points else np.linspace(x[0], x[-1], points)
+
+
+def _on_grid(grid: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Returns x and y of a curve [columns, points] at the grid's points, and at its own two ends."""
+    x = columns[0]
+    at = np.unique(np.concatenate((x[[0, -1]], grid[(grid > x[0]) & (grid < x[-1])])))
+    return np.stack([at, *(np.interp(at, x, y) for y in columns[1:])])
+
+
+def _line(name: str, i: int, columns: np.ndarray) -> dict[str, Any]:
+    """Returns the curve of method `i`, f64 [x and y, points]."""
+    rows = _rows(columns[:2])
+    width = 3.25 if i == 0 else 2.25 if i < _COLORS else 1.25
+    return {
+        "type": "line", "name": name, "data": rows, "showSymbol": len(rows) == 1, "z": 3,
+        "lineStyle": {"width": width, "type": dash(i)}, "itemStyle": {"color": color(i)},
+    }  # fmt: skip
+
+
+def _band(name: str, i: int, columns: np.ndarray) -> list[dict[str, Any]]:
+    """Returns a curve with its interval, of f64 [x, value, low and high, points]; `band` of page.js draws it."""
+    around = {
+        "type": "custom", "renderItem": "band", "name": name, "data": _rows(columns[[0, 2, 3]]), "z": 1, "clip": True,
+        "encode": {"x": 0, "y": [1, 2]}, "itemStyle": {"color": color(i)}, "silent": True, "tooltip": {"show": False},
+    }  # fmt: skip
+    return [around, _line(name, i, columns)]
+
+
+def color(i: int) -> str:
+    """Returns the colour of method `i`, in the order of rank."""
+    return f"--c{i % _COLORS}"
+
+
+def dash(i: int) -> str:
+    """Returns the dashes of method `i`: other ones where colours repeat."""
+    return _DASHES[i // _COLORS % len(_DASHES)]
+
+
+def _chart(series: Sequence[Mapping[str, Any]], x: str, y: str) -> dict[str, Any]:
+    return {
+        "grid": {"left": 8, "right": 22, "top": 34, "bottom": 28, "containLabel": True},
+        "xAxis": {"type": "value", "name": x, "nameLocation": "middle", "nameGap": 28, **_TO_THE_END},
+        "yAxis": {"type": "value", "name": y, "scale": True, "nameTextStyle": {"align": "left"}},
+        "legend": {"show": False},
+        "series": series,
+    }
+
+
+def _small(m: Measured, title: str, task: str, series: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    thin = [{**s, "lineStyle": {**s["lineStyle"], "width": 1.6}} if "lineStyle" in s else s for s in series]
+    title = f"{title}, {task}" if len(m.said["tasks"]) > 1 else title
+    return _chart(thin, "", "") | {
+        "title": {"text": title},
+        "grid": {"left": 2, "right": 10, "top": 30, "bottom": 4, "containLabel": True},
+        "xAxis": {"type": "value", "scale": True, "splitNumber": 3, **_TO_THE_END},
+        "tooltip": {"trigger": "axis", "order": "valueDesc"},
+    }
+
+
+def _rows(columns: np.ndarray) -> list[list[float | None]]:
+    return [[_short(x) for x in row] for row in columns.T.tolist()]
+
+
+def _short(value: float) -> float | None:
+    """
+    >>> [_short(x) for x in (500.0, 0.123456789, 1048576.0, 20.4861, float("nan"))]
+    [500, 0.12346, 1048576, 20.486, None]
+    """
+    if not math.isfinite(value):
+        return None
+    return int(value) if float(value).is_integer() else float(f"{value:.5g}")
+
+
+# ---------------------------------------------------------------- hyper-parameters
+
+
+class Swept(NamedTuple):
+    """Runs of an algorithm on a task, and the hyper-parameters that differ between them."""
+
+    task: str
+    keys: Sequence[str]  # the most important first
+    values: Mapping[str, Sequence[float | str]]
+    scores: np.ndarray  # those at equal steps, where a scheduler stopped runs
+
+
+def swept(m: Measured, size: Size, algo: str) -> list[Swept]:
+    """Returns the runs of each task that charts of hyper-parameters show."""
+    found = []
+    equal = m.said["equal_steps"].get("scores", {})
+    keys = [row["key"] for row in m.said["hyper_parameters"] if row["algo"] == algo]
+    for task in m.said["tasks"]:
+        last = {told["name"]: told["last"] for told in m.said["runs"] if told["task"] == task} | equal
+        own = [run for run in m.runs.values() if run.task == task and run.config.get("algo.name") == algo]
+        own = [run for run in own if last.get(run.name) is not None]
+        own = sorted(own, key=lambda run: last[run.name])[-size.most :]  # the best are drawn last
+        common = [key for key in keys if all(key in run.config for run in own)]
+        values = {key: [plain_value(run.config[key]) for run in own] for key in common}
+        differ = [key for key in values if len({*values[key]}) > 1]
+        if differ:
+            found.append(Swept(task, differ, values, np.array([last[run.name] for run in own])))
+    return found
+
+
+def parallel(given: Sequence[Swept]) -> Views:
+    """Returns parallel coordinates: a line for each run through its hyper-parameters and its score."""
+    found = []
+    for task, all_keys, values, scores in given:
+        keys = all_keys[:_MOST_AXES]
+        texts = lambda column: [*map(str, column)] if _scale(column)["type"] == "category" else column
+        columns = [*(texts(values[key]) for key in keys), scores.tolist()]
+        ends = [key.rpartition(".")[2] for key in keys]
+        names = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
+        axes = [{"dim": i, "name": name, **_scale(c)} for i, (name, c) in enumerate(zip([*names, "score"], columns))]
+        axes[-1]["type"] = "value"
+        many = len(scores) > 100
+        above = {"align": "left", "verticalAlign": "bottom", "padding": [0, 0, 7, -20]}
+        upright = {
+            "parallel": {"layout": "vertical", "left": 34, "right": 26, "top": 46, "bottom": 36},
+            "parallelAxis": [{"nameLocation": "start", "nameTextStyle": above} for _ in axes],
+        }
+        level = {
+            "parallel": {"layout": "horizontal", "left": 44, "right": 66, "top": 40, "bottom": 26},
+            "parallelAxis": [{"nameLocation": "end", "nameTextStyle": _LEVEL} for _ in axes],
+        }
+        option = {
+            "parallel": {"parallelAxisDefault": _PARALLEL_AXIS},
+            "parallelAxis": axes,
+            "visualMap": {"show": False, "dimension": len(keys), **_limits(scores)},
+            "series": [
+                {
+                    "type": "parallel", "progressive": 0, "inactiveOpacity": 0.04, "activeOpacity": 0.9,
+                    "lineStyle": {"width": 1 if many else 1.6, "opacity": 0.55 if many else 0.75},
+                    "data": [list(row) for row in zip(*columns)],
+                }
+            ],
+            "tooltip": {"show": False},
+        }  # fmt: skip
+        widths = [{"query": {"maxWidth": 560}, "option": upright}, {"option": level}]
+        found.append({"task": task, "option": {"baseOption": option, "media": widths}})
+    return found
+
+
+def score_maps(given: Sequence[Swept], choice: str) -> Views:
+    """Returns the mean score over two hyper-parameters, of each pair, and every score over each alone.
+
+    Args:
+      given: of `swept`.
+      choice: name of the control that chooses the pair.
+    """
+    found = []
+    for task, all_keys, values, scores in given:
+        keys = all_keys[: 5 if len(given) == 1 else 3]
+        found += [
+            {"task": task, choice: f"{y} over {x}", "option": _heat(x, y, values[x], values[y], scores)}
+            for x, y in itertools.combinations(keys, 2)
+        ]
+        found += [{"task": task, choice: f"score over {x}", "option": _scatter(x, values[x], scores)} for x in keys]
+    return found
+
+
+def _heat(x: str, y: str, across: Sequence[Any], up: Sequence[Any], scores: np.ndarray) -> dict[str, Any]:
+    (columns, i), (rows, j) = _cells(across), _cells(up)
+    cells: dict[tuple[int, int], list[float]] = {}
+    for key, score in zip(zip(i, j), scores.tolist()):
+        cells.setdefault(key, []).append(score)
+    means = {key: sum(own) / len(own) for key, own in cells.items()}
+    limits = _limits(list(means.values()))
+    ink = lambda score: "--on-high" if score > (limits["min"] + limits["max"]) / 2 else "--on-low"
+    data = [
+        {
+            "value": [columns[key[0]], rows[key[1]], _short(mean), len(cells[key])],
+            "label": {"color": ink(mean), "formatter": f"{mean:.3g}"},
+        }
+        for key, mean in means.items()
+    ]
+    axis = lambda name, names: {"type": "category", "data": names, "name": name}
+    return {
+        "grid": {"left": 12, "right": 12, "top": 34, "bottom": 76, "containLabel": True},
+        "xAxis": axis(x, columns) | {"nameLocation": "middle", "nameGap": 28},
+        "yAxis": axis(y, rows) | {"nameTextStyle": {"align": "left"}},
+        "visualMap": {
+            **limits, "dimension": 2, "orient": "horizontal", "left": "center", "bottom": 0, "itemHeight": 150,
+            "itemWidth": 10, "text": [f"{limits[end]:.4g}" for end in ("max", "min")],
+        },
+        "tooltip": {},
+        "series": [
+            {
+                "type": "heatmap", "dimensions": [x, y, "mean score", "runs"],
+                "encode": {"x": 0, "y": 1, "tooltip": [0, 1, 2, 3]}, "data": data,
+                "label": {"show": len(columns) <= _CELLS and len(rows) <= _CELLS, "fontSize": 11},
+                "itemStyle": {"borderColor": "--card", "borderWidth": 2, "borderRadius": 3},
+            }
+        ],
+    }  # fmt: skip
+
+
+def _scatter(x: str, values: Sequence[Any], scores: np.ndarray) -> dict[str, Any]:
+    scale = _scale(values)
+    values = [str(value) for value in values] if scale["type"] == "category" else values
+    levels = sorted({*values})
+    middle = {level: scores[[value == level for value in values]] for level in levels}
+    line = [[level, _short(float(statistics.interquartile_mean([own])))] for level, own in middle.items()]
+    style = {"color": "--accent"}
+    points = [list(pair) for pair in zip(values, scores.tolist())]
+    series = [{"type": "scatter", "symbolSize": 6, "itemStyle": {**style, "opacity": 0.45}, "data": points}]
+    if len(levels) <= _MOST_LEVELS:
+        series.append({"type": "line", "itemStyle": style, "data": line, "silent": True})
+    option = _chart(series, x, "score")
+    option["xAxis"] = option["xAxis"] | scale
+    return option | {"tooltip": {}}
+
+
+def plain_value(value: Any) -> float | str:
+    """Returns a config value that is a number or a text, any other as YAML has it."""
+    is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
+    return value if is_plain else schema.flow(value)
+
+
+def _scale(values: Sequence[float | str]) -> dict[str, Any]:
+    """Returns an axis: of numbers, by their logarithm if they differ by a factor of 30, or of categories."""
+    if any(isinstance(value, str) for value in values):
+        return {"type": "category", "data": sorted({*map(str, values)})}
+    low, high = _outwards(float(min(values)), math.floor), _outwards(float(max(values)), math.ceil)
+    return {"type": "log" if low > 0 and high / low >= 30 else "value", "min": low, "max": high}
+
+
+def _outwards(value: float, rounded: Callable[[float], int]) -> float:
+    """Returns the end of an axis in four digits."""
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 3) if value else 1.0
+    return float(f"{rounded(value / unit) * unit:.4g}")
+
+
+def _limits(scores: Iterable[float]) -> dict[str, float]:
+    low, high = float(min(scores)), float(max(scores))
+    return {"min": low, "max": high if high > low else low + 1}
+
+
+def _cells(values: Sequence[Any]) -> tuple[list[str], list[int]]:
+    """Returns the names of an axis' cells, and the cell of each value: one of its own, or of many numbers a range."""
+    scale = _scale(values)
+    if scale["type"] == "category":
+        return scale["data"], [scale["data"].index(str(value)) for value in values]
+    levels = sorted({*values})
+    if len(levels) <= _MOST_LEVELS:
+        return distinct(levels), [levels.index(value) for value in values]
+    edges = (np.geomspace if scale["type"] == "log" else np.linspace)(scale["min"], scale["max"], _CELLS + 1)
+    cell = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _CELLS - 1)
+    return [f"{name} ..." for name in distinct(edges[:-1].tolist())], cell.tolist()
+
+
+def distinct(numbers: Sequence[float]) -> list[str]:
+    """Returns numbers as short as they can be while no two look the same.
+
+    >>> distinct([0.97, 0.9725, 0.975]), distinct([1000, 2000, 3001])
+    (['0.97', '0.973', '0.975'], ['1000', '2000', '3000'])
+    """
+    for digits in range(2, 18):
+        names = [f"{float(f'{x:.{digits}g}'):.12g}" for x in numbers]
+        if len({*names}) == len(numbers):
+            break
+    return names
+
+
+# ---------------------------------------------------------------- seconds
+
+
+def seconds(m: Measured) -> Views:
+    """Returns where the seconds of a method's runs go, by stage; [] where no stage was measured."""
+    found = []
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in m.runs.values():
+        for task in {run.task, ALL_TASKS} if run.reached("time_s") > 0 else ():
+            groups.setdefault((task, run.method), []).append(run)
+    for task in (ALL_TASKS, *m.said["tasks"]) if m.said["curves_over_tasks"] else m.said["tasks"]:
+        rows = []
+        for method in m.said["methods"]:
+            own = groups.get((task, method), [])
+            measured = [stage_seconds(run) for run in own]
+            parts = {name: sum(x.get(name, 0) for x in measured) / len(own) for name in {*itertools.chain(*measured)}}
+            total = sum(run.reached("time_s") for run in own) / max(len(own), 1)
+            if sum(parts.values()) > 0.02 * total:  # else all is one program, without parts
+                rows.append((total, m.names[method], {**parts, "rest": max(0.0, total - sum(parts.values()))}))
+        rows = sorted(rows, key=lambda row: row[0])[-_MOST_TIMED:]
+        stages = sorted({name for *_, parts in rows for name in parts}, key=lambda name: (*_STAGES, name).index(name))
+        stages = [name for name in stages if name != "rest"] + ["rest"]
+        series = [
+            {
+                "type": "bar", "stack": "seconds", "name": name,
+                "data": [_short(parts.get(name, 0)) for *_, parts in rows],
+                "itemStyle": {"color": "--bar" if name == "rest" else color(i)}, "barMaxWidth": 22,
+            }
+            for i, name in enumerate(stages)
+        ]  # fmt: skip
+        option = {
+            "grid": {"left": 4, "right": 22, "top": 34, "bottom": 28, "containLabel": True},
+            "xAxis": {"type": "value", "name": "seconds", "nameLocation": "middle", "nameGap": 28},
+            "yAxis": {
+                "type": "category", "data": [name for _, name, _ in rows],
+                "axisLabel": {"width": 220, "overflow": "truncate"},
+            },
+            "legend": {"show": True, "type": "scroll", "left": 0, "top": 0},
+            "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}},
+            "series": series,
+        }  # fmt: skip
+        if rows:
+            found.append({"task": task, "option": option, "rows": len(rows)})
+    return found
+
+
+def stage_seconds(run: Run) -> dict[str, float]:
+    """Returns the seconds of each stage over the whole run; a row has those since the row before."""
+    names = dict.fromkeys(name for row in run.rows for name in row if name.startswith("time/") and name != RECOMPILES)
+    sums = {name.removeprefix("time/"): float(np.nansum(run.column(name))) for name in names}
+    return {name: value for name, value in sums.items() if value > 0}

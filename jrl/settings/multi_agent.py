@@ -23,7 +23,7 @@ Kinds = Mapping[tuple[str, ...], str]  # agents of equal spaces -> these in word
 def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> RunConfig:
     """Fills in the names of the agents, in the environment's order, and a policy for each kind where none is named.
 
-    With `multi_agent.group` the agents are those of the view, its teams and who is in none (`jrl.envs.grouped`).
+    With `multi_agent.group` the agents are those of the view, its teams and who is in none (`jrl.envs.team`).
 
     Raises:
       InputError: the config names others, or policies that do not go with them.

@@ -12,6 +12,7 @@ from cases import CASES
 from jrl import algos
 from jrl.algos import exploration
 from jrl.envs import history, jax_env
+from jrl.envs.transform import transformed
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
@@ -116,7 +117,8 @@ def world(num_envs):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if CASES[n].like else []) for n in DISCRETE])
 def test_gradients_never_see_a_masked_output(name):
-    env = history.remember(world(8), prev_reward=fakes.plays_for_a_return(name))
+    remember = functools.partial(history.remember, prev_reward=fakes.plays_for_a_return(name))
+    env = transformed(world(8), remember)
     module = algos.get(name)
     algo = module.make(module.Config(), env.spec, NETWORK)
     unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)

@@ -140,8 +140,11 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     if not bad:
         return Explanation((), None, (), "")
     names = tuple(results[i][0].partition(".")[2] for i in bad)
+    given = [f"state.{name}" for name, x in _named(state) if not is_finite(x)]
     if not isinstance(batch, Batch | Rollout):
-        return Explanation(names, _first_bad_operation(update, (state, batch), infinities=False), (), "")
+        given += [f"batch.{name}" for name, x in _named(batch) if not is_finite(x)]
+        operation = None if given else _first_bad_operation(update, (state, batch), infinities=False)
+        return Explanation(names, operation, (), _before(given))
 
     @jax.jit
     def repeat(state, batch, keep):
@@ -165,10 +168,9 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
         note += f" The largest number in the state is {size:.4g}, in {name}."
     broken = [row for row in rows if row.non_finite and row.index not in {x.index for x in found}]
     operation = None
-    given = [f"state.{name}" for name, x in _named(state) if not is_finite(x)]
     given += sorted({f"batch.{name}" for row in rows for name in row.non_finite})
     if given:
-        note = f"{' and '.join(given[:3])} not finite before the update. {note}".strip()
+        note = f"{_before(given)} {note}".strip()
     else:
         at = functools.partial(_first_bad_operation, update)
         operation = at((state, _only(batch, valid)), infinities=True)
@@ -176,6 +178,12 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
             operation = at((state, _only(batch, valid)), infinities=False)  # that one was a mask's: no row is needed
         note = note if operation else f"Operation by operation the update is finite: the compiled one overflows. {note}"
     return Explanation(names, operation, tuple([*found, *broken][:_MOST_ROWS]), note)
+
+
+def _before(given: Sequence[str]) -> str:
+    """Says that arrays were not finite before the update; "" for none."""
+    are = "is" if len(given) == 1 else "are"
+    return f"{' and '.join(given[:3])} {are} not finite before the update." if given else ""
 
 
 # ---------------------------------------------------------------- the rows

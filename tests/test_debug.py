@@ -61,7 +61,7 @@ def test_dqn_rows_that_are_not_finite_come_first():
     algo, state, batch = setting("dqn")
     poison = changed(batch, (3, {"reward": -1e38, "weight": 1.0}), (9, {"obs": NAN, "weight": 1.0}))
     found = debug.explain(algo, state, poison, KEY)
-    assert found.note.startswith("batch.obs not finite before the update") and found.operation is None
+    assert found.note.startswith("batch.obs is not finite before the update") and found.operation is None
     assert [(t.index, t.alone, t.non_finite) for t in found.transitions] == [((9,), True, ("obs",)), ((3,), True, ())]
     assert "row 9: obs not finite, enough by itself" in str(found)
 
@@ -111,7 +111,7 @@ def test_ppo_a_reward_whose_square_overflows():
 def test_ppo_an_observation_that_is_not_finite():
     algo, state, rollout = setting("ppo", **ONE_STEP)
     found = debug.explain(algo, state, changed(rollout, ((1, 3), {"obs": NAN, "mask": True})), KEY)
-    assert found.note.startswith("batch.obs not finite before the update")
+    assert found.note.startswith("batch.obs is not finite before the update")
     assert [(t.index, t.non_finite, t.alone) for t in found.transitions] == [((1, 3), ("obs",), True)]
 
 
@@ -258,7 +258,7 @@ def test_command_on_a_replay_bundle(tmp_path, capsys):
     assert debug.main([str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("not finite in training, before iteration 12: loss and params\n")
-    assert "batch.obs not finite before the update" in out and "row 7: obs not finite, enough by itself" in out
+    assert "batch.obs is not finite before the update" in out and "row 7: obs not finite, enough by itself" in out
 
 
 def test_command_on_a_finite_bundle_of_a_run(tmp_path, capsys):

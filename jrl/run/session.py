@@ -124,7 +124,9 @@ class Session(Policies):
         self.league = league.Pool(cfg, self.run) if plays_itself else None
         self.games = roster.Games(cfg, self.run) if by_episode.per_episode(cfg) else None
         if self.callback_list:
-            self.callback_list.games["named"] = multi_agent.numbered(cfg).__getitem__ if self.games else None
+            self.callback_list.games.pop("named", None)
+            if self.games:
+                self.callback_list.games["named"] = multi_agent.numbered(cfg).__getitem__
 
     # ------------------------------------------------------------ beginning and end
 

@@ -139,7 +139,7 @@ def learned(**sections):
             {"a": 192, "b": 192},  # on each step somebody of either is there
         ),
         ({"multi_agent": {"mapping": "by_agent"}}, dict(zip(AGENTS, (192, 128, 128, 192), strict=True))),
-        ({"multi_agent": {"policies": {"a": {}, "b": REPLAY}, "mapping": "by-game"}}, {"place-1": 96, "place-2": 96}),
+        ({"multi_agent": {"policies": {"a": {}, "b": REPLAY}, "mapping": "by-game"}}, {"a": 96, "b": 96}),
     ],
 )
 def test_runs_learn_from_whole_episodes(sections, policies):

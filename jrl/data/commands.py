@@ -200,7 +200,7 @@ def _is_file(out: Path, format: str) -> bool:
 def _rewrite(args: argparse.Namespace, outs: list[Path]) -> int:
     """Reads the data set, and writes it to one path or, divided, to two. Returns the exit status."""
     store = _read(args)
-    for note in store.notes:  # what a reader left out or could not know
+    for note in store.notes:  # parts of the file that the reader left out
         print(f"note: {store.name}: {note}", file=sys.stderr)
     for out, part in zip(outs, [store] if len(outs) == 1 else store.split(args.share, args.seed), strict=True):
         _write(part, out, args)

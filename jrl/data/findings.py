@@ -12,14 +12,14 @@ from jrl.errors import counted
 from jrl.types import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, PyTree
 
 _BLOCK_BYTES = 2**26  # of rows that are looked at together
-_MOST_ROWS = 100_000  # that are looked at for jumps: the first ones
+_MOST_ROWS = 100_000  # the search for jumps reads the first rows only
 _MOST_FEATURES = 256  # pictures are left out
 _JUMP = 3.3  # score of a jump. On twelve control tasks 1 step of 10,000 has it, and about 8 of 10 resets
 _LEAST = 3  # jumps, or episodes, that are evidence
 _TOLERANCE = 1e-6  # beyond a bound, relative to it: a clip in another dtype
 
 
-Mask = Callable[[np.ndarray], np.ndarray]  # of numbers [n, *], which are wrong
+Mask = Callable[[np.ndarray], np.ndarray]  # numbers [n, *] -> bool, True where a number is wrong
 
 
 class Finding(NamedTuple):

@@ -324,7 +324,7 @@ def test_hunters_learn_to_follow_and_the_prey_to_flee():
     assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 19
 
 
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, capsys):
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(programs_not_kept, tmp_path, capsys):
     """On two devices, with memory."""
     more = {
         "network": {"hidden": [], "core": {"name": "gru", "size": 4}, "use_prev_action": True},

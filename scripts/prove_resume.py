@@ -45,36 +45,38 @@ def command(args: argparse.Namespace, path: str, out: Path) -> list[str]:
     return [sys.executable, "-m", "jrl.train", path, *settings, *limits, "--resume", "auto", "--out", str(out)]
 
 
-def progress(out: Path) -> int:
-    """Environment steps in the latest result row."""
+def progress(out: Path, counted: str) -> int:
+    """`env_steps` or, where a run learns from data alone, `updates` in the latest result row."""
     rows = read_rows(out / "result.jsonl")
-    return rows[-1]["env_steps"] if rows else 0
+    return rows[-1][counted] if rows else 0
 
 
-def run_until(process: subprocess.Popen, out: Path, steps: float, *, in_save: bool) -> bool:
+def run_until(process: subprocess.Popen, out: Path, counted: str, reached: float, *, in_save: bool) -> bool:
     """Waits for so many steps, then for a save to be under way if asked; False if the process ends before."""
     while process.poll() is None:
-        if progress(out) >= steps and (not in_save or any((out / "checkpoints").glob("*.unfinished"))):
+        if progress(out, counted) >= reached and (not in_save or any((out / "checkpoints").glob("*.unfinished"))):
             return True
         time.sleep(0.002)
     return False
 
 
-def interrupted(train: list[str], out: Path, total: int, kills: int, rng: random.Random) -> list[dict[str, Any]]:
+def interrupted(
+    train: list[str], out: Path, counted: str, total: int, kills: int, rng: random.Random
+) -> list[dict[str, Any]]:
     """Kills and resumes, ends it once by SIGTERM, then lets it end; returns where it was interrupted."""
     done = []
     for i in range(kills + 1):
         steps, in_save = total * (i + rng.random()) / (kills + 2), i % 2 == 1 and i < kills
         number = signal.SIGKILL if i < kills else signal.SIGTERM
         process = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        killed = run_until(process, out, steps, in_save=in_save)
+        killed = run_until(process, out, counted, steps, in_save=in_save)
         process.send_signal(number)
         error = process.communicate()[1].decode()
         if not killed:
             raise SystemExit(f"the run ended before it was killed: give it more steps\n{error[-2000:]}")
         if killed and process.returncode not in (-number, 128 + number):
             raise SystemExit(f"exit status {process.returncode} after {number.name}\n{error[-2000:]}")
-        done.append({"env_steps": progress(out), "signal": number.name, "in_save": in_save})
+        done.append({counted: progress(out, counted), "signal": number.name, "in_save": in_save})
     subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
     return done
 
@@ -110,7 +112,9 @@ def prove(args: argparse.Namespace, path: str, out: Path) -> bool:
     whole, killed = out / "whole", out / "killed"
     subprocess.run(command(args, path, whole), check=True, stdout=subprocess.DEVNULL)
     end = checkpoint.read_meta(checkpoint.locate(whole))
-    kills = interrupted(command(args, path, killed), killed, end["env_steps"], args.kills, random.Random(args.seed))
+    counted = plan.counts_by(config.load(path, args.overrides, stop=args.stop))
+    rng = random.Random(args.seed)
+    kills = interrupted(command(args, path, killed), killed, counted, end["counted"], args.kills, rng)
     found = differences(whole, killed)
     seen = {"config": path, "overrides": args.overrides, "guarantee": end["guarantee"], "kills": kills}
     print(json.dumps({**seen, "identical": not found, "differences": found[:20]}), flush=True)

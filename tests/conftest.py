@@ -23,8 +23,6 @@ if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the forced devices are the host's
 
 import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -130,40 +128,6 @@ def built_once():
         patch.setattr(build, "run", built_once.kept(build.run))
         patch.setattr(Population, "_deal", built_once.dealt(Population._deal))
         yield
-
-
-def _waves(scale):
-    """Instead of `initial.orthogonal`: kernels of that size, other ones for each key, that are no draw to compile."""
-
-    def init(key, shape, dtype=jnp.float32):
-        rows = math.prod(shape[:-1])
-        rng = np.random.default_rng([rows, shape[-1]])
-        phase, pitch = rng.uniform(0, 2 * np.pi, shape).astype(np.float32), rng.integers(1, 64, shape)
-        data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-        seed = (data >> 8).astype(jnp.float32).sum() * 2.0**-18
-        size = scale * math.sqrt(2 / max(rows, shape[-1]))
-        return (size * jnp.sin(phase + pitch.astype(np.float32) * seed)).astype(dtype)
-
-    return init
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _kernels_without_draws():
-    """Draws are a quarter of what most programs of the suite compile; `own_kernels` leaves the product's own."""
-    from jrl.networks import initial
-
-    own = initial.orthogonal
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initial, "orthogonal", _waves)
-        yield own
-
-
-@pytest.fixture
-def own_kernels(_kernels_without_draws, monkeypatch):
-    """Networks begin as `jrl.networks.initial` says: for tests of that."""
-    from jrl.networks import initial
-
-    monkeypatch.setattr(initial, "orthogonal", _kernels_without_draws)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,16 @@ def test_an_installed_package_has_its_configs_inside(tmp_path, monkeypatch):
         assert shipped.locate("mine") == tmp_path / "jrl" / "configs" / "mine.yaml"
     finally:
         shipped.directory.cache_clear()
+
+
+def test_a_warning_of_jrls_own_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+
+    def main():
+        for path in (command.__file__, __file__):
+            print(warnings.formatwarning("few episodes", RuntimeWarning, path, 1), end="")
+        return 0
+
+    assert command.run(main) == 0
+    ours, *others = capsys.readouterr().out.splitlines()
+    assert ours == "warning: few episodes" and "RuntimeWarning: few episodes" in others[0]

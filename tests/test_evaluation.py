@@ -101,7 +101,6 @@ def test_auto_lasts_until_training_is_done():
     evaluations.close()
 
 
-@pytest.mark.usefixtures("own_kernels")
 def test_timesteps():
     evaluations = Evaluations(run_config(evaluation={"duration": 100, "unit": "timesteps"}))
     found = evaluations.play(trained(run_config()), count=0, version=0)

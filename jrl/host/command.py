@@ -6,7 +6,9 @@ import itertools
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jrl.errors import InputError, details, message, short
@@ -29,6 +31,7 @@ COMMANDS = {
 }
 MODULE = "python -m jrl."  # how a command is typed by its module
 _prefix = MODULE
+_python_format = warnings.formatwarning
 
 
 def typed_as(prefix: str) -> None:
@@ -100,6 +103,7 @@ def run(main: Callable[[], int]) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no "±"
+    warnings.formatwarning = _one_line
     try:
         status = main()
         if sys.stdout is not None:
@@ -111,6 +115,12 @@ def run(main: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _one_line(text: Any, category: type[Warning], path: str, *place: Any) -> str:
+    """Formats a warning of jrl's own for a user, to whom its place in the code says nothing; others as Python does."""
+    ours = Path(path).is_relative_to(Path(__file__).parent.parent)
+    return f"warning: {text}\n" if ours else _python_format(text, category, path, *place)
 
 
 def take_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -178,7 +178,6 @@ def equations(jaxpr):
 
 
 @each
-@pytest.mark.usefixtures("own_kernels")
 def test_vmapped_initialisation_has_no_batched_decomposition(name):
     """LAPACK's QR of a batch hangs now and then on two cores; a hang that happens seldom is found by reading."""
     init = jax.vmap(fakes.make(name, network=dataclasses.replace(fakes.NETWORK, init="orthogonal")).init)

@@ -7,7 +7,6 @@ import pytest
 from jrl.networks import NetworkConfig
 
 
-@pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize(
     ("name", "init", "biases"),
     [

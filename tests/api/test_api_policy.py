@@ -57,7 +57,6 @@ def test_memory_goes_in_and_out():
     assert policy.value_function(obs).shape == (15,)
 
 
-@pytest.mark.usefixtures("own_kernels")
 def test_the_step_before_in_the_environments_units():
     past = {"frame_stack": 2, "prev_action": True, "prev_reward": True}
     told = history(EnvSpec(VECTOR, NORMAL, 1, None, OWN), **past)

@@ -298,7 +298,6 @@ def test_columns_of_several_devices(four_devices):
     _close(jax.block_until_ready(jax.jit(whole)(params, x, carry, reset)), jax.grad(value)(params, x, carry, reset))
 
 
-@pytest.mark.usefixtures("own_kernels")
 def test_parameters_at_the_start():
     made = {name: _initial.__wrapped__(name) for name in CONFIGS}
     np.testing.assert_array_equal(made["lstm"]["recurrent_bias"], [0.0] * 5 + [1.0] * 5 + [0.0] * 10)

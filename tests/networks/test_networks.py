@@ -64,7 +64,6 @@ def test_parameter_count_of_separate_and_shared_torsos():
     assert set(shared) == {"torso", "policy_head", "value_head"}
 
 
-@pytest.mark.usefixtures("own_kernels")
 def test_heads_have_their_gain():
     params = jax.jit(build(Box((4,))).init)(jax.random.key(0))
     for name, gain in (("policy", 0.01), ("value", 1.0)):

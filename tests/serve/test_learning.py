@@ -111,7 +111,7 @@ def command(tmp_path, tree, port, *more):
     ],
     ids=["ppo", "impala-lstm", "impala-lstm-local", "dqn", "ppo-local", "dqn-local"],
 )
-def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_kernels):
+def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players):
     port = free_port()
     args, out = command(tmp_path, tree, port, "--as-test", "--stop=episode/return=150", f"--stop=env_steps={steps}",
                         "--set=run.smoothing_episodes=20")  # fmt: skip

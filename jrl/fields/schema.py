@@ -355,10 +355,12 @@ def _mend(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Calla
     near = said or nearest(key, valid, synonyms)
     if near:
         return f"did you mean {near}?"
-    head = key.rpartition(".")[0]
-    siblings = [k.rpartition(".")[2] for k in valid if head and k.rpartition(".")[0] == head]
+    head, siblings = key, []
+    while head and not siblings:
+        head = head.rpartition(".")[0]
+        siblings = [k.rpartition(".")[2] for k in valid if head and k.rpartition(".")[0] == head]
     names = siblings or [k.partition(".")[0] for k in valid]
-    return f"{head if siblings else 'the config'} has {', '.join(dict.fromkeys(names))}"
+    return f"{head or 'the config'} has {', '.join(dict.fromkeys(names))}"
 
 
 def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:

@@ -337,7 +337,6 @@ def _set_aside(path: Path, damaged: list[str]) -> None:
 
 
 def _number(value: Any) -> Any:
-    """Returns numpy and jax scalars as Python's."""
     return value.item() if hasattr(value, "item") else value
 
 

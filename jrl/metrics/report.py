@@ -133,12 +133,6 @@ def _result(path: str | Path) -> Path:
     return Path(path) / "result.jsonl" if Path(path).is_dir() else Path(path)
 
 
-def band(curves: Sequence[Curve], points: int = 200) -> Band:
-    """Curves over one grid: (grid, median, min, max), f64 [points] each."""
-    grid, values = on_one_grid(curves, points)
-    return grid, np.median(values, 0), values.min(0), values.max(0)
-
-
 def on_one_grid(curves: Sequence[Curve], points: int = 200) -> Curve:
     """Curves of N runs that were reported at different points, over one grid: f64 [points] and [N, points].
 
@@ -191,35 +185,6 @@ def plot_learning_curve(
         axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     else:
         axes.text(0.5, 0.5, f"no {y} in {Path(result).name}", ha="center", transform=axes.transAxes)
-    return save(figure, png)
-
-
-def plot_runs(
-    runs: Mapping[str, Sequence[str | Path]],
-    png: str | Path,
-    *,
-    x: str = "env_steps",
-    y: str = "episode/return",
-    stop: float | None = None,
-    title: str = "",
-) -> Path:
-    """Draws groups of runs: each seed as a thin line, and as far as all go their median and the band from min to max.
-
-    Args:
-      runs: label -> the result.jsonl, or run directory, of each seed.
-      png: is written.
-      x, y: metrics of the rows; of evaluations each is one point.
-      stop: value of y that is a dashed line.
-      title: above it.
-    """
-    figure, axes = _axes(x, y, title)
-    for number, (label, paths) in enumerate(runs.items()):
-        curves = [c for c in (read_curve(_result(path), x=x, y=y) for path in paths) if len(c[0])]
-        _draw(axes, f"C{number}", label, curves, band(curves) if len(curves) > 1 else None)
-    if stop is not None:
-        axes.axhline(stop, color="0.4", linestyle="--", linewidth=1, label=f"{y} {stop:g}")
-    if runs:
-        axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     return save(figure, png)
 
 

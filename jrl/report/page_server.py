@@ -53,8 +53,7 @@ def server(make: Callable[[page.Link], str], port: int) -> http.server.Threading
         def translate_path(self, path: str) -> str:
             return videos.get(path.removeprefix("/"), "")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Prints nothing."""
+        log_message = lambda *args: None
 
     try:
         return http.server.ThreadingHTTPServer((HOST, port), Handler)

@@ -36,6 +36,7 @@ from jrl.report.runs import EMPTY, FINISHED, NOT_FINITE, STOPPED, Found, Run, di
 
 Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
+Scores = Mapping[tuple[str, str], np.ndarray]  # task, method -> the scores of these runs
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
 FEW_SEEDS = 5
@@ -258,33 +259,29 @@ def _estimates(measures: Sequence[statistics.Statistic], scores: statistics.Scor
     return {name: dict(zip(found._fields, values)) for name, values in named}
 
 
-def _normalized(
-    scores: Mapping[tuple[str, str], np.ndarray],
-    tasks: Sequence[str],
-    bounds: Bounds | None,
-) -> dict[tuple[str, str], np.ndarray]:
+def _normalized(scores: Scores, tasks: Sequence[str], bounds: Bounds | None) -> Scores:
     """Returns (score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
         has = f" (it has {', '.join(bounds) or 'none'})"
         raise InputError(*(f"--normalize: {task} is missing{has}: add it, as [low, high]" for task in missing))
-    return {
-        (task, name): (x - bounds[task][0]) / (bounds[task][1] - bounds[task][0]) for (task, name), x in scores.items()
-    }
+    return {key: _between(x, *bounds[key[0]]) for key, x in scores.items()}
+
+
+def _between(scores: np.ndarray, low: float, high: float) -> np.ndarray:
+    return (scores - low) / (high - low)
 
 
 # ---------------------------------------------------------------- over tasks
 
 
-def _whole(scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], name: str) -> list[np.ndarray]:
+def _whole(scores: Scores, tasks: Sequence[str], name: str) -> list[np.ndarray]:
     """Returns the scores of a method on all tasks; [] where it has none on one."""
     return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
 
 
-def _aggregate(
-    normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
-) -> dict[str, Any]:
+def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
     if not normal:
         return {"none": "scores of different tasks have different scales: --normalize FILE says which become 0 and 1"}
     rows, left_out = [], {}
@@ -296,9 +293,7 @@ def _aggregate(
     return {"tasks": tasks, "rows": rows, "left_out": left_out}
 
 
-def _profiles(
-    normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
-) -> dict[str, Any]:
+def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
     """Returns the share of runs above each threshold, of each method with runs on all tasks."""
     whole = {name: scores for name in names if (scores := _whole(normal, tasks, name))}
     if not whole:
@@ -313,16 +308,13 @@ def _profiles(
     return {"thresholds": thresholds, "methods": found}
 
 
-def _improvement(
-    scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
-) -> list[dict[str, Any]]:
+def _improvement(scores: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[dict[str, Any]]:
     """Returns the probability that a run of one method is better than one of another, on the tasks that both have."""
     if options.against is None and len(names) > _MOST_PAIRED:
         return []
     others = [options.against] if options.against else names
-    pairs = [(ours, theirs) for i, theirs in enumerate(others) for ours in names[i + 1 :]]
     rows = []
-    for ours, theirs in pairs:
+    for ours, theirs in ((ours, theirs) for i, theirs in enumerate(others) for ours in names[i + 1 :]):
         both = [task for task in tasks if (task, ours) in scores and (task, theirs) in scores]
         if both:
             samples = [[scores[task, name] for task in both] for name in (ours, theirs)]
@@ -355,9 +347,8 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
             continue
         scaled = []
         for task in tasks:
-            low, high = options.normalize[task]
             own = [run.curve(options.axis, options.objective) for run in groups[task, name]]
-            scaled.append([(x, (y - low) / (high - low)) for x, y in own])
+            scaled.append([(x, _between(y, *options.normalize[task])) for x, y in own])
         found.append({"method": name, "band": band(scaled, options)})
     return found
 
@@ -398,10 +389,7 @@ def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
 
 
 def _hyper_parameters(
-    groups: Groups,
-    scores: Mapping[tuple[str, str], np.ndarray],
-    equal: Mapping[str, float],
-    order: Sequence[str],
+    groups: Groups, scores: Scores, equal: Mapping[str, float], order: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Returns the influence of each key that differs between runs of one algorithm on their scores, the greatest first.
 

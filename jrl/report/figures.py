@@ -15,12 +15,7 @@ _MOST = 8  # methods of a task that are drawn
 
 
 def curves(said: Mapping[str, Any], png: Path) -> Path:
-    """Draws the learning curves of every task, of many methods the best, with the intervals of interquartile means.
-
-    Args:
-      said: of `content.content`.
-      png: is written.
-    """
+    """Draws the curves of `content.content`, of many methods the best, with their intervals, a panel for each task."""
     panels: dict[str, dict[str, Any]] = {}
     for task in said["tasks"]:
         own = {c["method"]: c for c in said["curves"] if c["task"] == task}
@@ -81,14 +76,7 @@ class Panel(NamedTuple):
 
 
 def panels(named: Mapping[str, Panel], png: str | Path) -> Path:
-    """Draws groups of runs whose values do not compare: a panel for each, with the interval of its interquartile mean.
-
-    Args:
-      named: title -> its Panel.
-      png: is written.
-    Raises:
-      InputError: a path holds no run.
-    """
+    """Draws groups of runs whose values do not compare: title -> panel. Raises InputError: a path holds no run."""
     drawn = dict[str, dict[str, Any]]()
     for title, panel in named.items():
         options = Options(panel.metric)

@@ -52,12 +52,8 @@ def relative(directory: Path) -> Link:
 def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, code: str) -> str:
     """Returns the page, with as many points of its curves and as many runs as fit into LIMIT.
 
-    Args:
-      found: runs that were read.
-      said: `content.content` of them.
-      options: of the report.
-      link: of a run's directory and of its videos.
-      code: of the drawing library.
+    `said` is `content.content` of the runs that were `found`; `link` is of their directories and videos, `code` that of
+    the drawing library.
     """
     measured = charts.measure(found, said, options)
     fixed = {f"histogram-{i}": views for i, views in enumerate(charts.histograms(measured))}

@@ -11,12 +11,7 @@ MOST_COLUMNS = 6  # of a table; of more methods each is a row
 
 
 def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
-    """Returns the whole report.
-
-    Args:
-      said: of `content.content`.
-      picture: file name of the learning curves.
-    """
+    """Returns the whole report of what `content.content` said; `picture` is the file name of the learning curves."""
     commands = [origin["commands"] for origin in said["provenance"]]
     said = _safe(said)
     count = f"{counted(len(said['runs']), 'run')} of {counted(len(said['methods']), 'method')}"

@@ -12,11 +12,9 @@ _MOST = 8  # members that are named
 
 
 def plan(groups: Sequence[Group], most: int | None = None) -> list[str]:
-    """Tells the plan of a population: a line for each key in which members differ, and how many programs there are.
+    """Returns lines: one for each key in which members differ, and how many programs there are.
 
-    Args:
-      groups: of all members.
-      most: members that are one program at once; None: as many as the memory holds.
+    `most` members are one program at once; None: as many as the memory holds.
     """
     from jrl.run import build_population
 

@@ -21,6 +21,7 @@ from jrl.report.runs import AXES, Found, Run
 
 Views = list[dict[str, Any]]
 Band = Mapping[str, Sequence[float]]  # x, value, low, high
+Curves = tuple[Sequence[report.Curve], Band | None]  # of a method's runs, and their interval; None of a single run
 
 ALL_TASKS = "*"
 MOST_CURVES = 10  # methods that are switched on at first
@@ -90,22 +91,13 @@ _PARALLEL_AXIS = {
 }  # fmt: skip
 
 
-class Curves(NamedTuple):
-    """Learning curves of a method on a task, or over all tasks."""
-
-    task: str
-    method: str
-    runs: Sequence[report.Curve]
-    band: Band | None  # None of a single run
-
-
 class Measured(NamedTuple):
     """What charts show, before methods and points are chosen."""
 
     said: Mapping[str, Any]  # of `content.content`
     runs: Mapping[str, Run]
     groups: Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs with scores
-    curves: Mapping[str, Sequence[Curves]]  # by axis
+    curves: Mapping[str, Mapping[tuple[str, str], Curves]]  # axis -> task or ALL_TASKS, method -> them
     names: Mapping[str, str]  # short names of methods
     rank: Mapping[str, int]  # place of each method; its colour and dashes
 
@@ -122,17 +114,17 @@ def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured
     options = options._replace(objective=said["objective"])
     runs = {run.name: run for run in found.runs}
     groups = {(c["task"], c["method"]): [runs[line["name"]] for line in c["runs"]] for c in said["curves"]}
-    curves: dict[str, list[Curves]] = {}
+    curves: dict[str, dict[tuple[str, str], Curves]] = {}
     for axis in (axis for axis in AXES if any(np.isfinite(run.reached(axis)) for run in found.runs)):
         over = said["curves_over_tasks"]
         if axis != options.axis:
             asked = options._replace(axis=axis)
             over = content.curves_over_tasks(groups, said["tasks"], said["methods"], asked)
-        curves[axis] = [Curves(ALL_TASKS, c["method"], [], c["band"]) for c in over]
-        for c, ((task, method), members) in zip(said["curves"], groups.items(), strict=True):
+        curves[axis] = {(ALL_TASKS, c["method"]): ([], c["band"]) for c in over}
+        for c, (key, members) in zip(said["curves"], groups.items(), strict=True):
             lines = [run.curve(axis, options.objective) for run in members]
             band = c["band"] if axis == options.axis else content.band([lines], options)
-            curves[axis].append(Curves(task, method, [line for line in lines if len(line[0])], band))
+            curves[axis][key] = [line for line in lines if len(line[0])], band
     brief = {method: re.sub(r"\balgo\.(?=\w+=)", "", method) for method in said["methods"]}
     if len({*brief.values()}) < len(brief):
         brief = {method: method for method in brief}
@@ -147,22 +139,22 @@ def learning_curves(m: Measured, size: Size) -> Views:
     """Returns a view for each task and axis: a method's runs, and their interquartile mean with its interval."""
     found = []
     for task, axis in itertools.product((ALL_TASKS, *m.said["tasks"]), m.curves):
-        own = [c for c in m.curves[axis] if c.task == task and m.rank[c.method] < min(size.most, MOST_METHODS)]
-        own.sort(key=lambda c: m.rank[c.method])
-        main = [x for c in own for x in ([np.array(c.band["x"])] if c.band else [x for x, _ in c.runs])]
+        methods = m.said["methods"][: min(size.most, MOST_METHODS)]
+        own = {method: m.curves[axis][task, method] for method in methods if (task, method) in m.curves[axis]}
+        main = [x for lines, band in own.values() for x in ([np.array(band["x"])] if band else [x for x, _ in lines])]
         if not main:
             continue
         grid = _shared_grid(main, size.points)
         series: list[dict[str, Any]] = []
-        for c in own:
-            i, name = m.rank[c.method], m.names[c.method]
-            if c.band:
-                columns = np.array([c.band[column] for column in ("x", "value", "low", "high")], np.float64)
+        for method, (lines, band) in own.items():
+            i, name = m.rank[method], m.names[method]
+            if band:
+                columns = np.array([band[column] for column in ("x", "value", "low", "high")], np.float64)
                 series += _band(name, i, _on_grid(grid, columns))
-            for line in c.runs if not c.band or len(own) <= _MOST_WITH_RUNS else ():
-                thin = {"z": 2, "silent": True, "tooltip": {"show": False}} if c.band else {}
+            for line in lines if not band or len(own) <= _MOST_WITH_RUNS else ():
+                thin = {"z": 2, "silent": True, "tooltip": {"show": False}} if band else {}
                 series.append(_line(name, i, _on_grid(grid, np.stack(line))) | thin)
-                if c.band:
+                if band:
                     series[-1]["lineStyle"] |= {"width": 1, "opacity": 0.4}
         y = "normalised score" if task == ALL_TASKS else METRIC_NAMES.get(m.said["objective"], m.said["objective"])
         option = _chart(series, AXIS_NAMES[axis], y) | {

@@ -90,7 +90,11 @@ Curve = tuple[np.ndarray, np.ndarray]  # x and y of a run, f64 [N] each
 Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # grid, middle, low and high, f64 [points] each
 
 _FEW = 40  # rows that are drawn as points, too
-_LABELS = {"env_steps": "environment steps", "time_s": "seconds", "episode/return": "return of an episode"}
+LABELS = {
+    "env_steps": "environment steps", "updates": "updates", "time_s": "seconds of training",
+    "evaluation/return": "return of evaluations", "episode/return": "return of an episode",
+    "episode/length": "length of an episode", "perf/steps_per_s": "steps per second",
+}  # fmt: skip
 
 
 def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> Curve:
@@ -246,8 +250,8 @@ def plot_groups(
                 text.set_text(shown(text.get_text()))
     if colors and not any(colors):
         figure.legend(handles=_meanings(thresholds), loc="outside upper center", ncols=4, frameon=False, fontsize=10)
-    figure.supxlabel(_LABELS.get(x, x), fontsize=10, parse_math=False)
-    figure.supylabel(_LABELS.get(y, y), fontsize=10, parse_math=False)
+    figure.supxlabel(LABELS.get(x, x), fontsize=10, parse_math=False)
+    figure.supylabel(LABELS.get(y, y), fontsize=10, parse_math=False)
     return save(figure, png)
 
 
@@ -283,7 +287,7 @@ def _axes(x: str, y: str, title: str):
     from matplotlib.ticker import EngFormatter
 
     axes = figure.add_subplot()
-    axes.set(xlabel=_LABELS.get(x, x), ylabel=_LABELS.get(y, y), title=title)
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
     axes.grid(alpha=0.3)
     return figure, axes

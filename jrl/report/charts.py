@@ -25,11 +25,6 @@ Curves = tuple[Sequence[report.Curve], Band | None]  # of a method's runs, and t
 
 ALL_TASKS = "*"
 MOST_CURVES = 10  # methods that are switched on at first
-AXIS_NAMES = {"env_steps": "environment steps", "updates": "updates", "time_s": "seconds of training"}
-METRIC_NAMES = {
-    "evaluation/return": "return of evaluations", "episode/return": "return of an episode",
-    "episode/length": "length of an episode", "perf/steps_per_s": "steps per second",
-}  # fmt: skip
 _INSIDE = (
     "episode/return", "episode/length", "loss/policy", "loss/value", "policy/entropy", "policy/approx_kl",
     "value/explained_variance", "train/lr", "perf/steps_per_s",
@@ -156,8 +151,8 @@ def learning_curves(m: Measured, size: Size) -> Views:
                 series.append(_line(name, i, _on_grid(grid, np.stack(line))) | thin)
                 if band:
                     series[-1]["lineStyle"] |= {"width": 1, "opacity": 0.4}
-        y = "normalised score" if task == ALL_TASKS else METRIC_NAMES.get(m.said["objective"], m.said["objective"])
-        option = _chart(series, AXIS_NAMES[axis], y) | {
+        y = "normalised score" if task == ALL_TASKS else report.LABELS.get(m.said["objective"], m.said["objective"])
+        option = _chart(series, report.LABELS[axis], y) | {
             "toolbox": _TOOLBOX, "tooltip": {**_AT_X, "axisPointer": {"lineStyle": {"color": "--soft"}}},
         }  # fmt: skip
         found.append({"task": task, "axis": axis, "option": option})
@@ -196,7 +191,7 @@ def inside_learning(m: Measured, size: Size) -> list[Views]:
                     grids = [_shared_grid([x], size.points // 5) for x, _ in lines]
                     series += [_line(name, i, _on_grid(grid, np.stack(line))) for grid, line in zip(grids, lines)]
             if series:
-                views.append({"task": task, "option": _small(m, METRIC_NAMES.get(metric, metric), task, series)})
+                views.append({"task": task, "option": _small(m, report.LABELS.get(metric, metric), task, series)})
         found.append(views)
     return [views for views in found if views]
 

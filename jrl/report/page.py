@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.errors import counted
+from jrl.metrics import report
 from jrl.report import charts, tables
 from jrl.report.charts import Measured, Size
 from jrl.report.content import Options
@@ -105,7 +106,7 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
     inside = charts.inside_learning(m, size)
     drawn |= {f"inside-{i}": views for i, views in enumerate(inside)}
     drawn = {name: views for name, views in drawn.items() if views}
-    labels = {**charts.AXIS_NAMES, charts.ALL_TASKS: "all, normalised"}
+    labels = {**report.LABELS, charts.ALL_TASKS: "all, normalised"}
     views = [view for own in drawn.values() for view in own]
     choices = {
         key: [(value, labels.get(value, value)) for value in dict.fromkeys(view[key] for view in views if key in view)]

@@ -20,7 +20,6 @@ from jrl.metrics import criteria, loggers, report
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
 CSV_COLUMNS = ("method", "task", "seed", "step", "value")
-_MOST_NAMED = 6  # in a line
 _NAME = 200  # characters of a name or fact that a report shows
 _LARGEST = 1e100  # size of a number that is drawn and averaged: squares and sums of these are finite
 _VALUE = "value"  # the column of a CSV's rows that stands for any objective
@@ -169,10 +168,9 @@ def numbers(runs: Iterable[Run]) -> list[str]:
     return sorted(found)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = 6) -> str:
     """Returns names in a line, the first of many."""
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def near(name: str, known: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from jrl.fields.paths import as_typed
 from jrl.host import command
 from jrl.metrics import report
 from jrl.report import figures
-from jrl.report.runs import MEMBERS, method_names
+from jrl.report.runs import MEMBERS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plot(
     runs: Iterable[str | Path], png: str | Path | None = None, *, x: str = "env_steps", y: str | None = None
 ) -> Path:
-    """Draws the learning curves of run directories: of one its band and evaluations, too; of more their medians; of one
-    population the interquartile means of its members' seeds with their intervals.
+    """Draws the learning curves of run directories: of one its band and evaluations, too; of more, and of a population,
+    the interquartile means of each config's seeds with their intervals.
 
     Args:
       runs: run directories. Those whose configs differ in the seed alone are a group.
@@ -69,32 +69,19 @@ def _drawn(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> 
     if len(directories) == 1 and (directories[0] / MEMBERS).is_dir():
         return figures.learning_curve(directories, png, x=x, y=y)
     y = y or "episode/return"
-    configs = {directory: _config(directory) for directory in directories}
+    configs = [_config(directory) for directory in directories]
     for directory in directories:
         if not len(report.read_curve(directory / "result.jsonl", x=x, y=y)[0]):
             found = sorted({name for row in report.read_rows(directory / "result.jsonl") for name in row})
             having = f": it has {', '.join(found)}" if found else ": it has no rows yet"
             raise InputError(f"{directory}: no result row has both {x} and {y}{having}")
-    stop = next(iter(configs.values())).get("stop") or {}
-    title = f"{_name(configs.values(), 'algo.name')} on {_name(configs.values(), 'env.id')}"
+    stops = [config.get("stop") or {} for config in configs]
     if len(directories) == 1:
-        return report.plot_learning_curve(directories[0], png, x=x, y=y, stop=stop, title=title)
-    same = {(config.get("stop") or {}).get(y) for config in configs.values()}
-    target = same.pop() if len(same) == 1 else None
-    return report.plot_runs(grouped(configs), png, x=x, y=y, stop=target, title=title)
-
-
-def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
-    """Groups run directories by the settings (plain data) in which configs differ: label -> runs."""
-    groups: dict[str, list[Path]] = {}
-    for path, label in method_names({path: schema.flatten(config) for path, config in configs.items()}).items():
-        groups.setdefault(label or "all", []).append(path)
-    return groups
-
-
-def _name(configs: Iterable[Mapping[str, Any]], key: str) -> str:
-    """Returns the value of a key, or of several configs the values."""
-    return ", ".join(dict.fromkeys(str(schema.flatten(config).get(key)) for config in configs))
+        names = schema.flatten(configs[0])
+        title = f"{names.get('algo.name')} on {names.get('env.id')}"
+        return report.plot_learning_curve(directories[0], png, x=x, y=y, stop=stops[0], title=title)
+    same = {stop.get(y) for stop in stops}
+    return figures.learning_curve(directories, png, x=x, y=y, stop=same.pop() if len(same) == 1 else None)
 
 
 def _config(directory: Path) -> Mapping[str, Any]:
@@ -103,7 +90,7 @@ def _config(directory: Path) -> Mapping[str, Any]:
     return schema.read_yaml(directory / "config.yaml")
 
 
-__all__ = ["grouped", "main", "plot"]
+__all__ = ["main", "plot"]
 
 if __name__ == "__main__":
     sys.exit(command.run(main))

@@ -22,15 +22,6 @@ def run(directory: Path, seed: int, lr: float = 1e-3, rows=((10, 1.0), (20, 2.0)
     return directory
 
 
-def test_the_seeds_of_a_config_are_a_group(tmp_path):
-    runs = [run(tmp_path / str(i), seed=i, lr=lr) for i, lr in enumerate((1e-3, 1e-4, 1e-3))]
-    configs = {path: schema.read_yaml(path / "config.yaml") for path in runs}
-    assert plot.grouped(configs) == {"algo.lr=0.001": [runs[0], runs[2]], "algo.lr=0.0001": [runs[1]]}
-    configs[runs[1]]["algo"]["lr"] = None  # as YAML has it
-    assert "algo.lr=null" in plot.grouped(configs)
-    assert plot.grouped({path: configs[path] for path in (runs[0], runs[2])}) == {"all": [runs[0], runs[2]]}
-
-
 def test_the_command_draws_one_run_or_several(tmp_path, capsys):
     runs = [run(tmp_path / str(i), seed=i) for i in range(2)]
     assert plot.main([str(runs[0])]) == 0
@@ -38,6 +29,16 @@ def test_the_command_draws_one_run_or_several(tmp_path, capsys):
     several = tmp_path / "all.png"
     assert plot.main([*map(str, runs), "--out", str(several)]) == 0
     assert several.read_bytes().startswith(b"\x89PNG") and (runs[0] / "learning_curve.png").exists()
+
+
+def test_several_runs_have_the_means_of_their_seeds_and_the_target(tmp_path, monkeypatch):
+    runs = [run(tmp_path / str(i), seed=i, lr=lr, rows=((10, i), (20, 9))) for i, lr in enumerate((1e-3, 1e-4, 1e-3))]
+    monkeypatch.setattr(report, "save", lambda figure, png: figure)
+    (axes,) = plot.plot(runs, tmp_path / "all.png").axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["algo.lr=0.001 (2 runs)", "algo.lr=0.0001"]
+    lines = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[1, 475], [0, 475]] in [line[::-1] for line in lines]
+    assert any(line[0] == [10, 1] and len(line) > 2 for line in lines)  # the mean of 0 and 2
 
 
 def test_a_population_has_its_band(tmp_path, monkeypatch, capsys, own_pictures):
@@ -56,7 +57,7 @@ def test_a_population_has_its_band(tmp_path, monkeypatch, capsys, own_pictures):
     png = tmp_path / "population" / "learning_curve.png"
     assert capsys.readouterr().out.strip() == str(png) and png.read_bytes().startswith(b"\x89PNG")
     ((panels, axes),) = drawn
-    assert axes == {"x": "env_steps", "y": "episode/return"}
+    assert axes == {"x": "env_steps", "y": "episode/return", "thresholds": {}}
     lines, (grid, middle, low, high) = panels["CartPole-v1"]["algo.lr=0.001"]
     assert len(lines) == 2 and grid[-1] == 20 and middle[-1] == 2.5 and (low[-1], high[-1]) == (2.0, 3.0)
     assert panels["CartPole-v1"]["algo.lr=0.0001"][1] is None  # a single run has no interval

@@ -49,21 +49,15 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
     """
     out = resolve(args.out, "--out", "new directory")
     check_free(out)
-    if args.format == "onnx":
-        check_onnx()
+    missing = [name for name in ("jax2onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if args.format == "onnx" and missing:
+        raise InputError(f"--format onnx needs {' and '.join(missing)}: pip install 'jrl[onnx]', or use --format npz")
     if args.format == "stablehlo":
         require("flatbuffers", "export", "--format stablehlo")
     from jrl.export import formats, source
 
     policy = source.load(Path(args.checkpoint), best=args.best, policy_id=args.policy)
     return formats.export(policy, format=args.format, out=out)
-
-
-def check_onnx() -> None:
-    """Raises InputError unless the libraries of the `onnx` extra are installed."""
-    missing = [name for name in ("jax2onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"--format onnx needs {' and '.join(missing)}: pip install 'jrl[onnx]', or use --format npz")
 
 
 if __name__ == "__main__":

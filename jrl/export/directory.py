@@ -15,11 +15,13 @@ def check_free(out: Path) -> None:
     """Raises InputError if `out` cannot be made, or holds anything that is not an earlier export."""
     resolve(out, "--out", "new directory")
     try:
-        foreign = sorted(_names(out) - set(_exported(out)))
+        names = {path.name for path in out.iterdir()} if out.exists() else set()
+        foreign = sorted(names - {"__pycache__", *_exported(out)})  # Python leaves that where a module is imported
     except OSError as e:
         raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
     if foreign:
-        raise InputError(f"--out: {out} holds {_some(foreign)}, which is no export of jrl's: name another directory")
+        some = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+        raise InputError(f"--out: {out} holds {some}, which is no export of jrl's: name another directory")
 
 
 def write(out: Path, files: Mapping[str, bytes]) -> None:
@@ -48,11 +50,6 @@ def write(out: Path, files: Mapping[str, bytes]) -> None:
         raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
 
 
-def _names(out: Path) -> set[str]:
-    """Lists the names in a directory, but for what Python leaves where a module is imported."""
-    return {p.name for p in out.iterdir()} - {"__pycache__"} if out.exists() else set()
-
-
 def _exported(out: Path) -> list[str]:
     """Returns the files of an earlier export, ABOUT first; none if there is not one."""
     try:
@@ -63,7 +60,3 @@ def _exported(out: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [ABOUT, *files]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -66,9 +66,8 @@ def export(source: Source, *, format: str, out: Path) -> dict[str, Any]:
             "only: use another format, and please report this"
         )
     directory.write(out, files)
-    size = sum(map(len, files.values()))
-    kept: dict[str, Any] = {k: about[k] for k in ("format", "algorithm", "env", "env_steps") if k in about}
-    return {"out": str(out), **kept, "bytes": size, "agreement": agreement}
+    kept: dict[str, Any] = {k: about[k] for k in ("format", "algorithm", "env", "env_steps")}
+    return {"out": str(out), **kept, "bytes": sum(map(len, files.values())), "agreement": agreement}
 
 
 def _npz(program: Program) -> dict[str, bytes]:
@@ -142,7 +141,6 @@ def _random_steps(source: Source, count: int) -> list[_Step]:
 
 
 def _expected(source: Source, steps: list[_Step]) -> list[PyTree]:
-    """Returns jrl's actions."""
     run, memory, actions = jax.jit(source.step), source.memory(len(steps[0].reward)), []
     for step in steps:
         action, memory = run(step.obs, memory, step.reward, step.begins)

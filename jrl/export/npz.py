@@ -85,34 +85,21 @@ def _kind(dtype: np.dtype) -> np.dtype:
 def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
     """Returns (name in OPERATIONS, attributes) for each output; None where the interpreter cannot."""
     name, params = op.primitive.name, op.params
-    if name in ("copy", "copy_p", "stop_gradient", "convert_element_type"):
-        return [("convert", {})]
     if name == "split":
         ends = np.cumsum(params["sizes"]).tolist()
-        starts = [0, *ends[:-1]]
-        return [("slice", _part(inputs[0].shape, params["axis"], *span)) for span in zip(starts, ends)]
-    if name == "conv_general_dilated":
-        return _conv(params, inputs)
+        only = lambda at: [at if axis == params["axis"] else None for axis in range(len(inputs[0].shape))]
+        spans = zip([0, *ends[:-1]], ends)
+        return [("slice", {"start": only(a), "stop": only(b), "step": only(None)}) for a, b in spans]
+    name = _OTHER_NAMES.get(name, name)
     if name not in OPERATIONS:
         return None
-    if name in _ATTRIBUTES:
-        attributes = _ATTRIBUTES[name](params, inputs, outputs)
-        return None if attributes is None else [(name, attributes)]
     # no attribute: only those whose parameters change nothing here, such as `accuracy`
-    return [(name, {})]
+    attributes = _ATTRIBUTES[name](params, inputs, outputs) if name in _ATTRIBUTES else {}
+    return None if attributes is None else [(name, attributes)]
 
 
 def _shape(shape: tuple[Any, ...]) -> list[int | str]:
     return [str(size) if export.is_symbolic_dim(size) else int(size) for size in shape]
-
-
-def _part(shape: tuple[Any, ...], axis: int, start: int, stop: int) -> Attributes:
-    whole = [None] * len(shape)
-    return {
-        "start": [start if a == axis else None for a in range(len(shape))],
-        "stop": [stop if a == axis else None for a in range(len(shape))],
-        "step": whole,
-    }
 
 
 def _slice(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
@@ -123,76 +110,57 @@ def _slice(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes 
     return {"start": list(params["start_indices"]), "stop": stops, "step": list(steps)}
 
 
-def _dot_general(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
-    contract, batch = params["dimension_numbers"]
-    return {"contract": [list(map(int, axes)) for axes in contract], "batch": [list(map(int, axes)) for axes in batch]}
-
-
-def _select(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
-    return {} if len(inputs) == 3 and inputs[0].dtype == bool else None
-
-
-def _reduce(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
-    return {"axes": list(params["axes"])}
-
-
-def _arg(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
-    (axis,) = params["axes"]
-    return {"axis": axis}
-
-
 def _pad(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
     edges = [list(map(int, edge)) for edge in params["padding_config"]]
     return None if any(x < 0 or inner for *edge, inner in edges for x in edge) else {"edges": [e[:2] for e in edges]}
 
 
-def _cumsum(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
-    return None if params["reverse"] else {"axis": params["axis"]}
-
-
-def _conv(params: dict[str, Any], inputs: Types) -> list[tuple[str, Attributes]] | None:
+def _conv(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
     dilated = any(d != 1 for d in (*params["lhs_dilation"], *params["rhs_dilation"]))
     grouped = params["feature_group_count"] != 1 or params["batch_group_count"] != 1
     if dilated or grouped or len(inputs[0].shape) != 4 or any(p < 0 for pair in params["padding"] for p in pair):
         return None
     x, kernel, out = params["dimension_numbers"]  # (N, C, H, W), (O, I, H, W) and (N, C, H, W): where each axis is
-    nhwc = [x[0], x[2], x[3], x[1]]
-    hwio = [kernel[2], kernel[3], kernel[1], kernel[0]]
+    nhwc, hwio = [x[0], x[2], x[3], x[1]], [kernel[2], kernel[3], kernel[1], kernel[0]]
     back = [0] * 4
     for position, axis in enumerate((out[0], out[2], out[3], out[1])):
         back[axis] = position
-    attributes = {
-        "strides": list(params["window_strides"]),
-        "padding": [list(map(int, pair)) for pair in params["padding"]],
-        "layout": [nhwc, hwio, back],
-    }
-    return [("conv2d", attributes)]
+    padding = [list(map(int, pair)) for pair in params["padding"]]
+    return {"strides": list(params["window_strides"]), "padding": padding, "layout": [nhwc, hwio, back]}
 
 
+def _dot_general(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
+    contract, batch = params["dimension_numbers"]
+    return {"contract": [list(map(int, axes)) for axes in contract], "batch": [list(map(int, axes)) for axes in batch]}
+
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "convert_element_type"), "convert"),
+    "conv_general_dilated": "conv2d",
+}
+_axes = lambda params, inputs, outputs: {"axes": list(params["axes"])}
+_axis = lambda params, inputs, outputs: {"axis": params["axes"][0]}
 _ATTRIBUTES: dict[str, Callable[[dict[str, Any], Types, Types], Attributes | None]] = {
-    "argmax": _arg,
-    "argmin": _arg,
+    "argmax": _axis,
+    "argmin": _axis,
     "broadcast_in_dim": lambda params, inputs, outputs: {
         "shape": _shape(params["shape"]),
         "dimensions": list(params["broadcast_dimensions"]),
     },
-    "cumsum": _cumsum,
-    "pad": _pad,
-    "reduce_and": _reduce,
-    "reduce_or": _reduce,
     "concatenate": lambda params, inputs, outputs: {"axis": params["dimension"]},
+    "conv2d": _conv,
+    "cumsum": lambda params, inputs, outputs: None if params["reverse"] else {"axis": params["axis"]},
     "div": lambda params, inputs, outputs: {} if np.issubdtype(outputs[0].dtype, np.floating) else None,
     "dot_general": _dot_general,
     "integer_pow": lambda params, inputs, outputs: {"y": params["y"]},
     "iota": lambda params, inputs, outputs: {"shape": _shape(params["shape"]), "dimension": params["dimension"]},
-    "reduce_max": _reduce,
-    "reduce_min": _reduce,
-    "reduce_sum": _reduce,
+    "pad": _pad,
+    **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum"), _axes),
     "reshape": lambda params, inputs, outputs: {"shape": _shape(params["new_sizes"])},
     "round": lambda params, inputs, outputs: (
         {} if params["rounding_method"] == RoundingMethod.TO_NEAREST_EVEN else None
     ),
-    "select_n": _select,
+    "select_n": lambda params, inputs, outputs: {} if len(inputs) == 3 and inputs[0].dtype == bool else None,
     "slice": _slice,
     "squeeze": lambda params, inputs, outputs: {"axes": list(params["dimensions"])},
     "transpose": lambda params, inputs, outputs: {"axes": list(params["permutation"])},

@@ -19,13 +19,8 @@ from jrl.types import Array, InputError, PyTree, Space, element
 
 # primitives that stand for the program inside them, and the parameter that holds it
 _CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
+    **dict.fromkeys(("jit", "pjit", "remat2", "checkpoint"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
 
 
@@ -62,11 +57,9 @@ class Program(NamedTuple):
         values: dict[int, Any] = {i: jnp.asarray(x) for i, x in self.constants.items()}
         values.update(zip(self.inputs, inputs, strict=True))
         for op in self.operations:
-            params = (
-                {name: self._sized(value, inputs[0].shape[0]) for name, value in op.params.items()}
-                if inputs
-                else op.params
-            )
+            params = op.params
+            if inputs:
+                params = {name: self._sized(value, inputs[0].shape[0]) for name, value in params.items()}
             result = op.primitive.bind(*(values[i] for i in op.inputs), **params)
             values.update(zip(op.outputs, result if op.primitive.multiple_results else [result]))
         return tuple(values[i] for i in self.outputs)

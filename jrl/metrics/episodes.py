@@ -80,14 +80,7 @@ def restarted(columns: Columns) -> Columns:
     """Returns the columns with no episode in flight, as after a reset; episodes that have ended still count."""
     clear = lambda x: jnp.zeros(x.shape, x.dtype)
     games = restarted(columns.games) if isinstance(columns.games, Columns) else ()
-    return dataclasses.replace(
-        columns,
-        games=games,
-        episode_return=clear(columns.episode_return),
-        return_rest=clear(columns.return_rest),
-        length=clear(columns.length),
-        running_return=clear(columns.running_return),
-    )
+    return dataclasses.replace(columns, games=games, **{name: clear(getattr(columns, name)) for name in _FLYING})
 
 
 def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tuple[Columns, Tracked]:

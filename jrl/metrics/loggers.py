@@ -156,11 +156,8 @@ def combine(loggers: Iterable[Logger]) -> Logger:
 def jsonl(path: str | Path, resume_at: int | None = None) -> Logger:
     """Appends one JSON object per row. A key that was seen once is in every later row; what is not finite is null."""
     path = Path(path)
-    old, damaged = _read_jsonl(path)
-    kept = [row for row in old if not _beyond(row, resume_at)]
-    _set_aside(path, damaged)
-    if path.exists() and (len(kept) < len(old) or damaged or _is_torn(path)):
-        files.replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+    text = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
+    kept = _repaired(path, *_read_jsonl(path), resume_at, text)
     seen = dict.fromkeys(k for row in kept for k in row)
     file = path.open("ab", buffering=0)
 
@@ -176,13 +173,8 @@ def jsonl(path: str | Path, resume_at: int | None = None) -> Logger:
 def csv_table(path: str | Path, resume_at: int | None = None) -> Logger:
     """Appends one line per row. A missing key is empty; a new one becomes a column of the whole file."""
     path = Path(path)
-    columns: list[str] = []
-    if path.exists() and path.stat().st_size:
-        columns, old, damaged = _read_csv(path)
-        kept = [row for row in old if not _beyond(row, resume_at)]
-        _set_aside(path, damaged)
-        if len(kept) < len(old) or damaged or _is_torn(path):
-            files.replace(path, _csv_text(columns, kept, header=True))
+    columns, rows, damaged = _read_csv(path)
+    _repaired(path, rows, damaged, resume_at, lambda kept: _csv_text(columns, kept, header=True))
     file = path.open("ab", buffering=0)
 
     def write(row: Row) -> None:
@@ -326,18 +318,26 @@ def _int(digits: str) -> int | float:
     return int(digits) if len(digits) <= 300 else float(digits)
 
 
-def _set_aside(path: Path, damaged: list[str]) -> None:
-    """Puts lines that are no rows, such as a power cut leaves, into a file of their own, and says so."""
-    if not damaged:
-        return
-    aside = path.with_name(path.name + _SET_ASIDE)
-    with aside.open("ab", buffering=0) as file:
-        files.append(file, "".join(line + "\n" for line in damaged).encode())
-    _log.warning("%s: %d damaged lines were set aside in %s; all others stay", path, len(damaged), aside.name)
+def _repaired(
+    path: Path, rows: list[dict[str, Any]], damaged: list[str], resume_at: int | None, text: Callable[..., str]
+) -> list[dict[str, Any]]:
+    """Rewrites a file without its damaged lines, half a last line, and rows beyond `resume_at`; returns its rows.
+
+    Lines that are no rows, such as a power cut leaves, go into a file of their own.
+    """
+    if damaged:
+        aside = path.with_name(path.name + _SET_ASIDE)
+        with aside.open("ab", buffering=0) as file:
+            files.append(file, "".join(line + "\n" for line in damaged).encode())
+        _log.warning("%s: %d damaged lines were set aside in %s; all others stay", path, len(damaged), aside.name)
+    beyond = lambda steps: resume_at is not None and steps not in (None, "") and float(steps) > resume_at
+    kept = [row for row in rows if not beyond(row.get("env_steps"))]
+    if path.exists() and (len(kept) < len(rows) or damaged or _is_torn(path)):
+        files.replace(path, text(kept))
+    return kept
 
 
 def _number(value: Any) -> Any:
-    """Returns numpy and jax scalars as Python's."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -366,11 +366,6 @@ def _has_steps(row: Mapping[str, Any]) -> bool:
         return False
 
 
-def _beyond(row: Mapping[str, Any], resume_at: int | None) -> bool:
-    steps = row.get("env_steps")
-    return resume_at is not None and steps not in (None, "") and float(steps) > resume_at
-
-
 def _is_torn(path: Path) -> bool:
     """Returns whether the last line lacks its end: the process was killed while writing it."""
     with path.open("rb") as file:
@@ -382,7 +377,7 @@ def _is_torn(path: Path) -> bool:
 
 def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
     """Returns columns, rows, and the lines that are none; without a half last line."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
     columns = _csv_fields(header) or []
     if not all(name.isprintable() and name and name != "\ufffd" for name in columns) or len({*columns}) < len(columns):

@@ -81,14 +81,9 @@ def draw(
     *,
     title: str = "",
 ) -> Path:
-    """Draws what share each player has scored against each, and their ratings with their standard errors.
+    """Draws what share each of the P players has scored against each, and their ratings with their errors, to `png`.
 
-    Args:
-      png: is written.
-      names: of the P players.
-      results: as `score` takes them.
-      rating, error: [P], as `elo` gives them.
-      title: above it.
+    `results` are as `score` takes them, `rating` and `error` [P] as `elo` gives them.
     """
     scores = score(results)
     games = scores + scores.T

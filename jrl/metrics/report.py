@@ -90,7 +90,11 @@ Curve = tuple[np.ndarray, np.ndarray]  # x and y of a run, f64 [N] each
 Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # grid, middle, low and high, f64 [points] each
 
 _FEW = 40  # rows that are drawn as points, too
-_LABELS = {"env_steps": "environment steps", "time_s": "seconds", "episode/return": "return of an episode"}
+LABELS = {
+    "env_steps": "environment steps", "updates": "updates", "time_s": "seconds of training",
+    "evaluation/return": "return of evaluations", "episode/return": "return of an episode",
+    "episode/length": "length of an episode", "perf/steps_per_s": "steps per second",
+}  # fmt: skip
 
 
 def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> Curve:
@@ -131,12 +135,6 @@ def _columns(rows: Iterable[Mapping[str, Any]], *names: str) -> tuple[np.ndarray
 
 def _result(path: str | Path) -> Path:
     return Path(path) / "result.jsonl" if Path(path).is_dir() else Path(path)
-
-
-def band(curves: Sequence[Curve], points: int = 200) -> Band:
-    """Curves over one grid: (grid, median, min, max), f64 [points] each."""
-    grid, values = on_one_grid(curves, points)
-    return grid, np.median(values, 0), values.min(0), values.max(0)
 
 
 def on_one_grid(curves: Sequence[Curve], points: int = 200) -> Curve:
@@ -191,35 +189,6 @@ def plot_learning_curve(
         axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     else:
         axes.text(0.5, 0.5, f"no {y} in {Path(result).name}", ha="center", transform=axes.transAxes)
-    return save(figure, png)
-
-
-def plot_runs(
-    runs: Mapping[str, Sequence[str | Path]],
-    png: str | Path,
-    *,
-    x: str = "env_steps",
-    y: str = "episode/return",
-    stop: float | None = None,
-    title: str = "",
-) -> Path:
-    """Draws groups of runs: each seed as a thin line, and as far as all go their median and the band from min to max.
-
-    Args:
-      runs: label -> the result.jsonl, or run directory, of each seed.
-      png: is written.
-      x, y: metrics of the rows; of evaluations each is one point.
-      stop: value of y that is a dashed line.
-      title: above it.
-    """
-    figure, axes = _axes(x, y, title)
-    for number, (label, paths) in enumerate(runs.items()):
-        curves = [c for c in (read_curve(_result(path), x=x, y=y) for path in paths) if len(c[0])]
-        _draw(axes, f"C{number}", label, curves, band(curves) if len(curves) > 1 else None)
-    if stop is not None:
-        axes.axhline(stop, color="0.4", linestyle="--", linewidth=1, label=f"{y} {stop:g}")
-    if runs:
-        axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     return save(figure, png)
 
 
@@ -281,8 +250,8 @@ def plot_groups(
                 text.set_text(shown(text.get_text()))
     if colors and not any(colors):
         figure.legend(handles=_meanings(thresholds), loc="outside upper center", ncols=4, frameon=False, fontsize=10)
-    figure.supxlabel(_LABELS.get(x, x), fontsize=10, parse_math=False)
-    figure.supylabel(_LABELS.get(y, y), fontsize=10, parse_math=False)
+    figure.supxlabel(LABELS.get(x, x), fontsize=10, parse_math=False)
+    figure.supylabel(LABELS.get(y, y), fontsize=10, parse_math=False)
     return save(figure, png)
 
 
@@ -318,7 +287,7 @@ def _axes(x: str, y: str, title: str):
     from matplotlib.ticker import EngFormatter
 
     axes = figure.add_subplot()
-    axes.set(xlabel=_LABELS.get(x, x), ylabel=_LABELS.get(y, y), title=title)
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
     axes.grid(alpha=0.3)
     return figure, axes

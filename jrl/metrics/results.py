@@ -162,7 +162,6 @@ def _of_agents(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict
 
 
 def _with_former(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns numbers under their former names, too."""
     return found | {former: found[name] for former, name in _FORMER.items() if name in found}
 
 

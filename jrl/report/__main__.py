@@ -63,65 +63,60 @@ def report(args: argparse.Namespace) -> None:
         raise InputError(f"--serve {args.serve}: expected a port, 0 to 65535")
     args.runs = [str(as_typed(run, "report", "any")) for run in args.runs]
     args.out = as_typed(args.out, "--out", "new directory")
-    if args.against and Path(args.against).suffix == ".csv":
+    is_file = bool(args.against) and Path(args.against).suffix == ".csv"
+    if is_file:
         args.against = str(as_typed(args.against, "--against", "file"))
-    bounds = (
-        content.normalization(as_typed(args.normalize, "--normalize", "file")) if args.normalize is not None else None
-    )
-    code = page.library() if args.serve is None else page.required()
+    bounds = None
+    if args.normalize is not None:
+        bounds = content.normalization(as_typed(args.normalize, "--normalize", "file"))
+    code = page.library()
+    if args.serve is not None and code is None:
+        raise InputError(f"--serve: the page needs a drawing library, which is not installed: {page.INSTALL}")
+
+    def read() -> "tuple[runs.Found, content.Options]":
+        paths, against = list(args.runs), args.against
+        if is_file:
+            paths.insert(0, against)  # before the same file of another spelling, which would not be read twice
+            against = runs.only_method(Path(against))
+        found = runs.read(paths, [key for key in args.by.split(",") if key])
+        if is_file:
+            against = next(run.method for run in found.runs if run.name.startswith(f"{Path(args.against)}: "))
+        return found, content.Options(args.objective, args.axis, against, bounds, args.seed)
+
+    def page_of_now(link: "page.Link") -> str:
+        assert code is not None
+        try:
+            found, options = read()
+            return page.html(found, content.content(found, options), options, link, code)
+        except InputError as e:
+            return page.render(code, waiting="; ".join(e.errors))
+
     try:
-        _write(args, *_read(args, bounds), code)
+        _write(args.out, *read(), code)
     except runs.NoRows as e:
         if args.serve is None:
             raise
         print(*e.errors, sep="\n")
-    if args.serve is not None and code:
-        page_server.serve(lambda link: _page(args, bounds, link, code), args.serve)
+    if args.serve is not None:
+        page_server.serve(page_of_now, args.serve)
 
 
-def _read(args: argparse.Namespace, bounds: "content.Bounds | None") -> "tuple[runs.Found, content.Options]":
-    """Returns the runs, and what is asked of them. Raises InputError."""
-    from jrl.report import content, runs
-
-    paths, against = list(args.runs), args.against
-    if against and Path(against).suffix == ".csv":
-        paths.insert(0, against)  # before the same file of another spelling, which would not be read twice
-        against = runs.only_method(Path(against))
-    found = runs.read(paths, [key for key in args.by.split(",") if key])
-    if against != args.against:
-        against = next(run.method for run in found.runs if run.name.startswith(f"{Path(args.against)}: "))
-    return found, content.Options(args.objective, args.axis, against, bounds, args.seed)
-
-
-def _page(args: argparse.Namespace, bounds: "content.Bounds | None", link: "page.Link", code: str) -> str:
-    """Returns the page of runs as they are now."""
-    from jrl.report import content, page
-
-    try:
-        found, options = _read(args, bounds)
-        return page.html(found, content.content(found, options), options, link, code)
-    except InputError as e:
-        return page.waiting("; ".join(e.errors), code)
-
-
-def _write(args: argparse.Namespace, found: "runs.Found", options: "content.Options", code: str | None) -> None:
-    """Writes all files, and prints what is doubtful and their paths."""
+def _write(out: Path, found: "runs.Found", options: "content.Options", code: str | None) -> None:
     from jrl.report import content, figures, page, tables
 
     said = content.content(found, options)
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        names = [figures.curves(said, args.out / "curves.png").name, "report.md", "report.json"]
-        files.replace(args.out / "report.md", tables.markdown(said, names[0]))
-        files.replace(args.out / "report.json", tables.to_json(said))
+        out.mkdir(parents=True, exist_ok=True)
+        names = [figures.curves(said, out / "curves.png").name, "report.md", "report.json"]
+        files.replace(out / "report.md", tables.markdown(said, names[0]))
+        files.replace(out / "report.json", tables.to_json(said))
         if code:
-            text = page.html(found, said, options, page.relative(args.out), code)
-            files.replace(args.out / page.NAME, text)
+            files.replace(out / page.NAME, page.html(found, said, options, page.relative(out), code))
             names.insert(0, page.NAME)
     except OSError as e:
-        raise InputError(f"--out {args.out}: cannot write there: {e.strerror}: choose another directory") from e
+        raise InputError(f"--out {out}: cannot write there: {e.strerror}: choose another directory") from e
     print(*(f"caution: {line}" for line in said["cautions"]), sep="\n", end="\n" * bool(said["cautions"]))
-    print(*(args.out / name for name in names), sep="\n")
+    print(*(out / name for name in names), sep="\n")
     if not code:
         print(f"{page.NAME} needs a drawing library: {page.INSTALL}")
 

@@ -21,14 +21,10 @@ from jrl.report.runs import AXES, Found, Run
 
 Views = list[dict[str, Any]]
 Band = Mapping[str, Sequence[float]]  # x, value, low, high
+Curves = tuple[Sequence[report.Curve], Band | None]  # of a method's runs, and their interval; None of a single run
 
 ALL_TASKS = "*"
 MOST_CURVES = 10  # methods that are switched on at first
-AXIS_NAMES = {"env_steps": "environment steps", "updates": "updates", "time_s": "seconds of training"}
-METRIC_NAMES = {
-    "evaluation/return": "return of evaluations", "episode/return": "return of an episode",
-    "episode/length": "length of an episode", "perf/steps_per_s": "steps per second",
-}  # fmt: skip
 _INSIDE = (
     "episode/return", "episode/length", "loss/policy", "loss/value", "policy/entropy", "policy/approx_kl",
     "value/explained_variance", "train/lr", "perf/steps_per_s",
@@ -43,7 +39,9 @@ _BINS, _CELLS, _MOST_LEVELS = 24, 12, 16
 _COLORS, _DASHES = 7, ("solid", "dashed", "dotted")
 
 _TEXT, _SMALL = {"color": "--soft"}, {"color": "--soft", "fontSize": 11}
-_TO_THE_END = {"max": "dataMax", "axisLabel": {"alignMaxLabel": "right"}}
+_MIDDLE = {"nameLocation": "middle", "nameGap": 28}
+_TO_THE_END = {"type": "value", "max": "dataMax", "axisLabel": {"alignMaxLabel": "right"}}
+_AT_X = {"trigger": "axis", "order": "valueDesc"}
 _HALO = {"textBorderColor": "--card", "textBorderWidth": 4}
 _AXIS = {
     "nameTextStyle": _TEXT, "axisLabel": {**_SMALL, "hideOverlap": True}, "axisTick": {"show": False},
@@ -61,7 +59,25 @@ THEME = {
     "visualMap": {"textStyle": _TEXT, "inRange": {"color": [f"--r{i}" for i in range(6)]}},
     "valueAxis": _AXIS, "logAxis": _AXIS, "categoryAxis": {**_AXIS, "splitLine": {"show": False}},
 }  # fmt: skip
-_LEVEL = {"align": "center", "verticalAlign": "bottom", "padding": 0}
+_TOOLBOX = {
+    "right": 4, "top": 0, "itemSize": 13,
+    "feature": {
+        "dataZoom": {"filterMode": "none", "title": {"zoom": "Zoom by a box", "back": "Zoom back"}},
+        "restore": {"title": "All"}, "saveAsImage": {"type": "svg", "name": "curves", "title": "Save as SVG"},
+    },
+}  # fmt: skip
+# parallel coordinates on a phone and on a wide screen: their place, and each of their axes
+_UPRIGHT = (
+    {"layout": "vertical", "left": 34, "right": 26, "top": 46, "bottom": 36},
+    {
+        "nameLocation": "start",
+        "nameTextStyle": {"align": "left", "verticalAlign": "bottom", "padding": [0, 0, 7, -20]},
+    },
+)
+_LEVEL = (
+    {"layout": "horizontal", "left": 44, "right": 66, "top": 40, "bottom": 26},
+    {"nameLocation": "end", "nameTextStyle": {"align": "center", "verticalAlign": "bottom", "padding": 0}},
+)
 _PARALLEL_AXIS = {
     "nameTextStyle": {"color": "--ink", "fontWeight": 600, **_HALO},
     "axisLabel": {"color": "--ink", "fontSize": 11, "hideOverlap": True, **_HALO},
@@ -70,21 +86,13 @@ _PARALLEL_AXIS = {
 }  # fmt: skip
 
 
-class Curves(NamedTuple):
-    """Learning curves of a method on a task, or over all tasks."""
-
-    task: str
-    method: str
-    runs: Sequence[report.Curve]
-    band: Band | None  # None of a single run
-
-
 class Measured(NamedTuple):
     """What charts show, before methods and points are chosen."""
 
     said: Mapping[str, Any]  # of `content.content`
     runs: Mapping[str, Run]
-    curves: Mapping[str, Sequence[Curves]]  # by axis
+    groups: Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs with scores
+    curves: Mapping[str, Mapping[tuple[str, str], Curves]]  # axis -> task or ALL_TASKS, method -> them
     names: Mapping[str, str]  # short names of methods
     rank: Mapping[str, int]  # place of each method; its colour and dashes
 
@@ -97,32 +105,26 @@ class Size(NamedTuple):
 
 
 def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured:
-    """Returns the curves over every axis that rows have.
-
-    Args:
-      found: runs that were read.
-      said: `content.content` of them.
-      options: of the report.
-    """
+    """Returns the curves over every axis that rows have, of runs and what `content.content` says of them."""
     options = options._replace(objective=said["objective"])
     runs = {run.name: run for run in found.runs}
     groups = {(c["task"], c["method"]): [runs[line["name"]] for line in c["runs"]] for c in said["curves"]}
-    curves: dict[str, list[Curves]] = {}
+    curves: dict[str, dict[tuple[str, str], Curves]] = {}
     for axis in (axis for axis in AXES if any(np.isfinite(run.reached(axis)) for run in found.runs)):
-        asked = options._replace(axis=axis)
-        own = axis == options.axis
         over = said["curves_over_tasks"]
-        if not own:
+        if axis != options.axis:
+            asked = options._replace(axis=axis)
             over = content.curves_over_tasks(groups, said["tasks"], said["methods"], asked)
-        curves[axis] = [Curves(ALL_TASKS, c["method"], [], c["band"]) for c in over]
-        for c, members in zip(said["curves"], groups.values(), strict=True):
+        curves[axis] = {(ALL_TASKS, c["method"]): ([], c["band"]) for c in over}
+        for c, (key, members) in zip(said["curves"], groups.items(), strict=True):
             lines = [run.curve(axis, options.objective) for run in members]
-            band = c["band"] if own else content.band([lines], options)
-            curves[axis].append(Curves(c["task"], c["method"], [line for line in lines if len(line[0])], band))
+            band = c["band"] if axis == options.axis else content.band([lines], options)
+            curves[axis][key] = [line for line in lines if len(line[0])], band
     brief = {method: re.sub(r"\balgo\.(?=\w+=)", "", method) for method in said["methods"]}
-    unique = len({*brief.values()}) == len(brief)
+    if len({*brief.values()}) < len(brief):
+        brief = {method: method for method in brief}
     rank = {method: i for i, method in enumerate(said["methods"])}
-    return Measured(said, runs, curves, brief if unique else {method: method for method in brief}, rank)
+    return Measured(said, runs, groups, curves, brief, rank)
 
 
 # ---------------------------------------------------------------- over steps, updates or seconds
@@ -132,33 +134,26 @@ def learning_curves(m: Measured, size: Size) -> Views:
     """Returns a view for each task and axis: a method's runs, and their interquartile mean with its interval."""
     found = []
     for task, axis in itertools.product((ALL_TASKS, *m.said["tasks"]), m.curves):
-        own = _kept(m, size, [c for c in m.curves[axis] if c.task == task])
-        main = [x for c in own for x in ([np.array(c.band["x"])] if c.band else [x for x, _ in c.runs])]
+        methods = m.said["methods"][: min(size.most, MOST_METHODS)]
+        own = {method: m.curves[axis][task, method] for method in methods if (task, method) in m.curves[axis]}
+        main = [x for lines, band in own.values() for x in ([np.array(band["x"])] if band else [x for x, _ in lines])]
         if not main:
             continue
         grid = _shared_grid(main, size.points)
         series: list[dict[str, Any]] = []
-        for c in own:
-            i = m.rank[c.method]
-            name = m.names[c.method]
-            if c.band:
-                series += _band(name, i, _on_grid(grid, _band_columns(c.band)))
-            for line in c.runs if not c.band or len(own) <= _MOST_WITH_RUNS else ():
-                thin = {"z": 2, "silent": True, "tooltip": {"show": False}} if c.band else {}
+        for method, (lines, band) in own.items():
+            i, name = m.rank[method], m.names[method]
+            if band:
+                columns = np.array([band[column] for column in ("x", "value", "low", "high")], np.float64)
+                series += _band(name, i, _on_grid(grid, columns))
+            for line in lines if not band or len(own) <= _MOST_WITH_RUNS else ():
+                thin = {"z": 2, "silent": True, "tooltip": {"show": False}} if band else {}
                 series.append(_line(name, i, _on_grid(grid, np.stack(line))) | thin)
-                if c.band:
+                if band:
                     series[-1]["lineStyle"] |= {"width": 1, "opacity": 0.4}
-        y = "normalised score" if task == ALL_TASKS else METRIC_NAMES.get(m.said["objective"], m.said["objective"])
-        option = _chart(series, AXIS_NAMES[axis], y) | {
-            "toolbox": {
-                "right": 4, "top": 0, "itemSize": 13,
-                "feature": {
-                    "dataZoom": {"filterMode": "none", "title": {"zoom": "Zoom by a box", "back": "Zoom back"}},
-                    "restore": {"title": "All"},
-                    "saveAsImage": {"type": "svg", "name": "curves", "title": "Save as SVG"},
-                },
-            },
-            "tooltip": {"trigger": "axis", "order": "valueDesc", "axisPointer": {"lineStyle": {"color": "--soft"}}},
+        y = "normalised score" if task == ALL_TASKS else report.LABELS.get(m.said["objective"], m.said["objective"])
+        option = _chart(series, report.LABELS[axis], y) | {
+            "toolbox": _TOOLBOX, "tooltip": {**_AT_X, "axisPointer": {"lineStyle": {"color": "--soft"}}},
         }  # fmt: skip
         found.append({"task": task, "axis": axis, "option": option})
     return found
@@ -184,10 +179,9 @@ def inside_learning(m: Measured, size: Size) -> list[Views]:
         views = []
         for task in m.said["tasks"] if metric != m.said["objective"] else ():
             series: list[dict[str, Any]] = []
-            for c in _kept(m, size, [c for c in m.said["curves"] if c["task"] == task], _MOST_SMALL):
-                i, name = m.rank[c["method"]], m.names[c["method"]]
-                runs = [run for told in c["runs"] if (run := m.runs[told["name"]]).path]
-                curves = [run.curve("env_steps", metric) for run in runs]
+            for method in m.said["methods"][: min(size.most, _MOST_SMALL)]:
+                i, name = m.rank[method], m.names[method]
+                curves = [run.curve("env_steps", metric) for run in m.groups.get((task, method), ()) if run.path]
                 lines = [(x, y) for x, y in curves if len(x) > 1]
                 if len(lines) > 1 and max(x[0] for x, _ in lines) < min(x[-1] for x, _ in lines):
                     grid, values = report.on_one_grid(lines, size.points // 5)
@@ -197,7 +191,7 @@ def inside_learning(m: Measured, size: Size) -> list[Views]:
                     grids = [_shared_grid([x], size.points // 5) for x, _ in lines]
                     series += [_line(name, i, _on_grid(grid, np.stack(line))) for grid, line in zip(grids, lines)]
             if series:
-                views.append({"task": task, "option": _small(m, METRIC_NAMES.get(metric, metric), task, series)})
+                views.append({"task": task, "option": _small(m, report.LABELS.get(metric, metric), task, series)})
         found.append(views)
     return [views for views in found if views]
 
@@ -208,7 +202,7 @@ def histograms(m: Measured) -> list[Views]:
     All rows count, as each has the values since the row before.
     """
     pooled: dict[str, dict[str, dict[str, list[float]]]] = {}
-    methods = {*m.said["methods"][:_MOST_SMALL]}
+    methods = m.said["methods"][:_MOST_SMALL]
     for run in m.runs.values():
         for row in run.rows if run.method in methods else ():
             for name, values in row.items():
@@ -223,26 +217,17 @@ def histograms(m: Measured) -> list[Views]:
                 edges = np.histogram_bin_edges([*itertools.chain(*by_method.values())], _BINS)
             except ValueError:  # numbers so large that no edges lie between them
                 continue
-            series = []
-            for method in (method for method in m.said["methods"] if by_method.get(method)):
-                i = m.rank[method]
-                counts = np.append(np.histogram(by_method[method], edges)[0], 0)
-                area = {"step": "end", "showSymbol": False, "areaStyle": {"opacity": 0.14}}
-                series.append(_line(m.names[method], i, np.stack((edges, counts))) | area)
+            area = {"step": "end", "showSymbol": False, "areaStyle": {"opacity": 0.14}}
+            columns = {
+                method: np.stack((edges, np.append(np.histogram(by_method[method], edges)[0], 0)))
+                for method in methods
+                if by_method.get(method)
+            }
+            series = [_line(m.names[method], m.rank[method], both) | area for method, both in columns.items()]
             if series:
                 views.append({"task": task, "option": _small(m, name, task, series)})
         found.append(views)
     return [views for views in found if views]
-
-
-def _kept(m: Measured, size: Size, given: Sequence[Any], most: int = MOST_METHODS) -> list[Any]:
-    """Returns the curves of the first methods, in the order of their rank."""
-    method = lambda c: c.method if isinstance(c, Curves) else c["method"]
-    return sorted((c for c in given if m.rank[method(c)] < min(size.most, most)), key=lambda c: m.rank[method(c)])
-
-
-def _band_columns(band: Band) -> np.ndarray:
-    return np.array([band[name] for name in ("x", "value", "low", "high")], np.float64)
 
 
 def _shared_grid(given: Sequence[np.ndarray], points: int) -> np.ndarray:
@@ -290,21 +275,22 @@ def dash(i: int) -> str:
 def _chart(series: Sequence[Mapping[str, Any]], x: str, y: str) -> dict[str, Any]:
     return {
         "grid": {"left": 8, "right": 22, "top": 34, "bottom": 28, "containLabel": True},
-        "xAxis": {"type": "value", "name": x, "nameLocation": "middle", "nameGap": 28, **_TO_THE_END},
+        "xAxis": {"name": x, **_MIDDLE, **_TO_THE_END},
         "yAxis": {"type": "value", "name": y, "scale": True, "nameTextStyle": {"align": "left"}},
         "legend": {"show": False},
         "series": series,
     }
 
 
-def _small(m: Measured, title: str, task: str, series: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    thin = [{**s, "lineStyle": {**s["lineStyle"], "width": 1.6}} if "lineStyle" in s else s for s in series]
-    title = f"{title}, {task}" if len(m.said["tasks"]) > 1 else title
-    return _chart(thin, "", "") | {
-        "title": {"text": title},
+def _small(m: Measured, title: str, task: str, series: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    for line in series:
+        if "lineStyle" in line:
+            line["lineStyle"]["width"] = 1.6
+    return _chart(series, "", "") | {
+        "title": {"text": f"{title}, {task}" if len(m.said["tasks"]) > 1 else title},
         "grid": {"left": 2, "right": 10, "top": 30, "bottom": 4, "containLabel": True},
-        "xAxis": {"type": "value", "scale": True, "splitNumber": 3, **_TO_THE_END},
-        "tooltip": {"trigger": "axis", "order": "valueDesc"},
+        "xAxis": {"scale": True, "splitNumber": 3, **_TO_THE_END},
+        "tooltip": _AT_X,
     }
 
 
@@ -363,16 +349,7 @@ def parallel(given: Sequence[Swept]) -> Views:
         names = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
         axes = [{"dim": i, "name": name, **_scale(c)} for i, (name, c) in enumerate(zip([*names, "score"], columns))]
         axes[-1]["type"] = "value"
-        many = len(scores) > 100
-        above = {"align": "left", "verticalAlign": "bottom", "padding": [0, 0, 7, -20]}
-        upright = {
-            "parallel": {"layout": "vertical", "left": 34, "right": 26, "top": 46, "bottom": 36},
-            "parallelAxis": [{"nameLocation": "start", "nameTextStyle": above} for _ in axes],
-        }
-        level = {
-            "parallel": {"layout": "horizontal", "left": 44, "right": 66, "top": 40, "bottom": 26},
-            "parallelAxis": [{"nameLocation": "end", "nameTextStyle": _LEVEL} for _ in axes],
-        }
+        width, opacity = (1, 0.55) if len(scores) > 100 else (1.6, 0.75)
         option = {
             "parallel": {"parallelAxisDefault": _PARALLEL_AXIS},
             "parallelAxis": axes,
@@ -380,23 +357,22 @@ def parallel(given: Sequence[Swept]) -> Views:
             "series": [
                 {
                     "type": "parallel", "progressive": 0, "inactiveOpacity": 0.04, "activeOpacity": 0.9,
-                    "lineStyle": {"width": 1 if many else 1.6, "opacity": 0.55 if many else 0.75},
-                    "data": [list(row) for row in zip(*columns)],
+                    "lineStyle": {"width": width, "opacity": opacity}, "data": [list(row) for row in zip(*columns)],
                 }
             ],
             "tooltip": {"show": False},
         }  # fmt: skip
+        upright, level = (
+            {"parallel": place, "parallelAxis": [axis for _ in axes]} for place, axis in (_UPRIGHT, _LEVEL)
+        )
         widths = [{"query": {"maxWidth": 560}, "option": upright}, {"option": level}]
         found.append({"task": task, "option": {"baseOption": option, "media": widths}})
     return found
 
 
 def score_maps(given: Sequence[Swept], choice: str) -> Views:
-    """Returns the mean score over two hyper-parameters, of each pair, and every score over each alone.
-
-    Args:
-      given: of `swept`.
-      choice: name of the control that chooses the pair.
+    """Returns the mean score over two hyper-parameters, of each pair that the control `choice` names, and every score
+    over each alone.
     """
     found = []
     for task, all_keys, values, scores in given:
@@ -424,11 +400,10 @@ def _heat(x: str, y: str, across: Sequence[Any], up: Sequence[Any], scores: np.n
         }
         for key, mean in means.items()
     ]
-    axis = lambda name, names: {"type": "category", "data": names, "name": name}
     return {
         "grid": {"left": 12, "right": 12, "top": 34, "bottom": 76, "containLabel": True},
-        "xAxis": axis(x, columns) | {"nameLocation": "middle", "nameGap": 28},
-        "yAxis": axis(y, rows) | {"nameTextStyle": {"align": "left"}},
+        "xAxis": {"type": "category", "data": columns, "name": x, **_MIDDLE},
+        "yAxis": {"type": "category", "data": rows, "name": y, "nameTextStyle": {"align": "left"}},
         "visualMap": {
             **limits, "dimension": 2, "orient": "horizontal", "left": "center", "bottom": 0, "itemHeight": 150,
             "itemWidth": 10, "text": [f"{limits[end]:.4g}" for end in ("max", "min")],
@@ -476,7 +451,6 @@ def _scale(values: Sequence[float | str]) -> dict[str, Any]:
 
 
 def _outwards(value: float, rounded: Callable[[float], int]) -> float:
-    """Returns the end of an axis in four digits."""
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 3) if value else 1.0
     return float(f"{rounded(value / unit) * unit:.4g}")
 
@@ -518,43 +492,39 @@ def distinct(numbers: Sequence[float]) -> list[str]:
 def seconds(m: Measured) -> Views:
     """Returns where the seconds of a method's runs go, by stage; [] where no stage was measured."""
     found = []
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in m.runs.values():
-        for task in {run.task, ALL_TASKS} if run.reached("time_s") > 0 else ():
-            groups.setdefault((task, run.method), []).append(run)
+    timed = [(run, stage_seconds(run)) for run in m.runs.values() if run.reached("time_s") > 0]
     for task in (ALL_TASKS, *m.said["tasks"]) if m.said["curves_over_tasks"] else m.said["tasks"]:
         rows = []
         for method in m.said["methods"]:
-            own = groups.get((task, method), [])
-            measured = [stage_seconds(run) for run in own]
-            parts = {name: sum(x.get(name, 0) for x in measured) / len(own) for name in {*itertools.chain(*measured)}}
-            total = sum(run.reached("time_s") for run in own) / max(len(own), 1)
-            if sum(parts.values()) > 0.02 * total:  # else all is one program, without parts
-                rows.append((total, m.names[method], {**parts, "rest": max(0.0, total - sum(parts.values()))}))
+            own = [(run, parts) for run, parts in timed if run.method == method and task in (ALL_TASKS, run.task)]
+            stages = {*itertools.chain(*(parts for _, parts in own))}
+            mean = {name: sum(parts.get(name, 0) for _, parts in own) / len(own) for name in stages}
+            total = sum(run.reached("time_s") for run, _ in own) / max(len(own), 1)
+            if sum(mean.values()) > 0.02 * total:  # else all is one program, without parts
+                rows.append((total, m.names[method], {**mean, "rest": max(0.0, total - sum(mean.values()))}))
+        if not rows:
+            continue
         rows = sorted(rows, key=lambda row: row[0])[-_MOST_TIMED:]
-        stages = sorted({name for *_, parts in rows for name in parts}, key=lambda name: (*_STAGES, name).index(name))
-        stages = [name for name in stages if name != "rest"] + ["rest"]
+        order = {name: i for i, name in enumerate(_STAGES)}
+        names = sorted({name for *_, parts in rows for name in parts} - {"rest"}, key=lambda x: (order.get(x, 99), x))
         series = [
             {
                 "type": "bar", "stack": "seconds", "name": name,
                 "data": [_short(parts.get(name, 0)) for *_, parts in rows],
                 "itemStyle": {"color": "--bar" if name == "rest" else color(i)}, "barMaxWidth": 22,
             }
-            for i, name in enumerate(stages)
+            for i, name in enumerate([*names, "rest"])
         ]  # fmt: skip
+        label = {"width": 220, "overflow": "truncate"}
         option = {
             "grid": {"left": 4, "right": 22, "top": 34, "bottom": 28, "containLabel": True},
-            "xAxis": {"type": "value", "name": "seconds", "nameLocation": "middle", "nameGap": 28},
-            "yAxis": {
-                "type": "category", "data": [name for _, name, _ in rows],
-                "axisLabel": {"width": 220, "overflow": "truncate"},
-            },
+            "xAxis": {"type": "value", "name": "seconds", **_MIDDLE},
+            "yAxis": {"type": "category", "data": [name for _, name, _ in rows], "axisLabel": label},
             "legend": {"show": True, "type": "scroll", "left": 0, "top": 0},
             "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}},
             "series": series,
-        }  # fmt: skip
-        if rows:
-            found.append({"task": task, "option": option, "rows": len(rows)})
+        }
+        found.append({"task": task, "option": option, "rows": len(rows)})
     return found
 
 

@@ -20,8 +20,9 @@
     failures, provenance             runs without an end or without scores; where runs come from
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from jrl.report.runs import EMPTY, FINISHED, NOT_FINITE, STOPPED, Found, Run, di
 
 Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
+Scores = Mapping[tuple[str, str], np.ndarray]  # task, method -> the scores of these runs
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
 FEW_SEEDS = 5
@@ -75,7 +77,10 @@ def content(found: Found, options: Options) -> dict[str, Any]:
     places = {task: ranked_methods([run for run in found.runs if run.task == task], options) for task in tasks}
     over_all = _over_all(places, names)
     names = sorted(over_all, key=lambda name: name != options.against)
-    groups = {(task, name): own for task in tasks for name in names if (own := _of(scored, task, name))}
+    groups: Groups = {}
+    for key in itertools.product(tasks, names):
+        if own := [run for run in scored if (run.task, run.method) == key]:
+            groups[key] = own
     scores = {key: np.array([told[run.name]["last"] for run in own]) for key, own in groups.items()}
     best = {key: np.array([told[run.name]["best"] for run in own]) for key, own in groups.items()}
     normal = _normalized(scores, tasks, options.normalize)
@@ -179,12 +184,9 @@ def ranked_methods(given: Sequence[Run], options: Options) -> list[Place]:
     found = []
     for name in dict.fromkeys(run.method for run in given):
         own = [run for run in given if run.method == name]
-        good = [
-            x
-            for run in own
-            if run.state != NOT_FINITE and math.isfinite(x := run.last(options.axis, options.objective))
-        ]
-        if good or any(math.isfinite(run.last(options.axis, options.objective)) for run in own):
+        last = [run.last(options.axis, options.objective) for run in own]
+        good = [x for run, x in zip(own, last) if run.state != NOT_FINITE and math.isfinite(x)]
+        if any(map(math.isfinite, last)):
             score = sum(good) / len(good) if good else -math.inf
             found.append(Place(name, min(run.stopped_at for run in own), len(own) - len(good), score))
     return sorted(found, key=lambda place: (place.score == -math.inf, -place.budget, place.lost, -place.score))
@@ -200,7 +202,6 @@ def _over_all(places: Mapping[str, Sequence[Place]], names: Sequence[str]) -> li
 def _recommendation(
     places: Mapping[str, Sequence[Place]], order: Sequence[str], per_task: Sequence[Mapping[str, Any]], options: Options
 ) -> dict[str, Any]:
-    """Returns the method to take and the reason."""
     if len(order) < 2:
         return {}
     name, second = order[:2]
@@ -225,12 +226,7 @@ def _recommendation(
     return {"method": name, "why": why}
 
 
-def _of(given: Sequence[Run], task: str, method: str) -> list[Run]:
-    return [run for run in given if run.task == task and run.method == method]
-
-
 def _told(run: Run, options: Options) -> dict[str, Any]:
-    """Returns a run as the table of runs has it."""
     return {
         "name": run.name,
         "method": run.method,
@@ -245,52 +241,47 @@ def _told(run: Run, options: Options) -> dict[str, Any]:
 
 
 def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, options: Options) -> dict[str, Any]:
-    """Returns a row of the table of a task."""
-    measures = lambda s: np.stack([statistics.interquartile_mean(s), statistics.median_run(s), statistics.mean(s)])
-    found = statistics.estimate(measures, [scores], seed=options.seed)
-    named = {name: _estimate(found, i) for i, name in enumerate(("iqm", "median", "mean"))}
+    measures = (statistics.interquartile_mean, statistics.median_run, statistics.mean)
     return {
         "task": task,
         "method": method,
         "seeds": len(scores),
         "last": {"least": scores.min(), "most": scores.max()},
         "best": {"mean": best.mean(), "most": best.max()},
-        **named,
+        **_estimates(measures, [scores], options),
     }
 
 
-def _estimate(found: statistics.Estimate, *at: int) -> dict[str, Any]:
-    return {"value": found.value[at], "low": found.low[at], "high": found.high[at]}
+def _estimates(measures: Sequence[statistics.Statistic], scores: statistics.Scores, options: Options) -> dict[str, Any]:
+    """Returns {value, low, high} of each measure, by its name."""
+    found = statistics.estimate(lambda s: np.stack([measure(s) for measure in measures]), scores, seed=options.seed)
+    named = zip(("iqm", "median", "mean", "optimality_gap"), zip(*found))
+    return {name: dict(zip(found._fields, values)) for name, values in named}
 
 
-def _normalized(
-    scores: Mapping[tuple[str, str], np.ndarray],
-    tasks: Sequence[str],
-    bounds: Bounds | None,
-) -> dict[tuple[str, str], np.ndarray]:
+def _normalized(scores: Scores, tasks: Sequence[str], bounds: Bounds | None) -> Scores:
     """Returns (score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
         has = f" (it has {', '.join(bounds) or 'none'})"
         raise InputError(*(f"--normalize: {task} is missing{has}: add it, as [low, high]" for task in missing))
-    return {
-        (task, name): (x - bounds[task][0]) / (bounds[task][1] - bounds[task][0]) for (task, name), x in scores.items()
-    }
+    return {key: _between(x, *bounds[key[0]]) for key, x in scores.items()}
+
+
+def _between(scores: np.ndarray, low: float, high: float) -> np.ndarray:
+    return (scores - low) / (high - low)
 
 
 # ---------------------------------------------------------------- over tasks
 
 
-def _whole(scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], name: str) -> list[np.ndarray]:
+def _whole(scores: Scores, tasks: Sequence[str], name: str) -> list[np.ndarray]:
     """Returns the scores of a method on all tasks; [] where it has none on one."""
     return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
 
 
-def _aggregate(
-    normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
-) -> dict[str, Any]:
-    """Returns the table over tasks, of the methods that have runs on all."""
+def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
     if not normal:
         return {"none": "scores of different tasks have different scales: --normalize FILE says which become 0 and 1"}
     rows, left_out = [], {}
@@ -298,16 +289,11 @@ def _aggregate(
         if not (scores := _whole(normal, tasks, name)):
             left_out[name] = [task for task in tasks if (task, name) not in normal]
             continue
-        measures = lambda s: np.stack([statistic(s) for statistic in _STATISTICS])
-        found = statistics.estimate(measures, scores, seed=options.seed)
-        rows.append({"method": name, "runs": sum(map(len, scores))})
-        rows[-1] |= {key: _estimate(found, i) for i, key in enumerate(("iqm", "median", "mean", "optimality_gap"))}
+        rows.append({"method": name, "runs": sum(map(len, scores)), **_estimates(_STATISTICS, scores, options)})
     return {"tasks": tasks, "rows": rows, "left_out": left_out}
 
 
-def _profiles(
-    normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
-) -> dict[str, Any]:
+def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
     """Returns the share of runs above each threshold, of each method with runs on all tasks."""
     whole = {name: scores for name in names if (scores := _whole(normal, tasks, name))}
     if not whole:
@@ -322,16 +308,13 @@ def _profiles(
     return {"thresholds": thresholds, "methods": found}
 
 
-def _improvement(
-    scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
-) -> list[dict[str, Any]]:
+def _improvement(scores: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[dict[str, Any]]:
     """Returns the probability that a run of one method is better than one of another, on the tasks that both have."""
     if options.against is None and len(names) > _MOST_PAIRED:
         return []
     others = [options.against] if options.against else names
-    pairs = [(ours, theirs) for i, theirs in enumerate(others) for ours in names[i + 1 :]]
     rows = []
-    for ours, theirs in pairs:
+    for ours, theirs in ((ours, theirs) for i, theirs in enumerate(others) for ours in names[i + 1 :]):
         both = [task for task in tasks if (task, ours) in scores and (task, theirs) in scores]
         if both:
             samples = [[scores[task, name] for task in both] for name in (ours, theirs)]
@@ -364,9 +347,8 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
             continue
         scaled = []
         for task in tasks:
-            low, high = options.normalize[task]
             own = [run.curve(options.axis, options.objective) for run in groups[task, name]]
-            scaled.append([(x, (y - low) / (high - low)) for x, y in own])
+            scaled.append([(x, _between(y, *options.normalize[task])) for x, y in own])
         found.append({"method": name, "band": band(scaled, options)})
     return found
 
@@ -374,15 +356,14 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
 def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
     """Returns none of a single run, and where runs have no part of the axis in common."""
     found = statistics.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
-    return {"x": found.grid, **found.estimate._asdict()} if found else None
+    return {"x": found[0], **found[1]._asdict()} if found else None
 
 
 # ---------------------------------------------------------------- hyper-parameters
 
 
 def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
-    """Scores of runs of which a scheduler stopped some, after as many steps of each: of those of a task and an
-    algorithm, up to where the first was stopped.
+    """Scores after as many steps of each run of a task and an algorithm: up to where a scheduler stopped the first.
 
     Returns:
       `scores` by name, of all runs beside such that were stopped; `note` says so. {} where none was.
@@ -396,7 +377,7 @@ def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
     for own in sets.values():
         if reached := [run.reached("env_steps") for run in own if run.state == STOPPED]:
             steps.append(min(reached))
-            found |= {run.name: run.until(steps[-1], objective) for run in own}
+            found |= {run.name: run.last("env_steps", objective, steps[-1]) for run in own}
     if not found:
         return {}
     after = " or ".join(f"{step:,.0f}" for step in dict.fromkeys(steps))
@@ -408,10 +389,7 @@ def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
 
 
 def _hyper_parameters(
-    groups: Mapping[tuple[str, str], Sequence[Run]],
-    scores: Mapping[tuple[str, str], np.ndarray],
-    equal: Mapping[str, float],
-    order: Sequence[str],
+    groups: Groups, scores: Scores, equal: Mapping[str, float], order: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Returns the influence of each key that differs between runs of one algorithm on their scores, the greatest first.
 
@@ -419,32 +397,22 @@ def _hyper_parameters(
     to tell. `recommended` is the value of the algorithm's method that stands first in `order`.
     """
     last = [(run, score) for key, own in groups.items() for run, score in zip(own, scores[key]) if run.path]
-    taken = [(run, equal.get(run.name, score)) for run, score in last]
-    pairs = [(run, score) for run, score in taken if math.isfinite(score)]
+    pairs = [(run, x) for run, score in last if math.isfinite(x := equal.get(run.name, score))]
     found = []
     for algo in dict.fromkeys(run.config.get("algo.name") for run, _ in pairs):
         own = [(run, score) for run, score in pairs if run.config.get("algo.name") == algo]
         if len({run.method for run, _ in own}) < 3:
             continue
         configs = [learning_config(run.config, ("env.id",)) for run, _ in own]
-        places = [order.index(run.method) for run, _ in own]
-        tasks = [run.task for run, _ in own]
-        ranked = _ranked(tasks, np.array([score for _, score in own]))
+        _, best = min(zip((order.index(run.method) for run, _ in own), configs), key=lambda pair: pair[0])
+        ranked = _ranked([run.task for run, _ in own], np.array([score for _, score in own]))
         for key in differing_keys(configs):
             measured = _importance([config.get(key) for config in configs], ranked)
-            found.append(
-                {
-                    "algo": algo,
-                    "key": key,
-                    **measured,
-                    "recommended": schema.flow(configs[places.index(min(places))].get(key)),
-                }
-            )
+            found.append({"algo": algo, "key": key, **measured, "recommended": schema.flow(best.get(key))})
     return sorted(found, key=lambda row: -row["share"] if math.isfinite(row["share"]) else 0.0)
 
 
 def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
-    """Returns the rank of each score on its task, in (0, 1)."""
     ranked = np.zeros(len(scores))
     for task in dict.fromkeys(tasks):
         own = np.array([name == task for name in tasks])
@@ -453,9 +421,7 @@ def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
 
 
 def _parts(given: Sequence[float]) -> list[str]:
-    """Returns each number, or of more than `_MOST_LEVELS` the part of their range in which it lies, with as many in
-    each.
-    """
+    """Returns each number, or of more than `_MOST_LEVELS` the part of their range in which it lies."""
     if len({*given}) <= _MOST_LEVELS:
         return [schema.flow(value) for value in given]
     values = np.array(given, float)
@@ -483,81 +449,66 @@ def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
 
 def cautions(groups: Groups, axis: str) -> list[str]:
     """Returns everything that is doubtful about the runs beside what could not be read; [] for nothing."""
-    checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
-        _few_seeds, _one_task, _other_tasks, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
-    )  # fmt: skip
-    return [line for check in checks for line in check(groups, axis)]
+    checks = (_seeds_and_tasks(groups), _repeated(groups), _budgets(groups), _stopped(groups), _machines(groups, axis))
+    return [line for check in checks for line in check]
 
 
-def _few_seeds(groups: Groups, axis: str) -> Iterator[str]:
+def _seeds_and_tasks(groups: Groups) -> Iterator[str]:
+    """Methods of few seeds, and those that nothing is compared with: a task of another spelling is another task."""
     few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
     if few:
         yield (
             f"fewer than {FEW_SEEDS} seeds: {listed(few)}: so few tell little of how runs vary; their intervals are "
             "too narrow, or missing"
         )
-
-
-def _one_task(groups: Groups, axis: str) -> Iterator[str]:
-    tasks = {task for task, _ in groups}
-    if len(tasks) == 1 and len(groups) > 1:
-        yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
-
-
-def _other_tasks(groups: Groups, axis: str) -> Iterator[str]:
-    """Methods that nothing is compared with: a task whose id is spelled in another way is another one."""
     tasks_of: dict[str, set[str]] = {}
     for task, method in groups:
         tasks_of.setdefault(method, set()).add(task)
+    tasks = {task for task, _ in groups}
+    if len(tasks) == 1 and len(groups) > 1:
+        yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
     for method, own in tasks_of.items():
         others = {task for other, tasks in tasks_of.items() if other != method for task in tasks}
         if others and not own & others:
             yield f"{method} is compared with nothing: no other method has {listed(sorted(own))} (see --by)"
 
 
-def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
+def _repeated(groups: Groups) -> Iterator[str]:
+    """Seeds of a method that are there twice, and runs that have the same numbers."""
+    by_numbers: dict[tuple[str, str], list[Run]] = {}
     for (task, method), own in groups.items():
         by_seed: dict[int, list[str]] = {}
         for run in own:
             if run.seed is not None:
                 by_seed.setdefault(run.seed, []).append(run.name)
-        for seed, names in by_seed.items():
-            if len(names) > 1:
-                yield f"{method} on {task} has seed {seed} more than once: {listed(names)}: it counts as several runs"
+            if (numbers := _fingerprint(run)) is not None:
+                by_numbers.setdefault((task, numbers), []).append(run)
+        for seed, same in by_seed.items():
+            if len(same) > 1:
+                yield f"{method} on {task} has seed {seed} more than once: {listed(same)}: it counts as several runs"
+    for (task, _), runs_ in by_numbers.items():
+        names = listed([run.name for run in runs_])
+        if len(runs_) > 1 and len({run.method for run in runs_}) == 1:
+            seeds = listed([str(run.seed) for run in runs_])
+            yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(runs_)}"
+        elif len(runs_) > 1:
+            keys = listed(differing_keys([learning_config(run.config) for run in runs_])) or "what differs"
+            yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
 
 
-def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
-    by_task: dict[str, dict[Any, list[Run]]] = {}
-    for (task, _), own in groups.items():
-        for run in own:
-            if (found := _fingerprint(run)) is not None:
-                by_task.setdefault(task, {}).setdefault(found, []).append(run)
-    for task, found_runs in by_task.items():
-        for same in (own for own in found_runs.values() if len(own) > 1):
-            names = listed([run.name for run in same])
-            if len({run.method for run in same}) == 1:
-                seeds = listed([str(run.seed) for run in same])
-                yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(same)}"
-            else:
-                keys = listed(differing_keys([learning_config(run.config) for run in same])) or "what differs"
-                yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
-
-
-def _fingerprint(run: Run) -> Any:
-    """Returns the numbers of a run that do not depend on the machine; None where they are too few to be told from
-    chance.
-    """
+def _fingerprint(run: Run) -> str | None:
+    """Returns the numbers of a run that do not depend on the machine; None: too few to be told from chance."""
     kept = [{k: v for k, v in row.items() if not k.startswith(_OF_THE_MACHINE)} for row in run.rows]
     values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
     return repr(kept) if len(kept) > 1 and len(values) > 2 else None
 
 
-def _budgets(groups: Groups, axis: str) -> Iterator[str]:
+def _budgets(groups: Groups) -> Iterator[str]:
     """Compares env_steps over all methods, updates within one: a method may learn more often from as many steps."""
     for task in dict.fromkeys(task for task, _ in groups):
-        of_task = {method: runs for (where, method), runs in groups.items() if where == task}
-        said = list(_unequal(task, [run for runs in of_task.values() for run in runs], "env_steps"))
-        yield from said or (line for runs in of_task.values() for line in _unequal(task, runs, "updates"))
+        of_task = [runs for (where, _), runs in groups.items() if where == task]
+        said = list(_unequal(task, [run for runs in of_task for run in runs], "env_steps"))
+        yield from said or (line for runs in of_task for line in _unequal(task, runs, "updates"))
 
 
 def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
@@ -572,11 +523,10 @@ def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
         )
 
 
-def _stopped(groups: Groups, axis: str) -> Iterator[str]:
+def _stopped(groups: Groups) -> Iterator[str]:
     runs = [run for found in groups.values() for run in found]
     if reached := [run.reached("env_steps") for run in runs if run.state == STOPPED]:
-        least, most = f"{min(reached):,.0f}", f"{max(reached):,.0f}"
-        after = least if least == most else f"{least} to {most}"
+        after = " to ".join(dict.fromkeys(f"{steps:,.0f}" for steps in (min(reached), max(reached))))
         yield (
             f"{len(reached)} of {counted(len(runs), 'run')} stopped by the scheduler of a sweep after {after} "
             "env_steps: their last values are of less training than those of the others"
@@ -584,11 +534,11 @@ def _stopped(groups: Groups, axis: str) -> Iterator[str]:
 
 
 def _machines(groups: Groups, axis: str) -> Iterator[str]:
-    runs = [run for found in groups.values() for run in found if run.provenance]
-    commits = {(run.provenance.get("git") or {}).get("commit") for run in runs} - {None}
+    origins = [run.provenance for found in groups.values() for run in found if run.provenance]
+    commits = {(origin.get("git") or {}).get("commit") for origin in origins} - {None}
     if len(commits) > 1:
         yield f"runs of {len(commits)} commits of jrl: see their provenance"
-    machines = {repr((run.provenance.get("cpu"), run.provenance.get("devices"))) for run in runs}
+    machines = {repr((origin.get("cpu"), origin.get("devices"))) for origin in origins}
     if axis == "time_s" and len(machines) > 1:
         yield f"seconds of {len(machines)} machines do not compare: take --axis env_steps"
 
@@ -610,7 +560,6 @@ def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[s
 
 
 def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
-    """Returns the runs that do not count as others do, and why."""
     found = []
     for run in given:
         scored = math.isfinite(told[run.name]["last"])
@@ -624,7 +573,7 @@ def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -
 
 
 def _origins(given: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the origins of runs: code, versions, machine; runs of one origin together, with their commands."""
+    """Returns the origins of runs (code, versions, machine) with the runs and commands of each."""
     found: dict[str, dict[str, Any]] = {}
     for run in given:
         if run.path:

@@ -11,61 +11,60 @@ from jrl.metrics import report
 from jrl.report import content, runs
 from jrl.report.content import Options
 
-_MOST = 8  # configs of a population that are drawn
+_MOST = 8  # methods of a task that are drawn
 
 
 def curves(said: Mapping[str, Any], png: Path) -> Path:
-    """Draws the learning curves of every task, of many methods the best, with the intervals of interquartile means.
-
-    Args:
-      said: of `content.content`.
-      png: is written.
-    """
+    """Draws the curves of `content.content`, of many methods the best, with their intervals, a panel for each task."""
     panels: dict[str, dict[str, Any]] = {}
     for task in said["tasks"]:
-        own = {found["method"]: found for found in said["curves"] if found["task"] == task}
-        best = [name for name in said["ranking"][task] if name in own][:_MOST]
-        panels[_title(task, len(own))] = {
-            name: ([(np.array(run["x"]), np.array(run["y"])) for run in own[name]["runs"]], _around(own[name]["band"]))
-            for name in best
-        }
-    if said["curves_over_tasks"]:
-        panels["all tasks, normalised"] = {
-            found["method"]: ([], _around(found["band"])) for found in said["curves_over_tasks"] if found["band"]
-        }
+        own = {c["method"]: c for c in said["curves"] if c["task"] == task}
+        lines = {name: [(np.array(run["x"]), np.array(run["y"])) for run in c["runs"]] for name, c in own.items()}
+        panels |= _panel(task, said["ranking"][task], {name: (lines[name], c["band"]) for name, c in own.items()})
+    if over := [c for c in said["curves_over_tasks"] if c["band"]]:
+        panels["all tasks, normalised"] = {c["method"]: ([], _around(c["band"])) for c in over}
     return report.plot_groups(panels, png, x=said["axis"], y=said["objective"])
 
 
-def learning_curve(paths: Sequence[str | Path], png: str | Path, *, x: str = "env_steps", y: str | None = None) -> Path:
+def learning_curve(
+    paths: Sequence[str | Path], png: str | Path, *, x: str = "env_steps", y: str | None = None,
+    stop: float | None = None,
+) -> Path:  # fmt: skip
     """Draws runs, and the interquartile mean of each config's seeds with its 95 % interval; of many configs the best.
 
     Args:
       paths: as of `runs.read`: run directories, or directories that hold runs.
       png: is written.
       x, y: metrics of the rows; y None: the return of evaluations, or where there are none that of episodes.
+      stop: value of y that is a dashed line.
     Raises:
       InputError: there are no runs, or no row has both metrics.
     """
     found = runs.read(paths).runs
     options = Options(y or content.OBJECTIVE, x)
     options = content.with_objective(found, options)[0] if y is None else options
-    panels: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, list[report.Curve]]] = {}
     for run in found:
         line = run.curve(x, options.objective)
         if len(line[0]):
-            panels.setdefault(run.task, {}).setdefault(run.method, []).append(line)
-    if not panels:
+            groups.setdefault(run.task, {}).setdefault(run.method, []).append(line)
+    if not groups:
         raise InputError(
             f"no result row has both {x} and {options.objective}: there are {', '.join(runs.numbers(found))}"
         )
-    drawn = {}
-    for task, groups in panels.items():
-        order = content.ranked_methods([run for run in found if run.task == task], options)
-        best = [place.method for place in order if place.method in groups][:_MOST]
-        drawn[_title(task, len(groups))] = {
-            name: (groups[name], _around(content.band([groups[name]], options))) for name in best
-        }
-    return report.plot_groups(drawn, png, x=x, y=options.objective)
+    drawn: dict[str, dict[str, Any]] = {}
+    for task, own in groups.items():
+        order = [place.method for place in content.ranked_methods([r for r in found if r.task == task], options)]
+        drawn |= _panel(task, order, {name: (own[name], content.band([own[name]], options)) for name in own})
+    thresholds = {} if stop is None else dict.fromkeys(drawn, stop)
+    return report.plot_groups(drawn, png, x=x, y=options.objective, thresholds=thresholds)
+
+
+def _panel(task: str, order: Sequence[str], own: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns title -> method -> its curves and band, of the best methods."""
+    best = [name for name in order if name in own][:_MOST]
+    title = f"{task}: the best {_MOST} of {len(own)}" if len(own) > _MOST else task
+    return {title: {name: (own[name][0], _around(own[name][1])) for name in best}}
 
 
 class Panel(NamedTuple):
@@ -76,19 +75,8 @@ class Panel(NamedTuple):
     threshold: float | None = None  # a dashed line
 
 
-def _title(task: str, methods: int) -> str:
-    return f"{task}: the best {_MOST} of {methods}" if methods > _MOST else task
-
-
 def panels(named: Mapping[str, Panel], png: str | Path) -> Path:
-    """Draws groups of runs whose values do not compare: a panel for each, with the interval of its interquartile mean.
-
-    Args:
-      named: title -> its Panel.
-      png: is written.
-    Raises:
-      InputError: a path holds no run.
-    """
+    """Draws groups of runs whose values do not compare: title -> panel. Raises InputError: a path holds no run."""
     drawn = dict[str, dict[str, Any]]()
     for title, panel in named.items():
         options = Options(panel.metric)

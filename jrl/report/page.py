@@ -11,20 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import InputError, counted
+from jrl.errors import counted
+from jrl.metrics import report
 from jrl.report import charts, tables
 from jrl.report.charts import Measured, Size
 from jrl.report.content import Options
-from jrl.report.runs import AXES, FINISHED, STOPPED, Found, Run
+from jrl.report.runs import AXES, FINISHED, STOPPED, Found
 
 NAME = "index.html"
 LIMIT = 2_000_000  # bytes
 INSTALL = "pip install 'jrl[report]'"
 SIZES = [Size(points, most) for most in (1000, 300, 100, 30, 10, 3) for points in (200, 100, 50, 25)]
-VIDEOS = ("*.mp4", "*.gif")
 _MOST_VIDEOS = 20  # of a run, the latest
 _MOST_CARDS = 12  # runs whose videos are shown
-_MOST_COLUMNS = 6  # of the table of differences; of more methods each is a row
 _LIBRARY = "dist/bundled/echarts/echarts@*/dist/echarts.min.js"  # Apache ECharts, as the package `panel` carries it
 
 Link = Callable[[Path], str | None]  # address of a file or directory in the page; None: it cannot be opened
@@ -38,23 +37,15 @@ def library() -> str | None:
     return files[-1].read_text(encoding="utf-8") if files else None
 
 
-def required() -> str:
-    """Returns the code of Apache ECharts. Raises InputError: it is not installed."""
-    code = library()
-    if code is None:
-        raise InputError(f"--serve: the page needs a drawing library, which is not installed: {INSTALL}")
-    return code
-
-
 def relative(directory: Path) -> Link:
     """Returns links from a page in `directory` to other places of the same disk."""
 
     def link(path: Path) -> str | None:
         try:
-            way = os.path.relpath(path, directory)
+            way = Path(os.path.relpath(path, directory)).as_posix()
         except ValueError:  # another drive of Windows
             return path.resolve().as_uri()
-        return urllib.parse.quote(Path(way).as_posix()) + "/" * path.is_dir()
+        return urllib.parse.quote(way) + "/" * path.is_dir()
 
     return link
 
@@ -62,12 +53,8 @@ def relative(directory: Path) -> Link:
 def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, code: str) -> str:
     """Returns the page, with as many points of its curves and as many runs as fit into LIMIT.
 
-    Args:
-      found: runs that were read.
-      said: `content.content` of them.
-      options: of the report.
-      link: of a run's directory and of its videos.
-      code: of the drawing library.
+    `said` is `content.content` of the runs that were `found`; `link` is of their directories and videos, `code` that of
+    the drawing library.
     """
     measured = charts.measure(found, said, options)
     fixed = {f"histogram-{i}": views for i, views in enumerate(charts.histograms(measured))}
@@ -77,11 +64,6 @@ def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, co
         if len(text.encode()) <= LIMIT:
             break
     return text
-
-
-def waiting(why: str, code: str) -> str:
-    """Returns the page of runs without a result row."""
-    return render(code, waiting=why)
 
 
 def render(code: str, **parts: Any) -> str:
@@ -105,7 +87,6 @@ def in_script(code: str) -> str:
 
 
 def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views]) -> dict[str, Any]:
-    """Returns the variables of page.html."""
     said, most = m.said, size.most
     told = sorted(said["runs"], key=lambda run: (run["last"] is None, -(run["last"] or 0)))
     methods = said["methods"][:most]
@@ -125,7 +106,7 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
     inside = charts.inside_learning(m, size)
     drawn |= {f"inside-{i}": views for i, views in enumerate(inside)}
     drawn = {name: views for name, views in drawn.items() if views}
-    labels = {**charts.AXIS_NAMES, charts.ALL_TASKS: "all, normalised"}
+    labels = {**report.LABELS, charts.ALL_TASKS: "all, normalised"}
     views = [view for own in drawn.values() for view in own]
     choices = {
         key: [(value, labels.get(value, value)) for value in dict.fromkeys(view[key] for view in views if key in view)]
@@ -148,7 +129,7 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
         "swept": swept,
         "failures": said["failures"][:most],
         "videos": _videos(m, told, link),
-        "difference_columns": _MOST_COLUMNS,
+        "difference_columns": tables.MOST_COLUMNS,
         "origins": [{**origin, "facts": [*tables.facts(origin)]} for origin in said["provenance"]],
         "most": most,
         "choices": choices,
@@ -173,23 +154,16 @@ def _scores(said: Mapping[str, Any], task: str, methods: set[str]) -> dict[str, 
 
 
 def _run_table(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> dict[str, Any]:
-    """Returns the header and the rows of the table of runs."""
-    said = m.said
+    said, runs = m.said, [m.runs[one["name"]] for one in told]
     keys = list(dict.fromkeys(row["key"] for row in said["hyper_parameters"]))
     differ = lambda name: len({run[name] for run in said["runs"]}) > 1
-    columns: dict[str, list[Any]] = {}
-    runs = [m.runs[one["name"]] for one in told]
-    if differ("method") and not keys:
-        columns["method"] = [one["method"] for one in told]
-    if differ("task"):
-        columns["task"] = [one["task"] for one in told]
+    titles = {"source": "copied from", "time_s": "seconds"}
+    first = [name for name, is_shown in (("method", not keys), ("task", True)) if is_shown and differ(name)]
+    last = ["seed", *["source"] * any(run["source"] for run in said["runs"]), "last", "best", "state", *AXES]
+    columns = {name: [one[name] for one in told] for name in first}
     for key in keys:
         columns[key] = [charts.plain_value(run.config[key]) if key in run.config else None for run in runs]
-    columns["seed"] = [one["seed"] for one in told]
-    if any(run["source"] for run in said["runs"]):
-        columns["copied from"] = [one["source"] for one in told]
-    for name in ("last", "best", "state", *AXES):
-        columns["seconds" if name == "time_s" else name] = [one[name] for one in told]
+    columns |= {titles.get(name, name): [one[name] for one in told] for name in last}
     columns["steps/s"] = [one["env_steps"] and one["time_s"] and one["env_steps"] / one["time_s"] for one in told]
     names = short_names([one["name"] for one in told])
     links = [run.path and link(run.path) for run in runs]
@@ -215,19 +189,14 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _videos(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> list[dict[str, Any]]:
-    """Returns the videos of the best runs that have some."""
+    """Returns the latest finished videos of the best runs that have some, in the order of their steps."""
     cards: list[dict[str, Any]] = []
     for one in told:
-        films = [{"name": path.stem, "link": where} for path in videos(m.runs[one["name"]]) if (where := link(path))]
+        path = m.runs[one["name"]].path
+        found = [path for path in (path / "videos").glob("*.*") if path.suffix in (".mp4", ".gif")] if path else []
+        finished = [film for film in found if not film.stem.endswith(".unfinished")]
+        finished.sort(key=lambda film: (len(film.stem), film.stem))
+        films = [{"name": film.stem, "link": where} for film in finished[-_MOST_VIDEOS:] if (where := link(film))]
         if films and len(cards) < _MOST_CARDS:
             cards.append({"told": one, "films": films})
     return cards
-
-
-def videos(run: Run) -> list[Path]:
-    """Returns the latest finished videos of a run, in the order of their steps."""
-    if run.path is None:
-        return []
-    found = [path for pattern in VIDEOS for path in (run.path / "videos").glob(pattern)]
-    finished = [path for path in found if not path.stem.endswith(".unfinished")]
-    return sorted(finished, key=lambda path: (len(path.stem), path.stem))[-_MOST_VIDEOS:]

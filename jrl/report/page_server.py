@@ -17,13 +17,9 @@ HOST = "127.0.0.1"
 
 
 def server(make: Callable[[page.Link], str], port: int) -> http.server.ThreadingHTTPServer:
-    """Returns a server of the page at `/` and of the videos that it links, for this machine alone.
+    """Returns a server of the page of now at `/` and of the videos that it links, for this machine alone.
 
-    Args:
-      make: the page of the runs as they are now.
-      port: 0: any that is free.
-    Raises:
-      InputError: the port is taken.
+    Port 0 is any that is free. Raises InputError: the port is taken.
     """
     videos: dict[str, str] = {}  # address -> file; nothing else of the disk is served
 
@@ -53,8 +49,7 @@ def server(make: Callable[[page.Link], str], port: int) -> http.server.Threading
         def translate_path(self, path: str) -> str:
             return videos.get(path.removeprefix("/"), "")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Prints nothing."""
+        log_message = lambda *args: None
 
     try:
         return http.server.ThreadingHTTPServer((HOST, port), Handler)

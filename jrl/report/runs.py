@@ -20,7 +20,6 @@ from jrl.metrics import criteria, loggers, report
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
 CSV_COLUMNS = ("method", "task", "seed", "step", "value")
-_MOST_NAMED = 6  # in a line
 _NAME = 200  # characters of a name or fact that a report shows
 _LARGEST = 1e100  # size of a number that is drawn and averaged: squares and sums of these are finite
 _VALUE = "value"  # the column of a CSV's rows that stands for any objective
@@ -43,7 +42,7 @@ class Run(NamedTuple):
     method: str  # of `named`
     task: str  # id of the environment, or of data alone their name
     seed: int | None
-    config: Mapping[str, Any]  # dotted key -> leaf; empty of a CSV
+    config: Flat  # empty of a CSV
     rows: Sequence[Mapping[str, Any]]
     state: str  # FINISHED, NOT_FINITE, UNFINISHED, EMPTY or STOPPED
     provenance: Mapping[str, Any]  # env.json: versions, git, machine, command
@@ -51,27 +50,20 @@ class Run(NamedTuple):
     source: str | None = None  # of a population, the member whose copy it was last
     stopped_at: float = math.inf  # env_steps at which a scheduler stopped it; inf: none did
 
-    def curve(self, axis: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
+    def curve(self, axis: str, objective: str) -> report.Curve:
         """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
         x, y = report.curve(self.rows, x=axis, y=objective if self.path else _VALUE)
         x, y = x[finite := np.isfinite(x + y)], y[finite]
         order = np.argsort(x, kind="stable")
         return x[order], y[order]
 
-    def last(self, axis: str, objective: str) -> float:
-        """Returns the last value of the objective; NaN where there is none."""
-        values = self.curve(axis, objective)[1]
-        return float(values[-1]) if len(values) else math.nan
-
-    def until(self, steps: float, objective: str) -> float:
-        """Returns the last value of the objective up to so many env_steps; NaN where there is none."""
-        x, y = self.curve("env_steps", objective)
-        return float(y[x <= steps][-1]) if (x <= steps).any() else math.nan
+    def last(self, axis: str, objective: str, until: float = math.inf) -> float:
+        """Returns the last value of the objective up to that place of the axis; NaN where there is none."""
+        x, y = self.curve(axis, objective)
+        return float(y[x <= until][-1]) if (x <= until).any() else math.nan
 
     def best(self, axis: str, objective: str) -> float:
-        """Returns the greatest value of the objective; means over the first few episodes count only if there are no
-        others.
-        """
+        """Returns the greatest value of the objective; means over the first few episodes count only without others."""
         window = _window(self.config)
         full = [row for row in self.rows if criteria.counts(objective, _numbers(row, objective), window)]
         values = self._replace(rows=full).curve(axis, objective)[1]
@@ -87,13 +79,6 @@ class Run(NamedTuple):
         found = self.column(axis)
         found = found[np.isfinite(found)]
         return float(found[-1]) if len(found) else math.nan
-
-
-class Decisions(NamedTuple):
-    """Decisions of a sweep's scheduler about its members, by their names."""
-
-    stopped: Mapping[str, int] = {}  # steps at which one was stopped; never changed
-    sources: Mapping[str, str] = {}  # whose copy one is since the last time; never changed
 
 
 class NoRows(InputError):
@@ -122,64 +107,59 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     cautions: list[str] = []
     errors: list[str] = []
     seen: set[Path] = set()
-    decided: dict[Path, Decisions] = {}  # of populations
+    populations: dict[Path, Decisions] = {}
     for path in map(Path, paths):
         if path.suffix == ".csv":
             runs += read_csv(path) if path.resolve() not in seen else []
             seen.add(path.resolve())
             continue
         try:
-            directories = run_directories(path)
+            directories = _run_directories(path)
         except InputError as e:
             errors += e.errors
             continue
         for directory in directories:
             if directory.resolve() not in seen:
                 seen.add(directory.resolve())
-                member = directory.parent.name == MEMBERS
-                if member and (whole := directory.parent.parent) not in decided:
-                    decided[whole], said = read_decisions(whole)
-                    cautions += said
-                run, said = _read_run(directory, decided[directory.parent.parent] if member else Decisions())
+                decided: Decisions = {}, {}
+                if directory.parent.name == MEMBERS:
+                    if (whole := directory.parent.parent) not in populations:
+                        populations[whole], said = _read_decisions(whole)
+                        cautions += said
+                    decided = populations[whole]
+                run, said = _read_run(directory, decided)
                 runs += [run] if run else []
                 cautions += said
     if errors:
         raise InputError(*errors)
     if not any(run.rows for run in runs):
         raise NoRows("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
-    return Found(named(runs, by), cautions)
+    return Found(_named(runs, by), cautions)
 
 
-def run_directories(path: Path) -> list[Path]:
-    """Returns the run directories that a path stands for, in the order of their names. Raises InputError: there are
-    none.
-    """
+def _run_directories(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is no run directory" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: give the --out of a run, a directory of runs or a .csv file")
-    found = _own(path) or [directory for inside in sorted(path.iterdir()) for directory in _own(inside)]
+    is_run = lambda place: (place / "config.yaml").is_file()
+    own = lambda place: sorted(filter(is_run, (place / MEMBERS).glob("*"))) or [place][: is_run(place)]
+    found = own(path) or [directory for inside in sorted(path.iterdir()) for directory in own(inside)]
     if not found:
         raise InputError(f"{path} holds no run: expected config.yaml and result.jsonl in it, in {MEMBERS}/* or in *")
     return found
 
 
-def _own(path: Path) -> list[Path]:
-    """Returns the members of a directory, or itself if it is a run."""
-    return sorted(filter(_is_run, (path / MEMBERS).glob("*"))) or [path][: _is_run(path)]
-
-
-def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:
+def _named(runs: Sequence[Run], by: Sequence[str]) -> list[Run]:
     """Returns the same runs with the names of their methods, which tell what differs between them."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
     labels = method_names(own, apart=("env.id",), by=by)
-    taken = {label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
-
-    def name(i: int, run: Run) -> str:
-        if i in labels:
-            return labels[i] or str(run.config.get("algo.name", "run"))
-        return f"{run.method} of {Path(run.name.partition(': ')[0]).name}" if run.method in taken else run.method
-
-    return [run._replace(method=name(i, run)) for i, run in enumerate(runs)]
+    names = {i: label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
+    taken = {*names.values()}
+    of_file = lambda run: f"{run.method} of {Path(run.name.partition(': ')[0]).name}"
+    return [
+        run._replace(method=names[i] if i in own else of_file(run) if run.method in taken else run.method)
+        for i, run in enumerate(runs)
+    ]
 
 
 def numbers(runs: Iterable[Run]) -> list[str]:
@@ -188,10 +168,9 @@ def numbers(runs: Iterable[Run]) -> list[str]:
     return sorted(found)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = 6) -> str:
     """Returns names in a line, the first of many."""
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def near(name: str, known: Sequence[str]) -> str:
@@ -222,14 +201,21 @@ def method_names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Seq
     Raises:
       InputError: no config has a key of `by`.
     """
-    if by:
-        _check_keys(configs.values(), by)
-        kept = {run: {key: config[key] for key in by if key in config} for run, config in configs.items()}
-    else:
-        kept = {run: learning_config(config, apart) for run, config in configs.items()}
-    groups = {repr(sorted(config.items(), key=repr)): config for config in kept.values()}
-    labels = _labels(groups)
-    return {run: labels[repr(sorted(config.items(), key=repr))] for run, config in kept.items()}
+    known = list(dict.fromkeys(key for config in configs.values() for key in config))
+    if errors := [
+        f"--by {key}: no run has that key in its config.yaml"
+        + (f": did you mean {close}?" if (close := schema.nearest(key, known, {})) else "")
+        for key in by
+        if key not in known
+    ]:
+        raise InputError(*errors)
+    kept = {
+        run: {key: config[key] for key in by if key in config} if by else learning_config(config, apart)
+        for run, config in configs.items()
+    }
+    group = lambda config: repr(sorted(config.items(), key=repr))
+    labels = _labels({group(config): config for config in kept.values()})
+    return {run: labels[group(config)] for run, config in kept.items()}
 
 
 def differing_keys(configs: Iterable[Flat]) -> list[str]:
@@ -240,7 +226,6 @@ def differing_keys(configs: Iterable[Flat]) -> list[str]:
 
 
 def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
-    """Returns the name of each group of equal configs."""
     algos = dict.fromkeys(str(config.get("algo.name")) for config in groups.values())
     labels = {}
     for algo in algos:
@@ -269,30 +254,15 @@ def _distinguishing(configs: Sequence[Flat]) -> list[str]:
     return sorted(chosen, key=keys.index)
 
 
-def _check_keys(configs: Iterable[Flat], by: Sequence[str]) -> None:
-    known = list(dict.fromkeys(key for config in configs for key in config))
-    errors = []
-    for key in by:
-        if key not in known:
-            near = schema.nearest(key, known, {})
-            errors.append(
-                f"--by {key}: no run has that key in its config.yaml" + f": did you mean {near}?" * bool(near)
-            )
-    if errors:
-        raise InputError(*errors)
-
-
 # ---------------------------------------------------------------- a run directory
 
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file()
+Decisions = tuple[dict[str, int], dict[str, str]]  # member -> steps at which it was stopped; -> whose copy it is
 
 
 def _read_run(directory: Path, decided: Decisions) -> tuple[Run | None, list[str]]:
     """Returns a run, None where nobody can tell which it is; and what is wrong with it, in one line."""
     try:
-        return _run_of(directory, decided)
+        return _run_of(directory, *decided)
     except InputError as e:
         why = e.errors[0]
     except OSError as e:  # its files may be deleted or moved at the same time
@@ -302,14 +272,24 @@ def _read_run(directory: Path, decided: Decisions) -> tuple[Run | None, list[str
     return None, [f"{directory} is left out: {why}"]
 
 
-def _run_of(directory: Path, decided: Decisions) -> tuple[Run, list[str]]:
+def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, str]) -> tuple[Run, list[str]]:
     tree = schema.read_yaml(directory / "config.yaml")
     config = {shown(str(key)): value for key, value in schema.flatten(tree).items()}
     if "algo.name" in config:
         config["algo.name"] = shown(str(config["algo.name"]))
-    rows, damage = loggers.read_damaged(directory / "result.jsonl")
-    rows, beyond = _bounded(rows)
-    state = _state(directory, config, rows, decided)
+    raw, damage = loggers.read_damaged(directory / "result.jsonl")
+    rows = [{name: None if _is_beyond(x) else x for name, x in row.items()} for row in raw]
+    beyond = sum(_is_beyond(x) for row in raw for x in row.values())
+    budget = {key.removeprefix("stop."): x for key, x in config.items() if key.startswith("stop.") and _is_number(x)}
+    met = lambda row, name: criteria.met(name, _numbers(row, name), budget[name], _window(config))
+    if not rows:
+        state = EMPTY
+    elif any(met(row, name) for name in budget for row in rows):  # also after a fault
+        state = FINISHED
+    elif directory.name in stopped:
+        state = STOPPED
+    else:
+        state = NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
     provenance, unread = _provenance(directory)
     seed = config.get("run.seed")
     run = Run(
@@ -322,55 +302,23 @@ def _run_of(directory: Path, decided: Decisions) -> tuple[Run, list[str]]:
         state=state,
         provenance=provenance,
         path=directory,
-        source=decided.sources.get(directory.name),
-        stopped_at=decided.stopped[directory.name] if state == STOPPED else math.inf,
+        source=sources.get(directory.name),
+        stopped_at=stopped[directory.name] if state == STOPPED else math.inf,
     )
+    axis = next((name for name in AXES if name in budget), "env_steps")
+    count = lambda number: f"{number:,.0f}" if abs(number) < 1e15 else f"{number:.4g}"
+    progress = f"{count(run.reached(axis))}{f' of {count(budget[axis])}' if axis in budget else ''} {axis}"
     said = [f"result.jsonl has {damage}, which is left out"] if damage else []
     said += [f"{counted(beyond, 'number')} beyond {_LARGEST:g}, which count as missing"] if beyond else []
     said += ["it has no result row yet"] if state == EMPTY else []
-    said += [f"it is not finished: {_progress(run)}"] if state == UNFINISHED else []
-    said += [f"it ended by an update that was not finite: {_progress(run)}"] if state == NOT_FINITE else []
+    said += [f"it is not finished: {progress}"] if state == UNFINISHED else []
+    said += [f"it ended by an update that was not finite: {progress}"] if state == NOT_FINITE else []
     return run, [f"{directory}: {'; '.join(said + unread)}"] if said + unread else []
 
 
-def _bounded(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """Returns rows without the numbers that sums and pictures could not hold, and how many those were."""
-    found = [{name: None if _is_beyond(x) else x for name, x in row.items()} for row in rows]
-    return found, sum(_is_beyond(x) for row in rows for x in row.values())
-
-
 def _is_beyond(value: Any) -> bool:
+    """Returns whether sums and pictures could not hold a number."""
     return isinstance(value, int | float) and abs(value) > _LARGEST and value not in (math.inf, -math.inf)
-
-
-def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decided: Decisions) -> str:
-    """Returns the state of a run: FINISHED if it came to the end that its config names, also after a fault."""
-    if not rows:
-        return EMPTY
-    window = _window(config)
-    for name, target in _criteria(config).items():
-        if any(criteria.met(name, _numbers(row, name), target, window) for row in rows):
-            return FINISHED
-    if directory.name in decided.stopped:
-        return STOPPED
-    return NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
-
-
-def _criteria(config: Mapping[str, Any]) -> dict[str, float]:
-    stop = {key.removeprefix("stop."): value for key, value in config.items() if key.startswith("stop.")}
-    return {name: value for name, value in stop.items() if _is_number(value)}
-
-
-def _progress(run: Run) -> str:
-    """Describes the progress of a run."""
-    budget = _criteria(run.config)
-    axis = next((name for name in AXES if name in budget), "env_steps")
-    of = f" of {_count(budget[axis])}" if axis in budget else ""
-    return f"{_count(run.reached(axis))}{of} {axis}"
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) < 1e15 else f"{number:.4g}"
 
 
 def _task(tree: Mapping[str, Any]) -> str:
@@ -384,7 +332,7 @@ def _task(tree: Mapping[str, Any]) -> str:
 
 
 def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns env.json, of a member that of those it was made with; and what is wrong with it."""
+    """Returns the facts of env.json that training writes, of a member that of its population; and what is wrong."""
     places = [directory / "env.json"]
     if directory.parent.name == MEMBERS:
         places.append(directory.parent.parent / "env.json")
@@ -395,11 +343,8 @@ def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
         found = schema.parse_json(schema.read_text(path))
     except ValueError:  # InputError, too
         found = None
-    return (_facts(found), []) if isinstance(found, dict) else ({}, [f"{path.name} is no JSON, and is left out"])
-
-
-def _facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts of an env.json that are of the kinds that training writes, their texts in part."""
+    if not isinstance(found, dict):
+        return {}, [f"{path.name} is no JSON, and is left out"]
     told: dict[str, Any] = {}
     for name, value in found.items():
         if name in ("git", "cpu", "versions") and isinstance(value, Mapping):
@@ -410,7 +355,7 @@ def _facts(found: Mapping[str, Any]) -> dict[str, Any]:
             told[name] = _fact(value)
         elif name == "command" and isinstance(value, str):
             told[name] = shown(value, 2_000)
-    return told
+    return told, []
 
 
 def _fact(value: Any) -> Any:
@@ -419,32 +364,27 @@ def _fact(value: Any) -> Any:
     return shown(value if isinstance(value, str) else short(value), _NAME)
 
 
-def read_decisions(directory: Path) -> tuple[Decisions, list[str]]:
-    """Returns the decisions of a population, none where it keeps none, and what is wrong with its file, in one line."""
+def _read_decisions(directory: Path) -> tuple[Decisions, list[str]]:
+    """Returns the decisions of a population's scheduler, and what is wrong with their file, in one line."""
     path = directory / "population.json"
     stopped: dict[str, int] = {}
     sources: dict[str, str] = {}
     try:
-        if not path.is_file():  # a pipe would never end
-            return Decisions(), []
-        for decision in json.loads(path.read_text(encoding="utf-8")).get("decisions", []):
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}  # a pipe would never end
+        for decision in kept.get("decisions", []):
             stopped |= {str(name): int(decision["at"]) for name in decision.get("stopped", ())}
             sources |= {str(copy["member"]): str(copy["source"]) for copy in decision.get("copies", ())}
-    except FileNotFoundError:
-        return Decisions(), []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return Decisions(), [f"{path} cannot be read: what a scheduler did to the members is not known"]
-    return Decisions(stopped, sources), []
+        return ({}, {}), [f"{path} cannot be read: what a scheduler did to the members is not known"]
+    return (stopped, sources), []
 
 
-def _window(config: Mapping[str, Any]) -> int:
-    """Returns the number of episodes that means of a row are over."""
+def _window(config: Flat) -> int:
     window = config.get("run.smoothing_episodes")
     return window if isinstance(window, int) else 1
 
 
 def _numbers(row: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Returns the numbers of a row that `criteria` reads."""
     return {key: row[key] for key in (name, "episode/window") if _is_number(row.get(key))}
 
 
@@ -484,20 +424,11 @@ def read_csv(path: Path) -> list[Run]:
         raise InputError(*errors[:5], *([f"and {counted(len(errors) - 5, 'more such line')}"] if errors[5:] else []))
     if not runs:
         raise InputError(f"{path} has no rows below its first line")
-    return [
-        Run(
-            name=f"{path}: {method}, {task}, seed {seed}",
-            method=method,
-            task=task,
-            seed=seed,
-            config={},
-            rows=sorted(rows, key=lambda row: row["env_steps"]),
-            state=FINISHED,
-            provenance={},
-            path=None,
-        )
-        for (method, task, seed), rows in runs.items()
-    ]
+    found = []
+    for (method, task, seed), rows in runs.items():
+        rows.sort(key=lambda row: row["env_steps"])
+        found.append(Run(f"{path}: {method}, {task}, seed {seed}", method, task, seed, {}, rows, FINISHED, {}, None))
+    return found
 
 
 def only_method(path: Path) -> str:

@@ -9,7 +9,7 @@ The measures are those of Agarwal et al., Deep Reinforcement Learning at the Edg
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,22 +68,21 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
 
 def mean(scores: Scores) -> np.ndarray:
     """Returns the mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
-    return _of_tasks(scores).mean(-1)
+    return _of_tasks(np.mean, scores).mean(-1)
 
 
 def median(scores: Scores) -> np.ndarray:
     """Returns the median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
-    return np.median(_of_tasks(scores), axis=-1)
+    return np.median(_of_tasks(np.mean, scores), axis=-1)
 
 
 def median_run(scores: Scores) -> np.ndarray:
     """Returns the mean over tasks of the median over runs [...]: of one task the median of its runs."""
-    return np.stack([np.median(task, axis=-1) for task in by_task(scores)], axis=-1).mean(-1)
+    return _of_tasks(np.median, scores).mean(-1)
 
 
-def _of_tasks(scores: Scores) -> np.ndarray:
-    """Means over runs [..., K]."""
-    return np.stack([task.mean(-1) for task in by_task(scores)], axis=-1)
+def _of_tasks(measure: Callable[..., Any], scores: Scores) -> np.ndarray:
+    return np.stack([measure(task, axis=-1) for task in by_task(scores)], axis=-1)
 
 
 def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
@@ -96,13 +95,9 @@ def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
-    """Returns the share of runs, averaged over tasks, whose score is above each threshold [T, ...].
+    """Returns the share of a method's runs, averaged over tasks, whose score is above each threshold [T, ...].
 
     As rliable's `run_score_deviation` (arXiv:2108.13264, eq. 1).
-
-    Args:
-      scores: of one method.
-      thresholds: [T].
     """
     tasks = by_task(scores)
     return np.stack([mean([task > threshold for task in tasks]) for threshold in thresholds])
@@ -117,104 +112,69 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
     Raises:
       ValueError: the numbers of tasks differ.
     """
-    pairs = list(zip(by_task(ours), by_task(theirs), strict=True))
-    return np.stack([_wins(x, y) for x, y in pairs], axis=-1).mean(-1)
-
-
-def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the share of pairs in which x [..., n] is above y [..., m], ties a half."""
-    first, second = x[..., :, None], y[..., None, :]
-    return ((first > second).mean((-2, -1)) + (first >= second).mean((-2, -1))) / 2
+    wins = []
+    for x, y in zip(by_task(ours), by_task(theirs), strict=True):
+        first, second = x[..., :, None], y[..., None, :]
+        wins.append(((first > second).mean((-2, -1)) + (first >= second).mean((-2, -1))) / 2)
+    return np.stack(wins, axis=-1).mean(-1)
 
 
 # ---------------------------------------------------------------- intervals
 
 
 def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> np.ndarray:
-    """Returns a statistic of scores that are drawn anew with replacement, among the runs of each task: [...,
-    replicates].
+    """Returns a statistic of scores drawn anew with replacement, among the runs of each task: [..., replicates].
 
     That is the stratified bootstrap of arXiv:2108.13264, section 4.1. The draws depend on `seed` and shapes alone.
 
     Args:
       statistic: of as many Scores as there are samples, to be taken over the last axis.
       samples: each is drawn from by itself.
-      replicates: how often.
+      replicates: number of draws.
       seed: of the draws.
     """
     rng = np.random.default_rng(seed)
     given = [by_task(scores) for scores in samples]
-    size = sum(task.size for tasks in given for task in tasks)
-    step = max(1, _AT_ONCE // size)
+    step = max(1, _AT_ONCE // sum(task.size for tasks in given for task in tasks))
+
+    def drawn(task: np.ndarray, count: int) -> np.ndarray:
+        runs = task.shape[-1]
+        return np.take(task, rng.integers(runs, size=(count, runs), dtype=np.uint32), axis=-1)
+
     found = []
     for start in range(0, replicates, step):
         count = min(step, replicates - start)
-        found.append(statistic(*([_drawn(rng, task, count) for task in tasks] for tasks in given)))
+        found.append(statistic(*([drawn(task, count) for task in tasks] for tasks in given)))
     return np.concatenate(found, axis=-1)
 
 
-def _drawn(rng: np.random.Generator, task: np.ndarray, count: int) -> np.ndarray:
-    """Returns [..., n] -> [..., count, n], the same runs for all that stands before them."""
-    runs = task.shape[-1]
-    index = rng.integers(runs, size=(count, runs), dtype=np.uint32)
-    return np.take(task, index, axis=-1)
-
-
-def estimate(
-    statistic: Statistic,
-    *samples: Scores,
-    replicates: int = REPLICATES,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Estimate:
-    """Returns a statistic of the scores, with the percentile interval of its bootstrap.
+def estimate(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> Estimate:
+    """Returns a statistic of the scores, with the 95 % percentile interval of its bootstrap; arguments as `bootstrap`.
 
     Where a task has a single run, nothing is known of how runs vary, and the interval is NaN. Of few runs it is too
-    narrow: on normal data of one task, what says 95 % holds the true mean in 75 % of cases with 3 runs, in 84 % with 5
-    and in 90 % with 10.
-
-    Args:
-      statistic, samples, replicates, seed: as of `bootstrap`.
-      confidence: the share of replicates inside.
+    narrow: on normal data of one task it holds the true mean in 75 % of cases with 3 runs, in 84 % with 5 and in 90 %
+    with 10.
     """
     given = [by_task(scores) for scores in samples]
     value = np.asarray(statistic(*given))
     if min(task.shape[-1] for tasks in given for task in tasks) < 2:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
     found = bootstrap(statistic, *given, replicates=replicates, seed=seed)
-    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2], axis=-1)
+    low, high = np.quantile(found, [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=-1)
     return Estimate(value, low, high)
 
 
-# ---------------------------------------------------------------- curves over steps, updates or seconds
-
-
-class Efficiency(NamedTuple):
-    """A statistic over an axis."""
-
-    grid: np.ndarray  # [points] of the axis
-    estimate: Estimate  # [points]
-
-
 def efficiency(
-    tasks: Sequence[Sequence[report.Curve]],
-    statistic: Statistic = interquartile_mean,
-    *,
-    points: int = 100,
-    replicates: int = CURVE_REPLICATES,
-    seed: int = 0,
-) -> Efficiency | None:
-    """Returns a statistic of runs over a common axis, with its interval at each point.
+    tasks: Sequence[Sequence[report.Curve]], *, points: int = 100, replicates: int = CURVE_REPLICATES, seed: int = 0
+) -> tuple[np.ndarray, Estimate] | None:
+    """Returns an axis [points] and the interquartile mean of runs over it, with its interval at each point.
 
-    Runs were reported at different points. Between two of them a curve is linear (`jrl.metrics.report.on_one_grid` says
-    why), and nothing is continued beyond a run's last point: the axis ends where the shortest run does. All points of a
-    run are drawn together, as they belong to each other.
+    Between two reported points a curve is linear (`jrl.metrics.report.on_one_grid` says why). The axis ends where the
+    shortest run does. All points of a run are drawn together, as they belong to each other.
 
     Args:
       tasks: the curves of the runs of each task.
-      statistic: of Scores.
-      points: of the axis.
-      replicates, seed: as of `statistics.bootstrap`.
+      replicates, seed: as of `bootstrap`.
     Returns:
       None where there is no part of the axis that all runs have.
     """
@@ -222,9 +182,8 @@ def efficiency(
     if not all(len(x) for x, _ in together) or max(x[0] for x, _ in together) >= min(x[-1] for x, _ in together):
         return None
     grid, values = report.on_one_grid(together, points)
-    ends = np.cumsum([len(own) for own in tasks])[:-1]
-    scores = [part.T for part in np.split(values, ends)]
-    return Efficiency(grid, estimate(statistic, scores, replicates=replicates, seed=seed))
+    scores = [part.T for part in np.split(values, np.cumsum([len(own) for own in tasks])[:-1])]
+    return grid, estimate(interquartile_mean, scores, replicates=replicates, seed=seed)
 
 
 # ---------------------------------------------------------------- what a hyper-parameter has to do with scores
@@ -233,15 +192,11 @@ def efficiency(
 def ranks(values: np.ndarray) -> np.ndarray:
     """Returns the ranks 1 .. N of values [N]; those that are equal share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns Spearman's rank correlation of x and y [N], in [-1, 1]; NaN where one of them is constant.
-
-    It is the same for a hyper-parameter and its logarithm.
-    """
+    """Returns Spearman's rank correlation of x and y [N], in [-1, 1]; NaN where one of them is constant."""
     first, second = (r - r.mean() for r in (ranks(x), ranks(y)))
     norm = np.sqrt((first**2).sum() * (second**2).sum())
     return float((first * second).sum() / norm) if norm else float("nan")

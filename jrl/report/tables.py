@@ -7,23 +7,41 @@ from typing import Any
 
 from jrl.errors import counted
 
-_MOST_COLUMNS = 6  # of a table; of more methods each is a row
+MOST_COLUMNS = 6  # of a table; of more methods each is a row
 
 
 def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
-    """Returns the whole report.
-
-    Args:
-      said: of `content.content`.
-      picture: file name of the learning curves.
-    """
+    """Returns the whole report of what `content.content` said; `picture` is the file name of the learning curves."""
     commands = [origin["commands"] for origin in said["provenance"]]
     said = _safe(said)
-    parts = [_head(said), _recommendation(said), _cautions(said)]
-    parts += [f"## Learning curves\n\n![learning curves]({picture})\n\n{_BAND}"] if picture else []
-    parts += [_per_task(said), _aggregate(said), _improvement(said), _hyper_parameters(said)]
-    parts += [_differences(said), _failures(said), _provenance(said, commands)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    count = f"{counted(len(said['runs']), 'run')} of {counted(len(said['methods']), 'method')}"
+    parts = [f"# {', '.join(said['tasks'])}", f"{count} by {said['objective']}, over {said['axis']}.", *said["notes"]]
+    if best := said["recommendation"]:
+        parts.append(f"## Recommendation\n\n{best['method']}: {best['why']}.")
+    if said["cautions"]:
+        parts += ["## Cautions", "\n".join(f"* {line}" for line in said["cautions"])]
+    if picture:
+        parts += ["## Learning curves", f"![learning curves]({picture})", _BAND]
+    parts += ["## Scores", _HOW, *_per_task(said), *_aggregate(said)]
+    if said["improvement"]:
+        rows = [(row["method"], row["over"], len(row["tasks"]), interval(row)) for row in said["improvement"]]
+        parts += ["## Improvement", _PROBABILITY, table(("method", "over", "tasks", "probability"), rows)]
+    elif len(said["methods"]) > 1:
+        parts.append("## Improvement\n\nToo many methods to compare each with each: --against NAME says with which.")
+    if found := said["hyper_parameters"]:
+        names = ("algo", "key", "values", "runs", "correlation", "share", "by_chance", "recommended")
+        header = ("algorithm", *names[1:4], "rank correlation", "share of the ranks", "by chance", names[-1])
+        cell = lambda row, name: number(row[name]) if name in names[4:7] else row[name]
+        parts += ["## Hyper-parameters", _INFLUENCE, *filter(None, [said["equal_steps"].get("note")])]
+        parts.append(table(header, [[cell(row, name) for name in names] for row in found]))
+    if said["differences"]:
+        parts += ["## Differences of their configs", _differences(said)]
+    if said["failures"]:
+        lost = [(r["name"], r["method"], r["task"], r["why"], number(r["env_steps"])) for r in said["failures"]]
+        parts += ["## Failures", table(("run", "method", "task", "why", "env_steps"), lost)]
+    if said["provenance"]:
+        parts += ["## Where they come from", *_provenance(said, commands)]
+    return "\n\n".join(parts) + "\n"
 
 
 def to_json(said: Mapping[str, Any]) -> str:
@@ -86,31 +104,22 @@ _HOW = (
     "Intervals are 95 % percentile intervals of the stratified bootstrap (arXiv:2108.13264). IQM: the mean of the "
     "middle half. Best values are maxima over a run, and luck is in them."
 )
-
-
-def _head(said: Mapping[str, Any]) -> str:
-    count = f"{counted(len(said['runs']), 'run')} of {counted(len(said['methods']), 'method')}"
-    lines = [f"# {', '.join(said['tasks'])}", f"{count} by {said['objective']}, over {said['axis']}."]
-    return "\n\n".join([*lines, *said["notes"]])
-
-
-def _recommendation(said: Mapping[str, Any]) -> str:
-    if not (found := said["recommendation"]):
-        return ""
-    return f"## Recommendation\n\n{found['method']}: {found['why']}."
-
-
-def _cautions(said: Mapping[str, Any]) -> str:
-    return "## Cautions\n\n" + "\n".join(f"* {line}" for line in said["cautions"]) if said["cautions"] else ""
+_PROBABILITY = (
+    "The probability that a run of a method is better than one of another, averaged over tasks: a half is none. An "
+    "interval without width says that the runs at hand lie apart, not that all would."
+)
+_INFLUENCE = (
+    "The rank correlation of a number with the score, and for any key the share of the variance of the scores' ranks "
+    "that lies between its values, beside what chance gives. The last column is of the best method."
+)
 
 
 def _marked(said: Mapping[str, Any], method: str) -> str:
     return f"{method} (reference)" if method == said["against"] else method
 
 
-def _per_task(said: Mapping[str, Any]) -> str:
+def _per_task(said: Mapping[str, Any]) -> Iterator[str]:
     header = ("method", "seeds", "last, least to most", "best, mean (most)", "IQM", "median", "mean")
-    parts = ["## Scores", _HOW]
     for task in said["tasks"]:
         rows = [
             (
@@ -123,94 +132,42 @@ def _per_task(said: Mapping[str, Any]) -> str:
             for row in said["per_task"]
             if row["task"] == task
         ]
-        parts += [f"### {task}", table(header, rows)]
-    return "\n\n".join(parts)
+        yield f"### {task}\n\n{table(header, rows)}"
 
 
-def _aggregate(said: Mapping[str, Any]) -> str:
+def _aggregate(said: Mapping[str, Any]) -> Iterator[str]:
     found = said["aggregate"]
     if "none" in found:
-        return f"## Over tasks\n\nNone: {found['none']}." if len(said["tasks"]) > 1 else ""
+        if len(said["tasks"]) > 1:
+            yield f"## Over tasks\n\nNone: {found['none']}."
+        return
     names = ("iqm", "median", "mean", "optimality_gap")
     rows = [
         (_marked(said, row["method"]), row["runs"], *(interval(row[name]) for name in names)) for row in found["rows"]
     ]
-    parts = [f"## Over {counted(len(found['tasks']), 'task')}", "Of normalised scores; every task weighs the same."]
-    parts += [table(("method", "runs", "IQM", "median", "mean", "optimality gap"), rows)] if rows else []
-    parts += [f"{name} is left out: it has no runs on {', '.join(gaps)}." for name, gaps in found["left_out"].items()]
-    return "\n\n".join(parts)
-
-
-def _improvement(said: Mapping[str, Any]) -> str:
-    if not said["improvement"]:
-        many = len(said["methods"]) > 1
-        return "## Improvement\n\nToo many methods to compare each with each: --against NAME says with which." * many
-    rows = [(row["method"], row["over"], len(row["tasks"]), interval(row)) for row in said["improvement"]]
-    text = "The probability that a run of a method is better than one of another, averaged over tasks: a half is none. "
-    text += "An interval without width says that the runs at hand lie apart, not that all would."
-    return f"## Improvement\n\n{text}\n\n{table(('method', 'over', 'tasks', 'probability'), rows)}"
-
-
-def _hyper_parameters(said: Mapping[str, Any]) -> str:
-    if not said["hyper_parameters"]:
-        return ""
-    rows = [
-        (row["algo"], row["key"], row["values"], row["runs"], *map(number, numbers(row)), row["recommended"])
-        for row in said["hyper_parameters"]
-    ]
-    header = (
-        "algorithm",
-        "key",
-        "values",
-        "runs",
-        "rank correlation",
-        "share of the ranks",
-        "by chance",
-        "recommended",
-    )
-    text = (
-        "The rank correlation of a number with the score, and for any key the share of the variance of the scores' "
-        "ranks that lies between its values, beside what chance gives. The last column is of the best method."
-    )
-    text = "\n\n".join(filter(None, (text, said["equal_steps"].get("note"))))
-    return f"## Hyper-parameters\n\n{text}\n\n{table(header, rows)}"
-
-
-def numbers(row: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """Returns the measures of a hyper-parameter."""
-    return row["correlation"], row["share"], row["by_chance"]
+    yield f"## Over {counted(len(found['tasks']), 'task')}\n\nOf normalised scores; every task weighs the same."
+    if rows:
+        yield table(("method", "runs", "IQM", "median", "mean", "optimality gap"), rows)
+    yield from (f"{name} is left out: it has no runs on {', '.join(gaps)}." for name, gaps in found["left_out"].items())
 
 
 def _differences(said: Mapping[str, Any]) -> str:
     found, names = said["differences"], said["methods"]
-    if not found:
-        return ""
     cell = lambda key, name: " / ".join(found[key].get(name, ())) or "-"
-    if len(names) <= _MOST_COLUMNS:
-        text = table(("key", *names), [(f"`{key}`", *(cell(key, name) for name in names)) for key in found])
-    else:
-        keys = tuple(f"`{key}`" for key in found)
-        text = table(("method", *keys), [(name, *(cell(key, name) for key in found)) for name in names])
-    return f"## Differences of their configs\n\n{text}"
+    if len(names) <= MOST_COLUMNS:
+        return table(("key", *names), [(f"`{key}`", *(cell(key, name) for name in names)) for key in found])
+    keys = tuple(f"`{key}`" for key in found)
+    return table(("method", *keys), [(name, *(cell(key, name) for key in found)) for name in names])
 
 
-def _failures(said: Mapping[str, Any]) -> str:
-    if not said["failures"]:
-        return ""
-    rows = [(row["name"], row["method"], row["task"], row["why"], number(row["env_steps"])) for row in said["failures"]]
-    return f"## Failures\n\n{table(('run', 'method', 'task', 'why', 'env_steps'), rows)}"
-
-
-def _provenance(said: Mapping[str, Any], commands: Sequence[Mapping[str, Sequence[str]]]) -> str:
-    parts = ["## Where they come from"]
+def _provenance(said: Mapping[str, Any], commands: Sequence[Mapping[str, Sequence[str]]]) -> Iterator[str]:
     for origin, typed in zip(said["provenance"], commands, strict=True):
         rows = [(name, value) for name, value in facts(origin) if value]
-        parts += [f"{counted(len(origin['runs']), 'run')}:", table(("what", "value"), rows)]
+        yield f"{counted(len(origin['runs']), 'run')}:\n\n{table(('what', 'value'), rows)}"
         if typed:
             lines = [f"{' '.join(line.split())}  # {counted(len(own), 'run')}" for line, own in typed.items()]
             fence = "`" * (1 + max(map(len, re.findall("``+", "\n".join(["``", *lines])))))
-            parts.append("\n".join([fence, *lines, fence]))
-    return "\n\n".join(parts) if len(parts) > 1 else ""
+            yield "\n".join([fence, *lines, fence])
 
 
 def facts(origin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -77,7 +77,6 @@ def sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
 
 
 def _goes_on(args: argparse.Namespace, transcript: output.Transcript) -> int:
-    """Goes on with a sweep that was begun before."""
     directory = resolve(args.resume, "--resume", "directory")
     if not members.is_population(directory):
         raise InputError(f"--resume: {directory} is no sweep: give the --out of one")

@@ -52,91 +52,43 @@ def _failure(member: Member, why: str) -> str:
     return f"{FAILED[0]}: {fault}" if fault else ""
 
 
-def _draw(directory: Path) -> None:
-    """Draws the interquartile mean of each point's seeds with its interval."""
-    try:
-        figures.learning_curve([directory], directory / "learning_curve.png")
-    except (InputError, OSError) as e:  # the population itself is whole; without a row there is nothing to draw
-        print(f"learning_curve.png was not drawn: {e}", file=sys.stderr)
-
-
 def is_number(value: Any) -> bool:
     """Returns whether a value of a row is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 class Point(NamedTuple):
-    """A point of a sweep and its seeds.
+    """A point of a sweep and its seeds."""
 
-    Attributes:
-      name: values as typed; "" where members differ in their seeds alone.
-      members: numbers of its seeds, the best first, those that failed last.
-      budget: steps at which a scheduler stopped it; inf: it was trained to its end.
-      score: mean objective of the seeds that have one; NaN: none has.
-      failed: number of seeds that failed or have no objective.
-    """
-
-    name: str
-    members: list[int]
-    budget: float
-    score: float
-    failed: int
+    name: str  # values as typed; "" where members differ in their seeds alone
+    members: list[int]  # numbers of its seeds, the best first, those that failed last
+    budget: float  # steps at which a scheduler stopped it; inf: it was trained to its end
+    score: float  # mean objective of the seeds that have one; NaN: none has
+    failed: int  # number of seeds that failed or have no objective
 
 
 def ranked(table: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Point]:
     """Returns the points of a sweep, the best first: those trained longest, and of these by the mean of their seeds.
 
     A score after fewer steps is not comparable: a point that was stopped early stands below each that went on. A point
-    with a failed seed stands below those of its budget without one.
-
-    Args:
-      table: a row for each member.
-      names: of its point, for each member.
+    with a failed seed stands below those of its budget without one. `table` has each member's row, `names` its point.
     """
-    by_name: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        by_name.setdefault(name, []).append(i)
+    budget = lambda why: float(why.removeprefix(STOPPED)) if why.startswith(STOPPED) else math.inf
     points = []
-    for name, numbers in by_name.items():
-        budget = min(_budget(str(table[i]["ended"])) for i in numbers)
-        scores = {i: _score(table[i]) for i in numbers}
-        good = [i for i in numbers if is_number(scores[i])]
-        order = sorted(good, key=scores.__getitem__, reverse=True) + [i for i in numbers if i not in good]
+    for name in dict.fromkeys(names):
+        scores = {i: _score(table[i]) for i, own in enumerate(names) if own == name}
+        good = sorted((i for i in scores if is_number(scores[i])), key=lambda i: -scores[i])
         mean = sum(scores[i] for i in good) / len(good) if good else math.nan
-        points.append(Point(name, order, budget, mean, len(numbers) - len(good)))
-
-    def place(point: Point) -> tuple[bool, float, int, float]:
-        nothing = point.failed == len(point.members)
-        return nothing, -point.budget, point.failed, 0.0 if nothing else -point.score
-
+        order = good + [i for i in scores if i not in good]
+        points.append(
+            Point(name, order, min(budget(str(table[i]["ended"])) for i in scores), mean, len(scores) - len(good))
+        )
+    place = lambda point: (math.isnan(point.score), -point.budget, point.failed, -point.score)
     return sorted(points, key=place)
-
-
-def _budget(why: str) -> float:
-    """Returns the steps at which a scheduler stopped a member; inf: none did."""
-    return float(why.removeprefix(STOPPED)) if why.startswith(STOPPED) else math.inf
 
 
 def _score(row: Mapping[str, Any]) -> float:
     return math.nan if str(row["ended"]).startswith(FAILED) else row["last"]
-
-
-def _tell_points(points: Sequence[Point]) -> None:
-    """Prints the points of a sweep, the best first."""
-    for point in points[:_MOST]:
-        seeds = counted(len(point.members), "seed")
-        seeds += f", {point.failed} without a score" if point.failed else ""
-        stopped = f", {STOPPED} {point.budget:,.0f} steps" if point.budget < math.inf else ""
-        print(f"  {point.score:.4g}  {point.name}  ({seeds}{stopped})")
-
-
-def _write(directory: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    names = list(dict.fromkeys(name for row in table for name in row))
-    writer = csv.DictWriter(text, names)
-    writer.writeheader()
-    writer.writerows(table)
-    files.replace(directory / "sweep.csv", text.getvalue())
 
 
 def tell(
@@ -152,25 +104,30 @@ def tell(
       directory: of the population.
       members: as they are at the end.
       ended: why each ended, by name.
-      objective: key of result rows whose last value says which point is best; None: an evaluation's return, or else
-        that of episodes.
+      objective: key of result rows; None: an evaluation's return, or else that of episodes.
       interrupted: by a signal: there is no best yet.
     Returns:
       The exit status.
     """
     table = _table(members, ended, objective)
-    _write(directory, table)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in table for name in row)))
+    writer.writeheader()
+    writer.writerows(table)
+    files.replace(directory / "sweep.csv", text.getvalue())
     if interrupted:
         print(f"interrupted: continue with --resume {directory}")
         return interrupted.exit_status or 1
-    _draw(directory)
+    try:
+        figures.learning_curve([directory], directory / "learning_curve.png")
+    except (InputError, OSError) as e:  # the population itself is whole; without a row there is nothing to draw
+        print(f"learning_curve.png was not drawn: {e}", file=sys.stderr)
     failed = [row["member"] for row in table if str(row["ended"]).startswith(FAILED)]
     frozen = [row for row in table if row["frozen"]]
-    if other := [name for name in failed if name not in {row["member"] for row in frozen}]:
-        whys = dict.fromkeys(str(row["ended"]).removeprefix("failed: ") for row in table if row["member"] in other)
-        said = any(
-            (members[i].directory / "console.txt").exists() for i, row in enumerate(table) if row["member"] in other
-        )
+    other = {row["member"]: row["ended"] for row in table if row["member"] in failed and not row["frozen"]}
+    if other:
+        whys = dict.fromkeys(why.removeprefix("failed: ") for why in other.values())
+        said = any((member.directory / "console.txt").exists() for member in members if member.name in other)
         more = ": see the end of their console.txt" if said else ""
         print(f"failed: {', '.join(other)}: {'; '.join(whys)}{more}", file=sys.stderr)
     if frozen:
@@ -190,7 +147,11 @@ def tell(
         print(f"{name}: {sum(good) / len(good):.4g} on average, {min(good):.4g} to {max(good):.4g}")
         of = ""
         if len(points) > 1:
-            _tell_points(points)
+            for point in points[:_MOST]:
+                seeds = counted(len(point.members), "seed")
+                seeds += f", {point.failed} without a score" if point.failed else ""
+                stopped = f", {STOPPED} {point.budget:,.0f} steps" if point.budget < math.inf else ""
+                print(f"  {point.score:.4g}  {point.name}  ({seeds}{stopped})")
             of = f", the best seed of {best.name}"
         print(f"best: member {table[i]['member']}, {table[i]['last']:.4g}{of}, which is also in {directory / BEST}")
     print(

@@ -33,14 +33,9 @@ class Member(NamedTuple):
 
 
 def of(cfg: RunConfig, directory: Path, changes: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """Makes the members of a population.
+    """Makes the members of a population of what they have in common and of each one's values by dotted key.
 
-    Args:
-      cfg: what they have in common.
-      directory: of the population.
-      changes: of each, values by dotted key.
-    Raises:
-      InputError: a key or a value that the config does not take.
+    Raises InputError: a key or a value that the config does not take.
     """
     width = max(2, len(str(len(changes) - 1)))
     common, found = config.to_dict(cfg), []
@@ -55,7 +50,6 @@ def of(cfg: RunConfig, directory: Path, changes: Sequence[Mapping[str, Any]]) ->
 
 
 def _with(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Returns a nested mapping with one value changed."""
     first, *rest = path
     return {**data, first: _with(data.get(first) or {}, rest, value) if rest else value}
 
@@ -68,21 +62,13 @@ class Ends(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Record of a population, kept in population.json, so that it can be resumed.
+    """Record of a population, kept in population.json, so that it can be resumed."""
 
-    Attributes:
-      changes: of each member what differs, as it began.
-      sweep: the settings of the sweep; {} of seeds alone.
-      rounds: of each round of a sweep how many members it has.
-      decisions: of its scheduler, in the order in which they were made.
-      ended: member -> {why, at, stop}: by which criterion of its own, or an update that was not finite, after how many
-        steps, and all criteria it had.
-    """
-
-    changes: list[dict[str, Any]]
-    sweep: dict[str, Any]
-    rounds: list[int]
-    decisions: list[dict[str, Any]]
+    changes: list[dict[str, Any]]  # of each member what differs, as it began
+    sweep: dict[str, Any]  # the settings of the sweep; {} of seeds alone
+    rounds: list[int]  # number of members of each round of a sweep
+    decisions: list[dict[str, Any]]  # of its scheduler, in the order in which they were made
+    # member -> {why, at, stop}: the criterion of its own or the fault that ended it, its steps then, all its criteria
     ended: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
 
     def why_ended(self, member: Member) -> str | None:

@@ -28,15 +28,9 @@ def train(
 ) -> dict[str, str]:
     """Trains each member by `python -m jrl.train`, so many at once; those that began before go on.
 
-    What a member prints is in `console.txt` of its directory.
+    What a member prints is in `console.txt` of its directory. Arguments are those of `trainer.Trainer`; at `pause`
+    environment steps members pause, saved.
 
-    Args:
-      members: who is trained.
-      directory: of the population.
-      processes: at once.
-      interrupted: by a signal, after which all are saved where they are.
-      ends: who keeps which members ended.
-      pause: environment steps at which members pause, saved.
     Returns:
       How each ended that did, by name: `ended`, `complete` or why it ended before, `not finite: PATH`,
       `failed: status N`, `interrupted`.
@@ -84,7 +78,6 @@ def train(
 
 
 def _paused(member: Member, pause: float) -> bool:
-    """Returns whether a member has reached the pause, and is not complete."""
     return not is_complete(member) and (reached(member) or 0) >= pause
 
 

@@ -38,7 +38,7 @@ class Asha:
 
         Args:
           budget: steps of a member that is never stopped.
-          points: that begin.
+          points: number of points that begin.
           least: steps until a member has a score.
         Raises:
           InputError: `first` is not between `least` and the budget.
@@ -57,13 +57,9 @@ class Asha:
         return found
 
     def decided(self, members: Mapping[str, Mapping[str, Any]], scores: Scores) -> dict[str, Any]:
-        """Says who is stopped.
+        """Returns {"stopped": names}, of members that have paused, what differs between them, and their scores.
 
-        Args:
-          members: that have paused, and what differs between them; all seeds of a point go on together.
-          scores: of each.
-        Returns:
-          `stopped`: their names.
+        All seeds of a point go on together.
         """
         points: dict[str, list[str]] = {}
         for name, changed in members.items():
@@ -97,15 +93,13 @@ class Pbt:
     def decided(
         self, members: Mapping[str, Mapping[str, Any]], scores: Scores, spaces: Mapping[str, Space], seed: Sequence[int]
     ) -> dict[str, Any]:
-        """Says who takes over whom.
+        """Returns {"copies": [{member, source, changed}]}, where `changed` has the member's values from now on.
 
         Args:
-          members: that have paused, and the values by which they were trained.
+          members: members that have paused, and the values by which they were trained.
           scores: of each.
           spaces: of the values that change.
           seed: of the draws.
-        Returns:
-          `copies`: a list of {member, source, changed}; `changed` has the member's values from now on.
         """
         rng = np.random.default_rng(seed)
         order = sorted(members, key=lambda name: -scores[name] if math.isfinite(scores[name]) else math.inf)

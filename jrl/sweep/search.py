@@ -39,13 +39,10 @@ def rounds(plan: Plan) -> list[int]:
 def points(
     plan: Plan, count: int, *, seed: int, number: int, tried: Sequence[tuple[Mapping[str, Any], float]]
 ) -> list[dict[str, Any]]:
-    """Returns the points of a round.
+    """Returns the points of a round; the same seed and the same scores give the same points.
 
     Args:
-      plan: of the sweep.
-      count: as `rounds` says.
-      seed: of the sweep; the same seed and the same scores give the same points.
-      number: of the round.
+      count, number: of the round, as `rounds` says.
       tried: points of the rounds before with their scores, NaN where there is none.
     """
     settings = plan.settings

@@ -15,13 +15,8 @@ _MOST = 1000  # seeds or processes of one population
 def train(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: output.Transcript) -> int | None:
     """Trains the population that a command line of jrl.train names, or goes on with it.
 
-    Args:
-      args: the command line.
-      cfg: what members have in common.
-      name: of the directory, where none is given.
-      transcript: of what is printed.
     Returns:
-      The exit status; None: it is one run that is asked for.
+      The exit status; None: the command line asks for one run.
     Raises:
       InputError: --seeds or --processes cannot be had.
     """

@@ -37,21 +37,13 @@ class SweepConfig:
 
 
 class Plan:
-    """A sweep whose settings were read.
-
-    Attributes:
-      settings: as they were given.
-      spaces: by key of the config.
-      scheduler: None: members are trained to their ends.
-    Raises:
-      InputError: all that is wrong.
-    """
+    """A sweep whose settings were read. Raises InputError: all that is wrong."""
 
     def __init__(self, settings: SweepConfig):
         self.settings = settings
         errors: list[str] = []
-        self.spaces: dict[str, Space] = {}
-        self.scheduler: schedule.Scheduler | None = None
+        self.spaces: dict[str, Space] = {}  # by key of the config
+        self.scheduler: schedule.Scheduler | None = None  # None: members are trained to their ends
         for key, typed in settings.set.items():
             try:
                 found = parse(key, str(typed))
@@ -100,14 +92,12 @@ class Plan:
 
 
 def read(data: Mapping[str, Any], over_it: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Plan, dict, list[str]]:
-    """Divides what was given into what the sweep is told and what its runs are.
+    """Divides what was given into the sweep's plan, the data of its runs, and their overrides.
 
     Args:
       data: of a YAML file, which may have a section `sweep`.
       over_it: options of the command line; None: not given.
       overrides: texts `key=value` of --set, of which those with a space are the sweep's.
-    Returns:
-      The plan, the data of the runs, and the overrides that are left.
     Raises:
       InputError: all that is wrong.
     """

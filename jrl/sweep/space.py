@@ -100,7 +100,6 @@ class Space(NamedTuple):
 
 
 def _grid_fits(key: str, count: int) -> None:
-    """Raises InputError: a grid has too many points."""
     if count > MOST_POINTS:
         raise InputError(
             f"{key}: expected a grid of at most {MOST_POINTS:,} points, got {count:,}: draw points with --samples"

@@ -26,11 +26,7 @@ _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_se
 
 
 class DoNotFit(InputError):
-    """The members of a population take more memory together than there is.
-
-    Attributes:
-      most: that fit at once, at least one.
-    """
+    """The members of a population take more memory together than there is; `most` fit at once, at least one."""
 
     def __init__(self, most: int):
         super().__init__(f"members take more memory than is free: {most} would fit")
@@ -38,16 +34,13 @@ class DoNotFit(InputError):
 
 
 class Running:
-    """A member whose run is under way.
+    """A member whose run is under way, with a session of its own.
 
     Attributes:
-      member: which.
-      session: of its run.
-      ended: why its run ended; None: it goes on.
-      ended_at: the iteration at which it did.
+      ended, ended_at: why its run ended (None: it goes on), and the iteration at which it did.
       began: whether it was under way in this process.
-      paused: whether it has come to where the scheduler looks at it, and is saved there.
-      saved: the iteration of the checkpoint from which it goes on; it waits until the others come there.
+      paused: whether it is saved at a pause, where the scheduler compares members.
+      saved: the checkpoint from which it goes on.
     """
 
     def __init__(self, member: Member, number: int, run: build.Run, watchdog: faults.Watchdog, ends: Ends):
@@ -85,7 +78,6 @@ class Running:
         self._saving = Saving(self.session, self._checkpoints, self._watchdog, done)
 
     def _open_files(self, rows_until: int) -> None:
-        """Opens the files of the run directory; its rows from there on count no more."""
         self._files.close()
         with files.opening(self.member.directory):
             opened = run_directory.opened(self.session, self.member.directory, rows_until)
@@ -96,9 +88,7 @@ class Running:
         return self._log(row)
 
     def after(self, made: tuple[Any, Any], pause: float) -> None:
-        """Takes what a call made: the row, evaluation and checkpoint that are due; the end, or the pause at so many
-        steps.
-        """
+        """Takes a call's results: writes what is due; ends the run, or pauses it at so many steps."""
         session = self.session
         info = session.advanced(session.state, *made)
         self._info = info
@@ -122,7 +112,7 @@ class Running:
             self._saving.if_due(info)
 
     def check(self, *, whole: bool = False) -> None:
-        """Raises InputError: it could not be saved. Waits, if that is to be whole, until it is."""
+        """Raises InputError: it could not be saved. `whole`: waits until it is."""
         if self.began and whole:
             self._checkpoints.wait()
         elif self.began:
@@ -145,15 +135,11 @@ class Running:
 
 
 class Together:
-    """Members whose runs are under way in one program. Use as a context manager.
+    """Members whose runs are under way in one program. `close` it.
 
     Args:
       members: whose configs `build_population.grouped` finds alike.
-      directory: of the population.
-      transcript: what is printed.
-      interrupted: by a signal, after which the members are saved where they are.
-      ends: who keeps which members ended.
-      also: further configs, whose floats the program has to take besides.
+      directory, transcript, interrupted, ends, also: as of `trainer.Trainer`.
     Raises:
       InputError: what cannot be run.
       DoNotFit: the memory holds fewer members at once.
@@ -196,13 +182,7 @@ class Together:
                 stack.callback(display.close)
             transcript.listen()
             self._started, self._rows, self._steps = time.monotonic(), -1, 0
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> "Together":
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._stack.__exit__(*exc)
+            self.close = stack.pop_all().close
 
     @property
     def ended(self) -> dict[str, str]:
@@ -219,12 +199,7 @@ class Together:
             self._population.keep_alone(left)
 
     def take_over(self, sources: Mapping[str, str], members: Sequence[Member]) -> None:
-        """Lets members that have paused go on from where others are.
-
-        Args:
-          sources: member -> whom it goes on from, none of whom goes on from another.
-          members: all as they are from now on, with their new values.
-        """
+        """Lets members that have paused go on from others, as `trainer.Trainer.take_over`; `members`: all, as now."""
         of = {one.member.name: one for one in self.every}
         own = {member.name: member for member in members}
         for name, source in sources.items():
@@ -320,7 +295,7 @@ class Together:
 
 
 def introduction(every: Sequence[Running], fit: int | None) -> list[str]:
-    """Tells in lines of text what a population is going to do, of whose members so many would fit the memory."""
+    """Describes a population whose program holds `fit` members at most (None: unknown), in lines of text."""
     first = every[0].session
     keys = sorted({key for one in every for key in one.member.changed})
     lines = list(run_directory.introduction(first))

@@ -4,19 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.errors import counted
+from jrl.report.runs import listed
 from jrl.sweep.members import Member
 
 Group = tuple[Sequence[Member], str]  # members that are alike, and why they cannot be one program; "" where they may be
 
-_MOST = 8  # members that are named
-
 
 def plan(groups: Sequence[Group], most: int | None = None) -> list[str]:
-    """Tells the plan of a population: a line for each key in which members differ, and how many programs there are.
+    """Returns lines: one for each key in which members differ, and how many programs there are.
 
-    Args:
-      groups: of all members.
-      most: members that are one program at once; None: as many as the memory holds.
+    `most` members are one program at once; None: as many as the memory holds.
     """
     from jrl.run import build_population
 
@@ -72,5 +69,4 @@ def _why(key: str, values: Sequence[Any]) -> str:
 
 def named(names: Sequence[str]) -> str:
     """Members by name, the first of many."""
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"member{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST])}{more}"
+    return f"member{'s' if len(names) > 1 else ''} {listed(names, 8)}"

@@ -27,7 +27,7 @@ def train(
     *,
     processes: int | None = None,
 ) -> int:
-    """Trains the members of a population; `sweep.csv` and `best/` of its directory tell what became of them.
+    """Trains the members of a population; `sweep.csv` and `best/` of its directory say how they ended.
 
     Args:
       cfg: what members have in common.
@@ -63,11 +63,8 @@ def train(
 class Sweep:
     """A population that is trained: rounds of members, which pause where a scheduler compares them.
 
-    Args:
-      cfg: what members have in common.
-      directory: of the population.
-      record: what is kept of it.
     Attributes:
+      record: what is kept of it.
       members: as they are now.
       plan: of a sweep; None: the members are given.
       objective: key of result rows; None: as the rows tell.
@@ -85,33 +82,23 @@ class Sweep:
         if not record.changes:
             self._propose()
         # of all settings that can be wrong, before anything is made
-        self._pauses = [self._pauses_of(count) for count in self._rounds]
+        self._pauses = [self.plan.pauses(cfg, count) if self.plan else [] for count in self._rounds]
         self.members = self._made()
         if isinstance(self._scheduler, schedule.Pbt):
             refused_pbt(self.members)
 
-    def _pauses_of(self, points: int) -> list[int]:
-        return self.plan.pauses(self._cfg, points) if self.plan else []
-
     def _made(self) -> list[Member]:
-        """Makes all members with their present values."""
         changes = [dict(changed) for changed in self.record.changes]
-        found = populations.of(self._cfg, self._directory, changes)
         if not isinstance(self._scheduler, schedule.Pbt):
-            return found
-        told = {
-            member.name: {"pbt/source": i, "pbt/copies": 0, **_rows_of(member.changed)}
-            for i, member in enumerate(found)
-        }
+            return populations.of(self._cfg, self._directory, changes)
+        sources, copies = list(range(len(changes))), [0] * len(changes)
         for copy in (copy for decision in self.record.decisions for copy in decision["copies"]):
-            i = [member.name for member in found].index(copy["member"])
-            changes[i] = copy["changed"]
-            before = told[copy["member"]]
-            told[copy["member"]] = {
-                "pbt/source": int(copy["source"]), "pbt/copies": before["pbt/copies"] + 1, **_rows_of(copy["changed"]),
-            }  # fmt: skip
+            i = int(copy["member"])
+            changes[i], sources[i], copies[i] = copy["changed"], int(copy["source"]), copies[i] + 1
         found = populations.of(self._cfg, self._directory, changes)
-        return [member._replace(told=told[member.name]) for member in found]
+        values = ({f"pbt/{key}": value for key, value in one.items() if key != "run.seed"} for one in changes)
+        told = [{"pbt/source": i, "pbt/copies": n, **own} for i, n, own in zip(sources, copies, values)]
+        return [member._replace(told=own) for member, own in zip(found, told)]
 
     def also(self) -> list[RunConfig]:
         """Configs such as members may come to have beside those that they have."""
@@ -121,7 +108,6 @@ class Sweep:
         return [member.config for member in populations.of(self._cfg, self._directory, corners)]
 
     def _propose(self) -> None:
-        """Adds the members of the next round to the record."""
         assert self.plan is not None
         settings, number, seed = self.plan.settings, len(self.record.rounds), self._cfg.run.seed
         scores = self._scores([*self.members]) if number else {}
@@ -184,7 +170,6 @@ class Sweep:
         return {**ended, **self._stopped()}
 
     def _stopped(self) -> dict[str, str]:
-        """Returns why members ended that a scheduler has stopped."""
         return {
             name: f"{ends.STOPPED} {decision['at']}"
             for decision in self.record.decisions
@@ -192,7 +177,6 @@ class Sweep:
         }
 
     def _round(self, trainer: Trainer, interrupted: faults.Signals, number: int, places: range) -> dict[str, str]:
-        """Trains the members of one round."""
         members = [self.members[i] for i in places]
         made = [decision for decision in self.record.decisions if decision["round"] == number]
         if made and not made[-1].get("applied", True):
@@ -201,26 +185,24 @@ class Sweep:
         last = made[-1]["at"] if made and isinstance(self._scheduler, schedule.Asha) else 0
         before = [member for member in members if self.record.ended.get(member.name, {}).get("at", math.inf) <= last]
         ended = {member.name: why for member in before if (why := self.why_ended(member))}
-        pauses = self._pauses[number]
-        for pause in [*pauses[len(made) :], math.inf]:
+        for pause in [*self._pauses[number][len(made) :], math.inf]:
             gone = {**self._stopped(), **ended}
             left = [self.members[i] for i in places if self.members[i].name not in gone]
-            if all(self.why_ended(member) for member in left):
-                ended |= {member.name: self.why_ended(member) or "" for member in left}
-                break
+            whys = {member.name: self.why_ended(member) for member in left}
+            if all(whys.values()):
+                return ended | {name: why or "" for name, why in whys.items()}
             ended |= trainer.until(left, pause)
             if interrupted:
                 break
             paused = [member for member in left if member.name not in ended]
             if pause < math.inf and paused:
-                failed = [
-                    self.members[i] for i in places if ended.get(self.members[i].name, "").startswith(ends.FAILED)
-                ]
+                now = [self.members[i] for i in places]
+                failed = [member for member in now if ended.get(member.name, "").startswith(ends.FAILED)]
                 self._decide(trainer, paused, failed, self._counted(places), number, int(pause))
         return ended
 
     def why_ended(self, member: Member) -> str | None:
-        """Says by which criterion of its own, or by which fault, the run of a member ended; None: it goes on."""
+        """Returns why the run of a member ended, as `Record.why_ended`: of the record as it is now."""
         return self.record.why_ended(member)
 
     def note_end(self, member: Member, why: str, at: int) -> None:
@@ -241,17 +223,10 @@ class Sweep:
         return [m for m in members if m.name in over and schedule.point_of(m.changed) not in gone]
 
     def _decide(
-        self,
-        trainer: Trainer,
-        paused: Sequence[Member],
-        failed: Sequence[Member],
-        over: Sequence[Member],
-        number: int,
-        at: int,
-    ) -> None:
-        """Compares members that have paused, and those whose runs are over; what is decided is kept before it is
-        done.
-        """
+        self, trainer: Trainer, paused: Sequence[Member], failed: Sequence[Member], over: Sequence[Member],
+        number: int, at: int,
+    ) -> None:  # fmt: skip
+        """Compares members that have paused, and those whose runs are over. A decision is kept before it is applied."""
         assert self.plan is not None and self._scheduler is not None
         compared = sorted([*paused, *over], key=lambda member: member.name)
         of_failed = {schedule.point_of(member.changed) for member in failed}  # a point that failed has no score
@@ -260,16 +235,15 @@ class Sweep:
             for member, score in zip(compared, self._scores(compared).values(), strict=True)
         }
         changed = {member.name: member.changed for member in compared}
-        told = {name: score if math.isfinite(score) else None for name, score in scores.items()}
-        decision: dict[str, Any] = {"round": number, "at": at, "scores": told}
+        finite = {name: score if math.isfinite(score) else None for name, score in scores.items()}
+        decision: dict[str, Any] = {"round": number, "at": at, "scores": finite}
         if isinstance(self._scheduler, schedule.Asha):
             stopped = self._scheduler.decided(changed, scores)["stopped"]
-            names = {member.name for member in over}
-            decision |= {"stopped": [name for name in stopped if name not in names]}
+            decision["stopped"] = [name for name in stopped if name not in {member.name for member in over}]
         else:
             seed = [self._cfg.run.seed, number, at]
             decision |= {**self._scheduler.decided(changed, scores, self.plan.spaces, seed), "applied": False}
-        self._keep(decision)
+        self._keep([*self.record.decisions, decision])
         self._apply(trainer, decision)
 
     def _few_episodes(self, decision: Mapping[str, Any]) -> str:
@@ -293,13 +267,11 @@ class Sweep:
             f"--scheduler to about {steps:,} steps"
         )
 
-    def _keep(self, decision: dict[str, Any], *, again: bool = False) -> None:
-        decisions = self.record.decisions[:-1] if again else self.record.decisions
-        self.record = self.record._replace(decisions=[*decisions, decision])
+    def _keep(self, decisions: list[dict[str, Any]]) -> None:
+        self.record = self.record._replace(decisions=decisions)
         self.record.write(self._directory)
 
     def _apply(self, trainer: Trainer, decision: dict[str, Any]) -> None:
-        """Does what was decided."""
         print(_told(decision), flush=True)
         if few := self._few_episodes(decision):
             print(few, flush=True)
@@ -309,12 +281,7 @@ class Sweep:
         before, self.members = self.members, self._made()
         sources = {copy["member"]: copy["source"] for copy in decision["copies"]}
         trainer.take_over(sources, before, self.members)
-        self._keep({**decision, "applied": True}, again=True)
-
-
-def _rows_of(changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values as rows tell them."""
-    return {f"pbt/{key}": value for key, value in changed.items() if key != "run.seed"}
+        self._keep([*self.record.decisions[:-1], {**decision, "applied": True}])
 
 
 def _told(decision: Mapping[str, Any]) -> str:

@@ -104,17 +104,6 @@ def test_a_learning_curve_shows_the_rows_the_band_evaluations_and_the_end(tmp_pa
     assert {(x, y) for x, _, low, high, *_ in rows for y in (low, high)} <= corners
 
 
-def test_band():
-    a = (np.array([0.0, 10.0]), np.array([0.0, 10.0]))
-    b = (np.array([4.0, 8.0, 12.0]), np.array([2.0, 2.0, 2.0]))
-    c = (np.array([0.0, 20.0]), np.array([100.0, 100.0]))
-    grid, median, low, high = report.band([a, b, c], points=4)  # all three know 4 .. 10
-    np.testing.assert_allclose(grid, [4, 6, 8, 10])
-    np.testing.assert_allclose(median, [4, 6, 8, 10])
-    np.testing.assert_allclose(low, [2, 2, 2, 2])
-    np.testing.assert_allclose(high, [100, 100, 100, 100])
-
-
 def test_learning_curve_is_drawn(tmp_path):
     full = result(tmp_path / "full.jsonl", [(n, n**0.5) for n in range(0, 1000, 10)])
     drawn = report.plot_learning_curve(full, tmp_path / "plots" / "full.png", title="ppo")
@@ -123,20 +112,6 @@ def test_learning_curve_is_drawn(tmp_path):
     one = report.plot_learning_curve(result(tmp_path / "one.jsonl", [(1, 5.0)]), tmp_path / "one.png")
     assert blue(drawn) > 500 and blue(one) > 0
     assert blue(empty) == blue(null) == 0
-
-
-def test_runs_are_drawn(tmp_path):
-    seeds = [result(tmp_path / f"{s}.jsonl", [(n, s + n) for n in range(5)]) for s in range(3)]
-    assert blue(report.plot_runs({"ppo": seeds, "dqn": [tmp_path / "none.jsonl"]}, tmp_path / "runs.png")) > 500
-    assert blue(report.plot_runs({}, tmp_path / "nothing.png")) == 0
-
-
-def test_the_median_of_runs_ends_where_the_first_of_them_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "save", lambda figure, png: figure)
-    seeds = [result(tmp_path / f"{n}.jsonl", [(0, 0), (n, n)]) for n in (10, 20, 30)]
-    axes = report.plot_runs({"ppo": seeds}, tmp_path / "runs.png", stop=25).axes[0]
-    ends = [line.get_xydata()[-1].tolist() for line in axes.lines if len(line.get_xydata())]
-    assert ends == [[10, 10], [20, 20], [30, 30], [10, 10], [1, 25]]  # each seed, the median, the dashed line
 
 
 @pytest.mark.parametrize("name", ["loggers", "progress", "timers", "report"])

@@ -302,12 +302,12 @@ def test_curves_that_were_reported_at_other_points_have_one_axis():
     rng = np.random.default_rng(0)
     slopes = [rng.uniform(1, 2, 4), rng.uniform(3, 4, 4)]
     tasks = [[(x, slope * x) for slope in own for x in [np.sort(rng.uniform(1, 9, 30))]] for own in slopes]
-    found = statistics.efficiency(tasks, points=11, replicates=300)
+    grid, found = statistics.efficiency(tasks, points=11, replicates=300)
     ends = [(x[0], x[-1]) for own in tasks for x, _ in own]
-    assert found.grid[0] == max(first for first, _ in ends) and found.grid[-1] == min(last for _, last in ends)
+    assert grid[0] == max(first for first, _ in ends) and grid[-1] == min(last for _, last in ends)
     middle = np.sort(np.concatenate(slopes))[2:6].mean()
-    assert found.estimate.value == pytest.approx(middle * found.grid)
-    width = (found.estimate.high - found.estimate.low) / found.grid
+    assert found.value == pytest.approx(middle * grid)
+    width = (found.high - found.low) / grid
     assert width.min() > 0 and width == pytest.approx(np.full(11, width[0]))  # whole runs are drawn
     late = (np.array([10.0, 11.0]), np.array([1.0, 1.0]))
     assert statistics.efficiency([*tasks, [late]]) is None

@@ -88,7 +88,6 @@ def store_of_columns(
 
 
 def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Returns the store's further columns."""
     found = {k: x for k, x in columns.items() if k not in _OWN}
     if LOGP in columns:
         found[LOG_PROB] = columns[LOGP].reshape(-1).astype(np.float32)

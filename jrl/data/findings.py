@@ -306,9 +306,10 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
 
 def _hashes(tree: PyTree, rows: int) -> np.ndarray:
     """Returns a hash of each row of the arrays [R, *] of a tree, [R] i64: equal rows have equal hashes."""
-    flat = [np.ascontiguousarray(x).reshape(rows, -1).view(np.uint8) for x in jax.tree.leaves(tree)]
+    flat = [np.zeros((rows, 1), np.uint8)]  # observations may have no numbers
+    flat += [np.ascontiguousarray(x).reshape(rows, -1).view(np.uint8) for x in jax.tree.leaves(tree)]
     width, found = sum(x.shape[1] for x in flat), np.empty(rows, np.int64)
-    size = max(1, _BLOCK_BYTES // max(1, width))
+    size = max(1, _BLOCK_BYTES // width)
     for at in range(0, rows, size):
         block = np.concatenate([x[at : at + size] for x in flat], 1)
         found[at : at + size] = [*map(hash, block.view(f"V{width}")[:, 0].tolist())]

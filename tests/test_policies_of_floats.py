@@ -1,6 +1,5 @@
 """Policies that differ in floats of their algorithm alone: one program, and what each would be alone."""
 
-import dataclasses
 
 import jax
 import jax.extend
@@ -9,10 +8,10 @@ import pytest
 from test_several_agents import GAMES, REPLAY, STEPS, made
 
 from jrl.rollout import unroll
-from jrl.run import build, build_learner, build_policies, checkpoint, parallel, several
+from jrl.run import build, build_learner, build_policies, parallel, several
 from jrl.run.program import own_replay
 from jrl.run.session import Session
-from jrl.settings import config, multi_agent
+from jrl.settings import config
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -137,38 +136,3 @@ def test_each_column_has_the_running_return_of_its_policys_gamma():
     own = [{"algo": {"gamma": 0.5}}, {"algo": {"gamma": 0.8}}]
     with session_of(own, algo={"normalize_reward": True, "gamma": 0.9}) as session:
         np.testing.assert_array_equal(session.run.algo.running_return_gamma, np.float32([0.5, 0.8, 0.9]))
-
-
-def test_a_run_goes_on_whose_policies_of_other_floats_were_groups_of_their_own(tmp_path, monkeypatch):
-    own = [{}, {"algo": {"lr": 1e-2, "gamma": 0.5}}, {}]
-    sections = {
-        **REPLAY,
-        "network": {"hidden": [], "core": {"name": "gru", "size": 4}, "max_seq_len": 4},
-        "checkpoint": {"replay": "full"},
-    }
-
-    def kept(session):
-        state = jax.device_get(session.run.program.keep(session.state))
-        groups, replay, memory = session.run.groups, {}, {}
-        for group in groups:
-            replay |= group.apart(own_replay(state.replay, session.run.program.learner)[group.label])
-            carry = group.own(state.source.carry[group.label], 3, 1)
-            memory |= group.apart(jax.tree.map(lambda x, g=group: g.by_policy(x[0], 0), carry))
-        return [group.label for group in groups], jax.device_get((state.learner, replay, memory))
-
-    with monkeypatch.context() as before:
-        before.setattr(build, "run", build.run.__wrapped__)
-        before.setattr(multi_agent, "without_floats", lambda cfg: dataclasses.replace(cfg, multi_agent=None))
-        session = session_of(own, 3, **sections)
-    with session:
-        session.start()
-        for _ in range(3):
-            session.reporter.add(session.advance())
-        was, expected = kept(session)
-        checkpoint.write(tmp_path / "3", checkpoint.on_host(session.parts()), session.description())
-    with session_of(own, 3, **sections) as session:
-        session.start(saved=tmp_path / "3")
-        now, found = kept(session)
-        session.reporter.add(session.advance())
-    assert was == ["agent_0+1", "agent_1"] and now == ["agent_0+2"]
-    jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -34,7 +34,7 @@ def run(name: str, argv: list[str]) -> int:
     if name in _RUNS:
         module = importlib.import_module(_RUNS[name])
         return module.run(module.parser().parse_args(argv))
-    parser, function = {"inspect": _inspect, "convert": _convert, "split": _split, "merge": _merge}[name]()
+    parser, function = _inspect() if name == "inspect" else _rewrites(name)
     return function(parser.parse_args(argv))
 
 
@@ -92,7 +92,6 @@ def _inspect() -> Any:
 
 
 def _files(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the format of each path, and the files with their bytes."""
     from jrl.data import formats
 
     located = [path for given in args.paths for path in formats.located(given)]
@@ -103,7 +102,6 @@ def _files(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _draw(store: "EpisodeStore", png: Path) -> None:
-    """Writes histograms of returns and lengths. Raises InputError: the file cannot be written."""
     require("matplotlib", "plot", "--out")
     from matplotlib.figure import Figure
 
@@ -117,38 +115,39 @@ def _draw(store: "EpisodeStore", png: Path) -> None:
         figure.savefig(part, dpi=150)
 
 
-def _convert() -> Any:
-    p = _parser("convert", "Write a data set, or several as one, in another format.", out=_OUT)
-    return p, lambda args: _rewrite(args, _outputs(args))
-
-
-def _merge() -> Any:
-    about = "Write several data sets as one, their episodes in the order of the paths."
-    p = _parser("merge", about, out=_OUT, to="jrl")
+def _rewrites(name: str) -> Any:
+    """Returns the parser and the function of convert, merge or split."""
+    about, out, to, parts = {
+        "convert": ("Write a data set, or several as one, in another format.", _OUT, None, ()),
+        "merge": ("Write several data sets as one, their episodes in the order of the paths.", _OUT, "jrl", ()),
+        "split": (
+            "Divide a data set, by whole episodes, into DIR/train and DIR/validation.",
+            "directory that is made",
+            "jrl",
+            ("train", "validation"),
+        ),
+    }[name]
+    p = _parser(name, about, out=out, to=to)
+    if name == "split":
+        p.add_argument("--share", type=float, default=0.1, help="share of the steps in DIR/validation (default 0.1)")
+        p.add_argument("--seed", type=int, default=0, help="seed of the choice of episodes (default 0)")
 
     def run(args: argparse.Namespace) -> int:
-        outs = _outputs(args)
+        if name == "split" and not 0 < args.share < 1:
+            raise InputError(f"--share: expected a number above 0 and below 1, got {args.share:g}")
+        if name == "split" and args.seed < 0:
+            raise InputError(f"--seed: expected a number of at least 0, got {args.seed}")
+        outs = _outputs(args, *parts)
         from jrl.data import formats
 
-        if len([path for given in args.paths for path in formats.located(given)]) < 2:
+        if name == "merge" and len([path for given in args.paths for path in formats.located(given)]) < 2:
             raise InputError(f"data merge: {args.paths[0]} is one data set: give two or more, or a glob of them")
-        return _rewrite(args, outs)
-
-    return p, run
-
-
-def _split() -> Any:
-    about = "Divide a data set, by whole episodes, into DIR/train and DIR/validation."
-    p = _parser("split", about, out="directory that is made", to="jrl")
-    p.add_argument("--share", type=float, default=0.1, help="share of the steps in DIR/validation (default 0.1)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the choice of episodes (default 0)")
-
-    def run(args: argparse.Namespace) -> int:
-        if not 0 < args.share < 1:
-            raise InputError(f"--share: expected a number above 0 and below 1, got {args.share:g}")
-        if args.seed < 0:
-            raise InputError(f"--seed: expected a number of at least 0, got {args.seed}")
-        return _rewrite(args, _outputs(args, "train", "validation"))
+        store = _read(args)
+        for note in store.notes:  # parts of the file that the reader left out
+            print(f"note: {store.name}: {note}", file=sys.stderr)
+        for out, part in zip(outs, store.split(args.share, args.seed) if parts else [store], strict=True):
+            _write(part, out, args)
+        return 0
 
     return p, run
 
@@ -195,16 +194,6 @@ def _is_file(out: Path, format: str) -> bool:
     from jrl.data import formats
 
     return format in formats.OF_FILES and out.name.endswith(tuple(formats.module(format).SUFFIXES))
-
-
-def _rewrite(args: argparse.Namespace, outs: list[Path]) -> int:
-    """Reads the data set, and writes it to one path or, divided, to two. Returns the exit status."""
-    store = _read(args)
-    for note in store.notes:  # parts of the file that the reader left out
-        print(f"note: {store.name}: {note}", file=sys.stderr)
-    for out, part in zip(outs, [store] if len(outs) == 1 else store.split(args.share, args.seed), strict=True):
-        _write(part, out, args)
-    return 0
 
 
 def _write(store: "EpisodeStore", out: Path, args: argparse.Namespace) -> None:

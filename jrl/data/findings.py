@@ -59,11 +59,9 @@ def rows_where(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> 
 
     `wrong` is called block by block. `final` says whether final observations count.
     """
-    found = np.zeros(len(x), bool)
     size = max(1, _BLOCK_BYTES // max(1, x[:1].nbytes))
-    for at in range(0, len(x), size):
-        part = wrong(x[at : at + size])
-        found[at : at + size] = part.reshape(len(part), -1).any(-1)
+    parts = [wrong(x[at : at + size]) for at in range(0, len(x), size)]
+    found = np.concatenate([part.reshape(len(part), -1).any(-1) for part in parts])
     return found if final else found & store.is_step()
 
 
@@ -285,9 +283,8 @@ def _actions(store: EpisodeStore, rows: int) -> np.ndarray:
 
 def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
     rows = _hashes((store.obs, store.action, store.reward), store.num_rows)
-    step = np.flatnonzero(store.is_step())
-    position = np.arange(store.num_rows) - np.repeat(store.offsets[:-1], np.diff(store.offsets))
-    episodes = np.add.reduceat(_mixed(rows + _mixed(position.astype(np.uint64))), store.offsets[:-1])
+    bounds = zip(store.offsets.tolist(), store.offsets[1:].tolist(), strict=False)
+    episodes = [hash(rows[first:last].tobytes()) for first, last in bounds]
     _, first, which = np.unique(episodes, return_index=True, return_inverse=True)
     twice = np.flatnonzero(first[which] != np.arange(store.num_episodes))
     if len(twice):
@@ -295,12 +292,11 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
         what = f"of {counted(store.num_episodes, 'episode', ',')} {len(twice):,} {copies}"
         mend = "remove them: they count twice, also in a validation split; or environment and policy have no randomness"
         yield Finding("duplicate episodes", f"{what} (first: {twice[0]}, of {first[which[twice[0]]]})", mend)
-    only = _hashes(store.obs, store.num_rows)
-    transitions = _mixed(rows[step]) + only[step + 1]
-    alone = np.ones(store.num_episodes, bool)
-    alone[twice] = False
-    transitions = transitions[np.repeat(alone, store.lengths())]
-    more = len(transitions) - len(np.unique(transitions))
+    is_new = np.ones(store.num_episodes, bool)
+    is_new[twice] = False
+    steps = np.flatnonzero(store.is_step() & np.repeat(is_new, np.diff(store.offsets)))
+    transitions = 31 * rows[steps] + _hashes(store.obs, store.num_rows)[steps + 1]
+    more = len(steps) - len(np.unique(transitions))
     if more:
         copies = f"{'is' if more == 1 else 'are'} in the data set before, in another episode or place"
         mend = "none needed in an environment of few states or with deterministic starts; else parts were stored twice"
@@ -309,23 +305,12 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _hashes(tree: PyTree, rows: int) -> np.ndarray:
-    """Returns a hash of each row of the arrays [R, *] of a tree, [R] u64: equal rows have equal ones."""
-    found = np.zeros(rows, np.uint64)
-    for number, x in enumerate(jax.tree.leaves(tree)):
-        flat = np.ascontiguousarray(x).reshape(rows, -1)
-        size = max(1, _BLOCK_BYTES // 8 // max(1, flat[:1].nbytes))
-        for at in range(0, rows, size):
-            octets = flat[at : at + size].view(np.uint8).reshape(-1, flat[:1].nbytes)
-            padded = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 4)))
-            words = padded.view(np.uint32).astype(np.uint64)
-            places = np.arange(words.shape[1], dtype=np.uint64) + np.uint64(number << 32)
-            found[at : at + size] += _mixed(words ^ _mixed(places)).sum(1, dtype=np.uint64)
+    """Returns a hash of each row of the arrays [R, *] of a tree, [R] i64: equal rows have equal hashes."""
+    flat = [np.zeros((rows, 1), np.uint8)]  # observations may have no numbers
+    flat += [np.ascontiguousarray(x).reshape(rows, -1).view(np.uint8) for x in jax.tree.leaves(tree)]
+    width, found = sum(x.shape[1] for x in flat), np.empty(rows, np.int64)
+    size = max(1, _BLOCK_BYTES // width)
+    for at in range(0, rows, size):
+        block = np.concatenate([x[at : at + size] for x in flat], 1)
+        found[at : at + size] = [*map(hash, block.view(f"V{width}")[:, 0].tolist())]
     return found
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """Mixes the bits of the numbers [*] u64: SplitMix64's last step (Steele et al., 2014)."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

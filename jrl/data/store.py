@@ -196,7 +196,6 @@ def _leaves(space: Space, tree: PyTree) -> list[tuple[str, Leaf, np.ndarray]]:
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
-    """Returns the first of many names as a text."""
     found = list(map(str, names))
     return ", ".join(found[:most]) + f" and {len(found) - most} more" * (len(found) > most)
 
@@ -268,14 +267,14 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
         else:
             columns.append(name)
     labels = [k for k in first.labels if all(k in s.labels for s in stores)]
-    joined = lambda trees: jax.tree.map(lambda *x: _end_to_end(x), *trees)
+    joined = lambda trees: jax.tree.map(lambda *x: np.concatenate(x), *trees)
     starts = np.cumsum([0, *(s.num_rows for s in stores)])
     return EpisodeStore(
         observation=first.observation,
         action_space=first.action_space,
         obs=joined([s.obs for s in stores]),
         action=joined([s.action for s in stores]),
-        reward=_end_to_end([s.reward for s in stores]),
+        reward=np.concatenate([s.reward for s in stores]),
         offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
         terminated=np.concatenate([s.terminated for s in stores]),
         truncated=np.concatenate([s.truncated for s in stores]),
@@ -284,21 +283,6 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
         meta={k: v for k, v in first.meta.items() if all(s.meta.get(k) == v for s in stores)},
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _end_to_end(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenates arrays; returns the array itself where they are all of its parts in order."""
-    whole = parts[0].base
-    starts = np.cumsum([0, *(x.nbytes for x in parts)]).tolist()
-    if (
-        isinstance(whole, np.ndarray)
-        and whole.flags.c_contiguous
-        and (whole.dtype, whole.shape) == (parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:]))
-        and all(x.base is whole for x in parts)
-        and [x.ctypes.data - whole.ctypes.data for x in parts] == starts[:-1]
-    ):
-        return whole
-    return np.concatenate(parts)
 
 
 def checked(store: EpisodeStore) -> EpisodeStore:
@@ -317,17 +301,12 @@ def checked(store: EpisodeStore) -> EpisodeStore:
     if offsets[0] != 0 or (offsets[1:] - 2 < offsets[:-1]).any():
         raise _unfit(store, ["offsets: expected to begin at 0 and to rise by 2 or more with each episode"])
     rows, episodes = int(offsets[-1]), len(offsets) - 1
-    expected: list[tuple[str, Any, tuple[int, ...] | None]] = [("reward", store.reward, ())]
-    faults = []
-    for name, space, tree in (("obs", store.observation, store.obs), ("action", store.action_space, store.action)):
-        if _is_element(tree, space):
-            expected += [(f"{name} {path}".strip(), x, leaf.shape) for path, leaf, x in _leaves(space, tree)]
-        else:
-            faults.append(f"{name}: expected an array for each part of {space}")
+    faults = element_faults("obs", store.obs, store.observation, rows)
+    faults += element_faults("action", store.action, store.action_space, rows)
+    faults.append(array_fault("reward", store.reward, rows, ()))
     for name, tree in store.columns.items():
         shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
-        expected += [(f"column {name}", x, shape) for x in jax.tree.leaves(tree)]
-    faults += [array_fault(name, x, rows, shape) for name, x, shape in expected]
+        faults += [array_fault(f"column {name}", x, rows, shape) for x in jax.tree.leaves(tree)]
     ends = {"terminated": store.terminated, "truncated": store.truncated}
     faults += [array_fault(name, x, episodes, (), "biu") for name, x in ends.items()]
     faults += [array_fault(f"label {name}", x, episodes, (), "biufUS") for name, x in store.labels.items()]
@@ -346,6 +325,13 @@ def checked(store: EpisodeStore) -> EpisodeStore:
         labels={name: native(x) for name, x in store.labels.items()},
         **{name: x != 0 for name, x in ends.items()},
     )
+
+
+def element_faults(name: str, tree: PyTree, space: Space, rows: int) -> list[str]:
+    """Describes what is wrong with arrays [rows, *] of the elements of a space; "" for nothing."""
+    if not _is_element(tree, space):
+        return [f"{name}: expected an array for each part of {space}"]
+    return [array_fault(f"{name} {path}".strip(), x, rows, leaf.shape) for path, leaf, x in _leaves(space, tree)]
 
 
 def array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
@@ -374,14 +360,9 @@ def fault(episode: Episode, observation: Space, action: Space, first: Episode) -
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"
-    parts = ("observations", observation, episode.obs, steps + 1), ("actions", action, episode.action, steps)
-    for what, space, tree, rows in parts:
-        if not _is_element(tree, space):
-            return f"its {what} are no element of {space}"
-        for path, leaf, x in _leaves(space, tree):
-            if x.shape != (rows, *leaf.shape):
-                name = f"{what} {path}".strip()
-                return f"its {name} have the shape {x.shape}, where {steps} steps of {leaf} need {(rows, *leaf.shape)}"
+    faults = element_faults("observations", episode.obs, observation, steps + 1)
+    if found := [*filter(None, faults + element_faults("actions", episode.action, action, steps))]:
+        return f"{found[0]}, for {counted(steps, 'step')}"
     if episode.columns.keys() != first.columns.keys() or episode.labels.keys() != first.labels.keys():
         return f"it has the columns {sorted(episode.columns)}, the first has {sorted(first.columns)}"
     for name, column in episode.columns.items():
@@ -391,7 +372,6 @@ def fault(episode: Episode, observation: Space, action: Space, first: Episode) -
 
 
 def _is_element(tree: PyTree, space: Space) -> bool:
-    """Returns whether a tree has the structure of a space's elements."""
     found: Any = jax.tree.structure(tree)
     return bool(found == jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)))
 

@@ -78,7 +78,6 @@ def _leave(lock: Path, made: bool) -> None:
 
 
 def _sign(handle: int) -> None:
-    """Writes down who holds the lock. Raises OSError: there is no room, not even for that."""
     now = datetime.datetime.now().isoformat(" ", "seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
     os.ftruncate(handle, 0)
@@ -86,7 +85,6 @@ def _sign(handle: int) -> None:
 
 
 def _signed(path: Path) -> tuple[int, str, str] | None:
-    """Returns process, machine and time of whoever holds a lock; None where that cannot be read."""
     try:
         found = json.loads(path.read_text())
         return int(found["pid"]), str(found["host"]), str(found["since"])

@@ -215,7 +215,6 @@ def _from_start(buffer: Buffer, algo: Algo) -> Buffer:
 
 
 def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
-    """Returns the running statistics of the observations in all data, or ()."""
     if not getattr(cfg.algo, "normalize_obs", False):
         return ()
     alone = algorithm(cfg, found.spec)
@@ -276,7 +275,6 @@ def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
 
 
 def _size(found: Inputs) -> str:
-    """Describes the size of the data."""
     episodes = sum(store.num_episodes for store in found.train.values())
     steps = sum(store.num_steps for store in found.train.values())
     held = sum(store.num_steps for store in found.validation.values())

@@ -12,6 +12,7 @@ import numpy as np
 
 from jrl import data, registry, spaces
 from jrl.data import EpisodeStore, findings
+from jrl.data.formats.transitions import guessed
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
 from jrl.envs.history import history
@@ -87,7 +88,6 @@ def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:
 
 
 def _spec_of(cfg: RunConfig, stores: Mapping[str, EpisodeStore]) -> EnvSpec:
-    """Returns the policy's spaces, by the data alone."""
     first = next(iter(stores.values()))
     env_action = None
     if _is_normalized(cfg, first):
@@ -110,14 +110,7 @@ def narrow(space: Space, *, action: bool = False) -> Space:
             name = "float32" if isinstance(found, Box) else "int8" if type(found).__name__ == "MultiBinary" else "int32"
         return dataclasses.replace(found, dtype=name)
 
-    match type(space).__name__:
-        case "Dict":
-            parts: Any = space
-            return type(parts)(tuple((name, narrow(part, action=action)) for name, part in parts.items))
-        case "Tuple":
-            parts = space
-            return type(parts)(tuple(narrow(part, action=action) for part in parts.items))
-    return leaf(space)
+    return guessed(lambda found: found, spaces.map_leaves(leaf, space))
 
 
 def _is_normalized(cfg: RunConfig, store: EpisodeStore) -> bool:
@@ -143,7 +136,8 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
         )
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
-    told = bool(plan.history(cfg)) and not _same_shapes(store.observation, spec.observation)
+    shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
+    told = bool(plan.history(cfg)) and shapes(store.observation) != shapes(spec.observation)
     own = spec.env_observation if told and spec.env_observation is not None else spec.observation
     obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
@@ -197,12 +191,6 @@ def _fits(found: Any, wanted: Any) -> bool:
         return True
     is_one = {found.shape, wanted.shape} == {(), (1,)}
     return is_one and (isinstance(found, Box) or not isinstance(wanted, Box))  # a choice is not a number of a continuum
-
-
-def _same_shapes(a: Space, b: Space) -> bool:
-    """Returns whether elements of two spaces are trees of arrays of the same shapes."""
-    shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
-    return shapes(a) == shapes(b)
 
 
 def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
@@ -268,7 +256,6 @@ def _return_to_go(store: EpisodeStore) -> np.ndarray:
 
 
 def _timestep(store: EpisodeStore) -> np.ndarray:
-    """Returns the number of each row in its episode, [R] i32."""
     return (np.arange(store.num_rows) - np.repeat(store.offsets[:-1], store.lengths() + 1)).astype(np.int32)
 
 

@@ -131,7 +131,6 @@ class Judge:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _estimated(methods: tuple[str, ...], gamma: float, episodes: Episodes):
-    """Returns the Interval of each method, the effective sample size, the mean ratio and the mean return."""
     reward, mask, ratio, q, value = episodes
 
     def one(name: str, weight: Array) -> Array:
@@ -159,8 +158,6 @@ _OF_RATIOS = {
 
 
 class _Fit:
-    """Fits the values of policies to a data set."""
-
     def __init__(self, cfg: RunConfig, how: EstimateConfig, spec: EnvSpec, store: EpisodeStore, gamma: float):
         self._settings, self._store = how.fqe, store
         to_end = data_sets.to_end(store, gamma)["reward"][store.is_step()]
@@ -292,7 +289,6 @@ def check_log_probs(store: EpisodeStore, methods: Sequence[str], mend: str) -> N
 
 
 def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[str], mend: tuple[str, str]) -> None:
-    """Raises InputError: the policy's actions have no probability."""
     if algo.choice is None:
         raise InputError(f"the algorithm does not tell the probability of actions, for {', '.join(methods)}: {mend[0]}")
 
@@ -310,7 +306,6 @@ def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[st
 def _warnings(
     gamma: float, methods: Sequence[str], store: EpisodeStore, ess: float, mean_ratio: float, weighs: bool
 ) -> Iterator[str]:
-    """Yields cautions about the estimates, in words."""
     num = store.num_episodes
     if weighs and ess < max(min(_FEW, num), _SMALL * num):
         yield (

@@ -22,7 +22,7 @@ from jrl.run.keys import Role, role_key
 from jrl.run.recorded import Columns
 from jrl.settings import by_episode, config
 from jrl.settings.config import RunConfig
-from jrl.types import ActOut, Algo, Array, Box, EnvSpec, JaxEnv, Key, PyTree, Rollout
+from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, PyTree, Rollout
 
 _LENGTH = 256  # most steps of a rollout
 _FORBIDDEN = -1e30  # no policy's log-probability is below it
@@ -129,11 +129,11 @@ def environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:
     return build_collect.environment(cfg, num_envs=num_envs, role="data", index=index)
 
 
-def spec_of(player: Player, num_envs: int) -> tuple[EnvSpec, bool]:
-    """Returns the spec of a player's environments, and whether they are stepped inside a program."""
+def spec_of(player: Player, num_envs: int) -> EnvSpec:
+    """Returns the spec of a player's environments."""
     env = environment(player.cfg, seed=0, index=0, num_envs=num_envs)
     env.close()
-    return env.spec, isinstance(env, JaxEnv)
+    return env.spec
 
 
 # ---------------------------------------------------------------- acting
@@ -155,7 +155,12 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
     if player.algo is None:
         if not alike:
             raise InputError("random actions: agents of different spaces cannot be played with them")
-        return (lambda given, obs, carry, key, explore=True: ActOut(*_with_extras(*draw(obs, key), carry))), True
+
+        def at_random(given: Any, obs: PyTree, carry: PyTree, key: Key, explore: bool = True) -> ActOut:
+            action, log_prob = draw(obs, key)
+            return ActOut(action, carry, {LOG_PROB: log_prob})
+
+        return at_random, True
     algo, epsilon = player.algo, acts.epsilon
     is_one = not recorder.who(player.cfg, spec) or not _apart(player.cfg, spec)
     if epsilon and not (alike and is_one):
@@ -190,34 +195,23 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
     return act, known
 
 
-def _with_extras(action: PyTree, log_prob: Array, carry: PyTree) -> tuple[PyTree, PyTree, dict[str, Array]]:
-    return action, carry, {LOG_PROB: log_prob}
-
-
 def _apart(cfg: RunConfig, spec: EnvSpec) -> bool:
-    """Returns whether policies act apart, each for agents of its own."""
     found = recorder.who(cfg, spec)
     return found is not None and bool(found.agents.extras)
 
 
 def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
-    """Draws random actions [B, *] and returns their log-probabilities [B] f32, too."""
     mask = obs[spaces.ACTION_MASK] != 0 if spaces.masks_actions(spec) else None
     batch = spaces.batch_shape(spec.observation, obs)
     action = uniform.sample(spec.action, key, batch, mask)
     return action, jnp.broadcast_to(jnp.asarray(uniform.log_prob(spec.action, mask), jnp.float32), batch)
 
 
-def _outputs(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
-    """Returns the shapes of the outputs of one policy's networks; {} of several."""
-    assert player.algo is not None
-    if player.algo.outputs is None or _apart(player.cfg, spec):
-        return {}
-    return jax.eval_shape(player.algo.outputs, player.state, spaces.elements(spec.observation, 1))
-
-
 def _has_distribution(player: Player, spec: EnvSpec) -> bool:
-    return _apart(player.cfg, spec) or "distribution" in _outputs(player, spec)
+    assert player.algo is not None
+    if _apart(player.cfg, spec) or player.algo.outputs is None:
+        return _apart(player.cfg, spec)
+    return "distribution" in jax.eval_shape(player.algo.outputs, player.state, spaces.elements(spec.observation, 1))
 
 
 def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -> Callable[..., Array] | None:
@@ -257,7 +251,6 @@ def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -
 
 
 def _extras(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
-    """Returns the shapes of what acting records."""
     algo = player.algo
     assert algo is not None
     act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(1), jax.random.key(0)).extras

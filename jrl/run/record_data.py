@@ -127,7 +127,6 @@ def record(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Player]":
-    """Makes the players, the trained ones with their weights. Raises InputError."""
     from jrl.run import mixture
     from jrl.settings import config
 
@@ -155,9 +154,9 @@ def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) ->
     from jrl.settings.datasets import OutputConfig
 
     acts = mixture.Acts(args.explore, args.epsilon)
-    specs = [mixture.spec_of(player, args.num_envs)[0] for player in players]
+    specs = [mixture.spec_of(player, args.num_envs) for player in players]
     first = specs[0]
-    for player, spec in zip(players[1:], specs[1:], strict=True):
+    for player, spec in zip(players, specs, strict=True):
         if (spec.observation, spec.action, spec.agents) != (first.observation, first.action, first.agents):
             raise InputError(f"{players[0].name} and {player.name} have different observations, actions or agents")
     known = [mixture.acting(player, spec, acts)[1] for player, spec in zip(players, specs, strict=True)]
@@ -174,16 +173,9 @@ def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) ->
         writers = recorder.writers(directory, first, meta, output)
     take = (lambda kind, episode: held[kind].append(episode)) if whole else lambda kind, e: writers[kind].add(e)
     for index, player in enumerate(players):
-        mixture.play(
-            player,
-            max(1, round(player.share * args.steps)),
-            take,
-            acts=acts,
-            seed=args.seed,
-            index=index,
-            num_envs=args.num_envs,
-            log_prob=all(known),
-        )
+        steps = max(1, round(player.share * args.steps))
+        options: dict[str, Any] = {"seed": args.seed, "index": index, "num_envs": args.num_envs}
+        mixture.play(player, steps, take, acts=acts, log_prob=all(known), **options)
     for writer in writers:
         writer.close()
     if whole:

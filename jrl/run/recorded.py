@@ -32,21 +32,20 @@ class Who(NamedTuple):
     agents: Agents
 
 
-def kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | None = None) -> dict[str, PyTree]:
-    """Returns what acting recorded beside the action: name -> [T, B, ...], of `wanted`, None: of all.
+def recorded_names(extras: Mapping[str, PyTree], who: Who | None) -> list[str]:
+    """Returns the names of what acting recorded beside the action; of several policies what all of them recorded."""
+    groups = [extras[label] for label in who.agents.extras] if who and who.agents.extras else [extras]
+    return [name for name in groups[0] if name not in _UNKEPT and all(name in group for group in groups)]
 
-    With several policies, which record their columns apart, what all of them have, put together.
-    """
-    apart = who.agents.extras if who else {}
-    if apart:
-        assert who is not None
-        groups = [extras[label] for label in apart]
-        names = [name for name in groups[0] if all(name in group for group in groups)]
-        found = {name: _together(extras, name, who) for name in names if name not in _UNKEPT}
-        found = {name: tree for name, tree in found.items() if tree is not None}
-    else:
-        found = {name: tree for name, tree in extras.items() if name not in _UNKEPT}
-    return found if wanted is None else {name: found[name] for name in wanted if name in found}
+
+def _kept(extras: Mapping[str, PyTree], who: Who | None, wanted: Sequence[str] | None) -> dict[str, PyTree]:
+    """Returns what acting recorded: name -> [T, B, ...], of `wanted`, None: of all."""
+    names = recorded_names(extras, who)
+    names = names if wanted is None else [name for name in wanted if name in names]
+    if who is None or not who.agents.extras:
+        return {name: extras[name] for name in names}
+    found = {name: _together(extras, name, who) for name in names}
+    return {name: tree for name, tree in found.items() if tree is not None}
 
 
 def _together(extras: Mapping[str, PyTree], name: str, who: Who) -> PyTree:
@@ -64,8 +63,6 @@ def _together(extras: Mapping[str, PyTree], name: str, who: Who) -> PyTree:
 
 @dataclasses.dataclass
 class _Open:
-    """An episode under way."""
-
     begin: int  # steps that it had before the first row
     iteration: int
     pieces: list[tuple[PyTree, PyTree, np.ndarray, dict[str, PyTree]]]  # obs, action, reward, columns: [n, *]
@@ -92,7 +89,7 @@ class Columns:
       take: gets (kind of agents, episode) of each; arrays may be views of a rollout's, which nobody changes.
       num_envs: B.
       who: whose they are; None: of environments with one agent.
-      wanted: see `kept`.
+      wanted: names of what acting recorded that are columns; None: all.
       first: the number of the first column.
       labels: further ones.
       iteration: () -> that under way.
@@ -122,7 +119,7 @@ class Columns:
         """Takes a rollout [T, B] with a record in its extras; arguments as of `replay_episodes.Replay`."""
         if RECORD not in rollout.extras:
             raise InputError("data.output: these rollouts do not say what their environments did: leave it out")
-        extras = kept(rollout.extras, self._who, self._wanted)
+        extras = _kept(rollout.extras, self._who, self._wanted)
         arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
         flags = (rollout.mask, rollout.contiguous, rollout.count)
         (obs, last_obs, action, columns, record), flags = jax.device_get((arrays, flags))
@@ -131,14 +128,7 @@ class Columns:
             contiguous = np.full_like(contiguous, goes_on)
         rows = np.full(mask.shape[1], len(mask)) if count is None else count
         self._cut(contiguous & (mask[0] | (rows == 0)))
-        per_column = (
-            mask,
-            record["terminated"],
-            record["truncated"],
-            record["reward"],
-            record["length"],
-            columns,
-        )
+        per_column = (mask, *(record[name] for name in ("terminated", "truncated", "reward", "length")), columns)
         for kind, own in enumerate(self._own):
             seen = [tree[kind] if self._by_kind else tree for tree in (obs, action, last_obs)]
             block = (seen[0], seen[1], jax.tree.map(lambda x, own=own: x[:, own], per_column))

@@ -13,13 +13,13 @@ from typing import Any
 from jrl import spaces
 from jrl.data.formats import shards
 from jrl.data.spaces_json import space_to_json
-from jrl.data.store import Episode, of_episodes
+from jrl.data.store import of_episodes
 from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve
 from jrl.host import files
 from jrl.run import build_policies
-from jrl.run.recorded import Columns, Who, kept
+from jrl.run.recorded import Columns, Who, recorded_names
 from jrl.settings import multi_agent
 from jrl.settings.config import RunConfig, algo_name
 from jrl.settings.datasets import OutputConfig
@@ -91,19 +91,10 @@ class Recorder:
         if not wanted:
             return
         like = build_policies.rollout_like(cfg, spec, algo, length=1, num_envs=spec.num_envs)
-        known = list(kept(like.extras, None)) if self._who is None else self._recorded(like)
+        known = recorded_names(like.extras, self._who)
         if missing := [name for name in wanted if name not in known]:
             there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"
             raise InputError(f"data.output.columns: acting records no {', '.join(missing)}: {there}")
-
-    def _recorded(self, like: Any) -> list[str]:
-        """Returns the names that all policies record."""
-        assert self._who is not None
-        apart = list(self._who.agents.extras)
-        if not apart:
-            return list(kept(like.extras, None))
-        groups = [kept(like.extras[label], None) for label in apart]
-        return [name for name in groups[0] if all(name in group for group in groups)]
 
     # ------------------------------------------------------------ beginning and end
 
@@ -131,7 +122,8 @@ class Recorder:
             pending = where / _MARKS / f"{iteration}.npz"
             if pending.exists():
                 for episode in shards.read_files([pending]).episodes():
-                    self._writers[kind].add(_copied(episode))
+                    labels = {name: label.item() for name, label in episode.labels.items()}
+                    self._writers[kind].add(episode._replace(labels=labels))
         if not all((where / _MARKS / f"{iteration}.json").exists() for where in self._directories):
             self.mark(iteration)
         told = [f"data: episodes are written to {root}"]
@@ -173,19 +165,10 @@ class Recorder:
         before = self._columns.get(first)
         if before is not None:  # of environments that are gone
             before.reset()
-        made = Columns(
-            self._take,
-            num_envs,
-            who=self._who,
-            wanted=self._output.columns,
-            first=first,
-            iteration=lambda: self.iteration,
-        )
-        self._columns[first] = made
-        return made
-
-    def _take(self, kind: int, episode: Episode) -> None:
-        self._writers[kind].add(episode)
+        options: dict[str, Any] = {"who": self._who, "wanted": self._output.columns, "first": first}
+        take = lambda kind, episode: self._writers[kind].add(episode)
+        self._columns[first] = Columns(take, num_envs, iteration=lambda: self.iteration, **options)
+        return self._columns[first]
 
     # ------------------------------------------------------------ checkpoints
 
@@ -206,7 +189,6 @@ class Recorder:
             self._forget(marks)
 
     def _forget(self, marks: Path) -> None:
-        """Removes the marks of checkpoints that are gone."""
         numbers = _numbers(marks)
         there = self._checkpoints
         kept = {int(p.name) for p in there.iterdir() if p.name.isdigit()} if there and there.is_dir() else set()
@@ -222,7 +204,3 @@ def _numbers(marks: Path) -> list[int]:
 def _remove(marks: Path, number: int) -> None:
     for suffix in (".json", ".npz"):
         (marks / f"{number}{suffix}").unlink(missing_ok=True)
-
-
-def _copied(episode: Episode) -> Episode:
-    return episode._replace(labels={name: label.item() for name, label in episode.labels.items()})

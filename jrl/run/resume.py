@@ -20,7 +20,7 @@ from jrl.metrics import criteria
 from jrl.metrics.episodes import Columns, restarted
 from jrl.replay import layout, mixed
 from jrl.replay.regroup import regroup, renewed
-from jrl.run import checkpoint, regrouped
+from jrl.run import checkpoint
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
 from jrl.run.several import Group
@@ -93,7 +93,7 @@ def held(saved: Path, policy: str, state: PyTree) -> PyTree:
     return state
 
 
-def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, groups: Sequence[Group] = ()) -> LoopState:
+def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> LoopState:
     """Restores the state of a checkpoint, on the host.
 
     Args:
@@ -101,7 +101,6 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, grou
       cfg: of the run that continues.
       template: what `Program.keep` gives of its fresh state; where the checkpoint keeps no replay, its replay is taken.
       devices: that the run has; the checkpoint may come from another number of them.
-      groups: its policies; () where there is one.
     Raises:
       InputError: the checkpoint does not hold what the run needs.
     """
@@ -115,8 +114,8 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, grou
     found = {"learner": learner(saved, jax.device_get(template.learner), beside=True)}
     if (before != devices or envs) and latest:
         wanted["replay"] = ()
-    found["replay"] = _replay(saved, wanted["replay"], before, devices, groups)
-    found["source"] = template.source if envs else _source(saved, wanted["source"], groups)
+    found["replay"] = _replay(saved, wanted["replay"], before, devices)
+    found["source"] = template.source if envs else _source(saved, wanted["source"])
     if found["replay"] == ():
         found["replay"] = template.replay
     return LoopState(**found)
@@ -211,8 +210,8 @@ def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> 
         )
 
 
-def _replay(saved: Path, wanted: PyTree, before: int, devices: int, groups: Sequence[Group]) -> PyTree:
-    renew = lambda replay, like: renewed(regrouped.replay(replay, like, groups, before), like, before)
+def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
+    renew = lambda replay, like: renewed(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
     like = _shapes(wanted)
@@ -236,7 +235,7 @@ def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
     return regroup(found, before, devices)
 
 
-def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
+def _source(saved: Path, wanted: PyTree) -> PyTree:
     """Reads environments that are part of a program whole, of others the episode statistics. Where a run changes from
     one to the other, the statistics go on, and the environments begin anew."""
     if not jax.tree.leaves(wanted):
@@ -248,7 +247,7 @@ def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
         if isinstance(like, Columns):
             return found.get("columns", found)
         anew = "columns" not in found
-        return {**_fields(wanted), "columns": found} if anew else _named_games(regrouped.source(found, groups))
+        return {**_fields(wanted), "columns": found} if anew else _named_games(found)
 
     found = checkpoint.read(saved, "source", like, renew)
     if anew:

@@ -161,7 +161,7 @@ class Session(Policies):
         state = program.init(cfg.run.seed)
         if saved and meta:
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
-            kept = resume.restore(saved, cfg, program.keep(state), self.run.learners, self.run.groups)
+            kept = resume.restore(saved, cfg, program.keep(state), self.run.learners)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
             steps = meta["env_steps"]

@@ -200,7 +200,7 @@ BAD = {
         batch(obs=[[0.0, 0]] * 3, new_obs=[[0.0, 0]] * 3),
         r"line 2: column obs has rows of the shape \[2\]",
     ),
-    "unlike": (batch(new_obs=[[0.0, 0]] * 3), "line 2: obs and new_obs have different shapes"),
+    "unlike": (batch(new_obs=[[0.0, 0]] * 3), "line 2: column new_obs has rows of the shape"),
     "text": (batch(obs="no base64!"), "line 2: column obs: it is a text, and none that RLlib packs"),
     "no LZ4": (batch(obs="AAAA"), "line 2: column obs: LZ4: the frame is cut off"),
     "no pickle": (batch(obs=packed(b"abc")), "line 2: column obs: the pickle"),

@@ -199,7 +199,7 @@ def test_an_unknown_compression_and_paths_that_are_no_files(tmp_path):
 HDF5 = {
     "texts": ("rewards", np.array([b"a"] * ROWS), "rewards: expected numbers"),
     "records": ("observations", np.zeros(ROWS, [("a", "f4"), ("b", "f4")]), "observations: expected numbers"),
-    "a number": ("terminals", np.array(1), "terminals has the shape"),
+    "a number": ("terminals", np.array(1), "terminated: expected an array"),
     "a group": ("rewards/x", np.zeros(ROWS), "rewards: expected an array, got a group"),
     "nothing": ("actions", h5py.Empty("f4"), "damaged|expected numbers"),
     "complex": ("actions", np.zeros((ROWS, 2), complex), "actions: expected numbers"),

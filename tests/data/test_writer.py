@@ -52,7 +52,7 @@ def test_a_larger_episode_has_a_file_of_its_own(tmp_path):
 def test_what_is_wrong_is_told_at_once_and_the_rest_is_kept(tmp_path):
     with Writer(tmp_path, OBSERVATION, ACTION) as writer:
         writer.add(episode(0))
-        with pytest.raises(InputError, match=r"episode 1: its observations have the shape \(5, 3\)"):
+        with pytest.raises(InputError, match=r"episode 1: observations: expected the shape .*, got \(5, 3\)"):
             writer.add(episode(1)._replace(obs=np.zeros((5, 3), np.float32)))
         with pytest.raises(InputError, match=r"episode 1: it has the columns \[\]"):
             writer.add(episode(1)._replace(columns={}))

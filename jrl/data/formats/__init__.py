@@ -5,13 +5,12 @@ A module of files has `SUFFIXES`, `read_files(paths) -> EpisodeStore` and `write
 `read(directory)` and `write(store, directory, compress)`. No reader executes anything that stands in a file.
 """
 
-import contextlib
 import dataclasses
 import glob
 import importlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,26 +49,12 @@ def read(
         raise InputError("data: no path is given")
     stores = []
     for name in given:
-        with _total(name):
+        with files.reading(name):
             stores += _stores(located(name), format)
-    with _total(given[0]):
+    with files.reading(given[0]):
         store = concatenated(stores)
     store = _named(store, str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more")
     return store.where(where) if where else store
-
-
-@contextlib.contextmanager
-def _total(name: str | Path) -> Iterator[None]:
-    """Turns whatever reading raises into an InputError: a file may be damaged in ways that no reader has thought of."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as e:
-        what, mend = files.reason(e), "fetch it again, or write it anew"
-        if isinstance(e, OSError) and e.strerror:
-            what, mend = e.strerror, "see whether the path exists and may be read"
-        raise InputError(f"data: {name} is damaged, or cannot be read ({what}): {mend}") from e
 
 
 def _named(store: EpisodeStore, name: str) -> EpisodeStore:
@@ -86,7 +71,6 @@ def located(path: str | Path) -> list[Path]:
 
 
 def _instead(path: Path) -> str:
-    """Returns what to do where no data set is at `path`: for the sets of shipped configs how they are made."""
     name, _, kind = path.name.partition("-")
     if path.parent.parts[-2:] != _SETS.parts or not kind.isalpha():
         return "give a file, a directory of files, or a glob of such"
@@ -98,7 +82,8 @@ def _files_of(path: Path, kind: Any) -> list[Path]:
     """Returns the files of a format, given its module: the path itself, or those in the directory, by name."""
     if not path.is_dir():  # neither a device nor a pipe is a file, and reading one might not end
         return [path] if path.is_file() else []
-    is_file = lambda p: p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))
+    # hidden are files that a killed process was writing
+    is_file = lambda p: p.is_file() and p.name.endswith(tuple(kind.SUFFIXES)) and not p.name.startswith(".jrl-")
     return sorted(filter(is_file, path.iterdir())) or (
         sorted(filter(is_file, path.rglob("*"))) if getattr(kind, "NESTED", False) else []
     )
@@ -118,7 +103,6 @@ def format_of(path: Path) -> str:
 
 
 def _stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore]:
-    """Returns the stores of paths; the files of paths of one format are read together."""
     stores: list[EpisodeStore] = []
     for name, same in itertools.groupby(paths, lambda path: format or format_of(path)):
         kind, found = module(name), []

@@ -56,7 +56,6 @@ def read_parquet(
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Returns a private map of a file: pages that are changed are copied."""
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from jrl import spaces
 from jrl.data.formats import files, hdf5, transitions
 from jrl.data.store import (
     LOG_PROB,
@@ -26,6 +25,7 @@ from jrl.data.store import (
     without_axis,
 )
 from jrl.errors import InputError
+from jrl.fields.paths import written
 
 SUFFIXES = (".hdf5", ".h5")
 _NEEDED = ("observations", "actions", "terminals")
@@ -53,7 +53,11 @@ def _file(path: Path) -> EpisodeStore:
         flat["actions"] = without_axis(flat["actions"])
         spaces_of = guessed_observation(flat["observations"]), guessed_action(flat["actions"])
         known = files.About(*spaces_of, {"source": "D4RL's format"}, ())
-    _check_shapes(path, flat, known)
+    for name in {"rewards", "terminals", "timeouts", _ANY_END} & flat.keys():
+        flat[name] = flat[name].reshape(-1) if flat[name].shape[1:] == (1,) else flat[name]
+    if "timeouts" not in flat:
+        ends = flat.get(_ANY_END, flat["terminals"])
+        flat["timeouts"] = (ends != 0) & (flat["terminals"] == 0)
     episode = _episodes(path, flat, labels)
     steps = transitions.Transitions(
         obs=flat["observations"],
@@ -105,24 +109,6 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
     return flat, {LOG_PROB if name == _LOG_PROBS else name: x for name, x in infos.items()}
 
 
-def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: files.About) -> None:
-    """Adds timeouts where there are none. Raises InputError: an array has another shape than its space."""
-    rows = flat["observations"].shape[:1]
-    for name in {"rewards", "terminals", "timeouts", _ANY_END} & flat.keys():
-        flat[name] = flat[name].reshape(-1) if flat[name].shape[1:] == (1,) else flat[name]
-    if _ANY_END in flat and "timeouts" not in flat and flat[_ANY_END].shape == flat["terminals"].shape:
-        flat["timeouts"] = (flat[_ANY_END] != 0) & (flat["terminals"] == 0)
-    flat.setdefault("timeouts", np.zeros(rows, bool))
-    shapes = dict.fromkeys(("rewards", "terminals", "timeouts"), rows)
-    ((_, seen),), ((_, taken),) = spaces.leaves(known.observation), spaces.leaves(known.action_space)
-    shapes |= {"observations": (*rows, *seen.shape), "next_observations": (*rows, *seen.shape)}
-    shapes["actions"] = (*rows, *taken.shape)
-    given = {name: flat[name].shape for name in shapes if name in flat}
-    if wrong := [f"{name} has the shape {found}, not {shapes[name]}" for name, found in given.items()
-                 if found != shapes[name]]:  # fmt: skip
-        raise InputError(f"data: {path}: {'; '.join(wrong)}: every array needs a row for each step")
-
-
 def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> np.ndarray | None:
     """Returns the number of each row's episode, [N] i64, as jrl wrote it; None: the file does not say.
 
@@ -165,7 +151,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
         **{f"infos/{infos[name]}": x for name, x in steps.columns.items()},
         _LAST: np.cumsum(store.lengths()) - 1,
     }
-    with files.written_file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
+    with written(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
         for name, x in arrays.items():
             hdf5.put(file, name, x, compress=compress)
         for name, x in store.labels.items():

@@ -32,40 +32,39 @@ def library(name: str, what: str) -> Any:
 
 def reason(error: BaseException) -> str:
     """Returns the text of an error, for a message of ours; its name if it has none."""
-    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
-    return str(error if missing is None else missing) or type(error).__name__
+    if isinstance(error, KeyError) and error.args:
+        name = str(error.args[0])  # HDF5's are sentences
+        return name if " " in name else f"{name} is missing"
+    return str(error) or type(error).__name__
+
+
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turns what reading raises into an InputError: a file may be damaged in ways that no reader has thought of."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as e:
+        if isinstance(e, OSError) and e.strerror:
+            mend = "see whether the path exists and may be read"
+            raise InputError(f"data: {path} cannot be read ({e.strerror}): {mend}") from e
+        raise InputError(f"data: {path} is damaged ({reason(e)}): fetch it again, or write it anew") from e
 
 
 # ---------------------------------------------------------------- writing
 
 
 @contextlib.contextmanager
-def written_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`, which takes its place at the end of the block."""
-    temporary = _beside(path)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
 def written_directory(path: Path) -> Iterator[Path]:
     """Yields a temporary directory beside `path`, which takes its place at the end of the block."""
-    temporary = _beside(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
         yield temporary
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 # ---------------------------------------------------------------- limits

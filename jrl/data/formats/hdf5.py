@@ -30,15 +30,9 @@ def opened(path: Path) -> Iterator[Any]:
       InputError: the file is not HDF5, is damaged where the block reads it, refers to other files, or holds more than
         the memory takes.
     """
-    try:
-        with h5py().File(path, "r") as file:
-            files.check_size(path, _announced(file, path))
-            yield file
-    except InputError:
-        raise
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as e:
-        what = f"data: {path} is damaged, or no HDF5 file ({files.reason(e)})"
-        raise InputError(f"{what}: fetch it again, or write it anew") from e
+    with files.reading(path), h5py().File(path, "r") as file:
+        files.check_size(path, _announced(file, path))
+        yield file
 
 
 def _announced(file: Any, path: Path) -> int:

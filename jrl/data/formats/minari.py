@@ -87,7 +87,6 @@ def read(directory: Path) -> EpisodeStore:
 
 
 def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> files.About:
-    """Returns what jrl wrote about a data set of its own, else what Minari says."""
     if "jrl" in metadata:
         return files.about_from_json(metadata["jrl"])
     name = f"{metadata.get('minari_version', '')}: {metadata.get('dataset_id', 'without an id')}"
@@ -103,11 +102,10 @@ def _about(raw: dict[str, Any], metadata: dict[str, Any]) -> files.About:
 def _part(where: str) -> Iterator[None]:
     """Turns errors while a part of a data set is read into an InputError that names the part."""
     try:
-        yield
+        with files.reading(where.removeprefix("data: ")):
+            yield
     except InputError as e:
         raise InputError(*(line if line.startswith("data: ") else f"{where}: {line}" for line in e.errors)) from e
-    except (KeyError, ValueError, TypeError, OSError, IndexError, AttributeError, RuntimeError) as e:
-        raise InputError(f"{where} is damaged ({files.reason(e)}): fetch the data set again") from e
 
 
 def _hdf5_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -132,7 +130,6 @@ def _hdf5_tree(node: Any) -> Any:
 
 
 def _arrow_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yields what `_hdf5_episodes` does."""
     for number in range(metadata["total_episodes"]):
         directory = data / str(number)
         if not directory.is_dir():
@@ -226,8 +223,6 @@ def _column(name: str, given: Any, steps: int, notes: list[str]) -> PyTree | Non
 
 
 def _alike(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]:
-    """Returns the episodes with the columns and labels that all of them have, of the same shapes and dtypes."""
-
     def shared(parts: list[Any], what: str) -> list[dict[str, Any]]:
         kind = lambda part: str(jax.tree.map(lambda x: (np.shape(x)[what == "info" :], np.asarray(x).dtype.kind), part))
         names = dict.fromkeys(name for part in parts for name in part)
@@ -277,7 +272,6 @@ def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:
 
 
 def _arrays(tree: PyTree, *names: str) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Yields the arrays of a tree, each with the names on the way to it."""
     if isinstance(tree, np.ndarray):
         yield names, tree
         return

@@ -57,14 +57,12 @@ def store_of_columns(
     The `labels` [N] of the store tell episodes apart; `texts` are what numbers of labels stand for; `notes` say what
     was left out so far. `known` are the spaces, which are guessed where the file does not say them.
     """
-    if wrong := [k for k in _FLAT if k in columns and not isinstance(columns[k], np.ndarray)]:
-        raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each step, got parts by name")
     count = len(jax.tree.leaves(columns[ACTIONS])[0])
     meta = {"source": "RLlib"} if meta is None else meta
     if REWARDS not in columns:
         columns, meta = {**columns, REWARDS: np.zeros(count, np.float32)}, {**meta, **NO_REWARDS}
     action = columns[ACTIONS] if known else jax.tree.map(without_axis, columns[ACTIONS])
-    if wrong := [k for k in _FLAT if k in columns and columns[k].size != count]:
+    if wrong := [k for k in _FLAT if k in columns and getattr(columns[k], "size", None) != count]:
         raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each of {count:,} steps")
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
     if not flags:
@@ -88,7 +86,6 @@ def store_of_columns(
 
 
 def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Returns the store's further columns."""
     found = {k: x for k, x in columns.items() if k not in _OWN}
     if LOGP in columns:
         found[LOG_PROB] = columns[LOGP].reshape(-1).astype(np.float32)

@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from jrl.data.formats import rllib_columns as names
 from jrl.data.formats.transitions import numbered
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError
+from jrl.fields.paths import written
 from jrl.types import Dict, PyTree, Space, Tuple
 
 SUFFIXES = (".json", ".json.gz", ".zip")
@@ -32,8 +32,6 @@ _DEFAULT = "default_policy"  # RLlib's name of the only one
 
 
 class _Rows(NamedTuple):
-    """Rows of one policy in a line."""
-
     where: str  # file and line
     policy: str | None  # None: a SampleBatch
     columns: dict[str, PyTree]  # [n, *] each
@@ -66,10 +64,8 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
 
 
 def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
-    # NotImplementedError is zipfile's for a compression that it does not know, RuntimeError for a password
-    damaged = (OSError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
-    try:
-        read, looked_at = 0, 0
+    read, looked_at = 0, 0
+    with files.reading(path):
         for name, lines in _texts(path):
             number = 0
             while line := lines.readline(_LONGEST):
@@ -80,14 +76,9 @@ def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
                     looked_at = read
                 if line.strip():
                     yield from _line(line, f"{name}, line {number}", left_out)
-    except InputError:
-        raise
-    except damaged as e:
-        raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
 
 
 def _texts(path: Path) -> Iterator[tuple[str, io.TextIOBase]]:
-    """Yields the texts of a file, each with its name: one, or those of an archive."""
     if path.suffix != ".zip":
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             yield f"data: {path}", file
@@ -140,9 +131,6 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
                 raise InputError(f"{where}: column {name}: it has not {rows} rows, as {counts} has: give each step one")
             left_out.add(name)
             del columns[name]
-    following = columns.get(names.NEXT_OBS) if rows else None
-    if following is not None and names.shapes(columns[names.OBS]) != names.shapes(following):
-        raise InputError(f"{where}: obs and new_obs have different shapes: write both alike")
     return _Rows(where, policy, columns, frozenset(k for k in columns if not isinstance(given[k], str)))
 
 
@@ -164,7 +152,6 @@ def _column(value: Any, *, texts: bool = False) -> PyTree:
 
 
 def _joined(rows: Sequence[_Rows], left_out: set[str], notes: list[str]) -> dict[str, PyTree]:
-    """Returns the columns of all lines, and notes on those that were left out."""
     first, found = rows[0], {}
     for name in dict.fromkeys(name for part in rows for name in part.columns if name not in left_out):
         if lacking := [part for part in rows if name not in part.columns]:
@@ -210,7 +197,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     for what, space in (("observations", store.observation), ("actions", store.action_space)):
         if not compress and _has_tuple(space):
             raise InputError(f"{store.name}: the {what} have a Tuple, which lists cannot tell: write with compression")
-    with files.written_file(path) as temporary, contextlib.ExitStack() as stack:
+    with written(path) as temporary, contextlib.ExitStack() as stack:
         raw: Any = stack.enter_context(open(temporary, "wb"))
         if path.suffix == ".zip":
             archive = stack.enter_context(zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED, compresslevel=1))
@@ -252,7 +239,6 @@ def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
 
 
 def _groups(numbers: np.ndarray) -> list[np.ndarray]:
-    """Returns the places of each number [N], in the order of the numbers."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 

@@ -21,6 +21,7 @@ from jrl.data.formats.transitions import guessed
 from jrl.data.spaces_json import plain
 from jrl.data.store import LOG_PROB, Episode, EpisodeStore, guessed_action, guessed_observation, of_episodes
 from jrl.errors import InputError
+from jrl.fields.paths import written
 from jrl.types import Dict, PyTree, Space, Tuple
 
 SUFFIXES = (".parquet",)
@@ -55,15 +56,10 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
 
 
 def _table(path: Path) -> Any:
-    damaged = (OSError, ValueError, KeyError, IndexError, TypeError, arrow.pyarrow().ArrowException)
-    try:
+    with files.reading(path):
         found = arrow.read_parquet(path, left_out=names.LEFT_OUT, coded=_TEXTS)
         found.validate(full=True)
         return found
-    except InputError:
-        raise
-    except damaged as e:
-        raise InputError(f"data: {path} is damaged ({e}): remove it, or write it anew") from e
 
 
 def _store(name: str, tables: list[Any]) -> EpisodeStore:
@@ -77,10 +73,8 @@ def _store(name: str, tables: list[Any]) -> EpisodeStore:
     known, of_episodes = abouts[0]
     notes[:0] = dict.fromkeys(note for about, _ in abouts for note in about.notes)
     of_space = {names.OBS: known.observation, names.NEXT_OBS: known.observation, names.ACTIONS: known.action_space}
-    try:
+    with files.reading(name):
         columns |= {k: _of_space(space, columns[k]) for k, space in of_space.items()}
-    except (KeyError, TypeError, ValueError) as e:
-        raise InputError(f"data: {name}: the columns do not fit its spaces ({e}): write the file anew") from e
     store = names.store_of_columns(columns, labels, name, notes, texts=texts, known=known[:2], meta=known.meta)
     given = {k: np.concatenate([own[k] for _, own in abouts if k in own]) for k in of_episodes}
     store.labels.clear()
@@ -92,12 +86,10 @@ def _about(table: Any, name: str) -> Any:
     """Returns what `write_file` wrote about a file: its About, and labels. None: another program wrote it."""
     if _ABOUT not in (table.schema.metadata or {}):
         return None
-    try:
+    with files.reading(f"the metadata of {name}"):
         found = json.loads(table.schema.metadata[_ABOUT])
         labels = {k: np.array(values, np.dtype(dtype)) for k, (dtype, values) in found["labels"].items()}
         return files.about_from_json(found), labels
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise InputError(f"data: {name} is damaged (its metadata: {e}): remove it, or write it anew") from e
 
 
 def _of_space(space: Space, tree: PyTree) -> PyTree:
@@ -112,7 +104,6 @@ def _of_space(space: Space, tree: PyTree) -> PyTree:
 
 
 def _columns(name: str, tables: list[Any], notes: list[str]) -> tuple[dict[str, PyTree], dict[str, np.ndarray]]:
-    """Returns the columns of all files, and the texts that the numbers in some of them stand for."""
     columns: dict[str, PyTree] = {}
     texts: dict[str, np.ndarray] = {}
     for column in tables[0].column_names:
@@ -129,8 +120,6 @@ def _columns(name: str, tables: list[Any], notes: list[str]) -> tuple[dict[str, 
             if column in names.NEEDED or column in _TEXTS:
                 raise InputError(f"data: {name}: column {column}: {e}") from e
             notes.append(f"the column {column} was left out: {e}")
-    if names.NEXT_OBS in columns and names.shapes(columns[names.OBS]) != names.shapes(columns[names.NEXT_OBS]):
-        raise InputError(f"data: {name}: obs and new_obs have different shapes: write both alike")
     return columns, texts
 
 
@@ -199,11 +188,8 @@ def _store_of_episodes(blobs: Iterable[tuple[Path, Any]], name: str) -> EpisodeS
     msgpack = files.library("msgpack", f"{name}: whole episodes of RLlib's")
     episodes = []
     for number, (path, blob) in enumerate(blobs):
-        try:
+        with files.reading(f"{path}: episode {number}"):
             episodes.append(_episode(msgpack.unpackb(blob, strict_map_key=False)))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException) as e:
-            what = f"{type(e).__name__}: {e}"
-            raise InputError(f"data: {path}: episode {number} is damaged ({what}): write the file anew") from e
     episodes = [episode for episode in episodes if len(episode.reward)]
     if not episodes:
         raise InputError(f"data: {name}: there is no transition in it")
@@ -286,7 +272,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     schema = arrow.pyarrow().schema(fields, metadata={_ABOUT: json.dumps(plain(about))})
     table = arrow.pyarrow().Table.from_arrays(list(arrays), schema=schema)
     options = {"compression": "zstd" if compress else "none", "use_dictionary": [*_TEXTS]}
-    with files.written_file(path) as temporary:
+    with written(path) as temporary:
         arrow.pyarrow("parquet").write_table(table, temporary, **options)
 
 

@@ -4,14 +4,12 @@ A shard holds `about.json` (spaces, meta, names) and the arrays `obs`, `action`,
 `truncated`, `column/NAME` and `label/NAME`; of trees `obs/PATH`. numpy reads it, too: `numpy.load(path)["reward"]`.
 """
 
-import contextlib
 import json
 import math
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,13 +18,12 @@ from jrl import spaces
 from jrl.data.formats import files
 from jrl.data.store import NO_REWARDS, EpisodeStore, checked, concatenated
 from jrl.errors import InputError
+from jrl.fields.paths import written
 from jrl.types import PyTree
 
 SUFFIXES = (".npz",)
 _FORMAT = "jrl-data-1"
 _ABOUT = "about.json"
-_OF_ROWS = ("obs", "action", "reward", "column/")  # names of arrays [R, *] begin so
-_PART = 2**18  # bytes that are read at once: they stay in the processor's cache
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
@@ -34,7 +31,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     said = {"format": _FORMAT, **files.about_to_json(store), "columns": _column_paths(store)}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with (
-        files.written_file(path) as temporary,
+        written(path) as temporary,
         zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive,
     ):
         archive.writestr(_ABOUT, json.dumps(said, allow_nan=False))
@@ -44,53 +41,15 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
-    """Reads shards as one, the rows of all straight into one array where they have one shape and dtype.
-
-    Raises:
-      InputError: one is damaged, or none; their spaces differ.
-    """
-    shards = [_shard(path) for path in paths]
-    announced = sum(math.prod(h.shape) * h.dtype.itemsize for shard in shards for h in shard.heads.values())
-    files.check_size(paths[0] if len(paths) == 1 else paths[0].parent, announced)
-    blocks: dict[str, np.ndarray] = {}  # what the rows of all shards go into
-    for name in [n for n in shards[0].heads if n.startswith(_OF_ROWS)]:
-        heads = [shard.heads.get(name) for shard in shards]
-        first, kinds = heads[0], {head and (head.shape[1:], head.dtype) for head in heads}
-        if first and first.shape and len(kinds) == 1:
-            blocks[name] = np.empty((sum(head.shape[0] for head in heads if head), *first.shape[1:]), first.dtype)
-    starts = dict.fromkeys(blocks, 0)
-    return concatenated([_read(shard, blocks, starts) for shard in shards])
+    """Reads shards as one. Raises InputError: one is damaged, or no shard; their spaces differ."""
+    said, sizes = zip(*map(_announced, paths), strict=True)
+    files.check_size(paths[0] if len(paths) == 1 else paths[0].parent, sum(sizes))
+    return concatenated([checked(_read(*one)) for one in zip(paths, said, strict=True)])
 
 
-class _Head(NamedTuple):
-    """Header of an array in an archive, and where its numbers begin."""
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype
-    offset: int
-
-
-class _Shard(NamedTuple):
-    path: Path
-    said: dict[str, Any]  # about.json
-    heads: dict[str, _Head]  # by the names of the arrays
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Opens an archive; errors in the block become an InputError."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except InputError:
-        raise
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as e:
-        raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
-
-
-def _shard(path: Path) -> _Shard:
-    with _opened(path) as archive:
+def _announced(path: Path) -> tuple[dict[str, Any], int]:
+    """Returns about.json of a shard, and the bytes of its arrays. Raises InputError: it is damaged, or no shard."""
+    with files.reading(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if _ABOUT in names and archive.getinfo(_ABOUT).file_size > files.MOST_TEXT:
             raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
@@ -98,15 +57,15 @@ def _shard(path: Path) -> _Shard:
         if not isinstance(said, dict) or said.get("format") != _FORMAT:
             expected = f"{_ABOUT} in it should say {_FORMAT}: docs/data.md tells how to make one of arrays"
             raise InputError(f"data: {path} is no data set of jrl's: {expected}")
-        heads = {name.removesuffix(".npy"): _head(archive, name) for name in names if name != _ABOUT}
-        return _Shard(path, said, heads)
+        return said, sum(_size(archive, name) for name in names if name != _ABOUT)
 
 
-def _head(archive: zipfile.ZipFile, name: str) -> _Head:
+def _size(archive: zipfile.ZipFile, name: str) -> int:
+    """Returns the bytes of an array. Raises ValueError: its shape needs other bytes than there are."""
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        shape, _, dtype = read(file)
         if dtype.hasobject:
             raise ValueError(f"{name} has objects, which are not read")
         if any(n < 0 for n in shape):
@@ -114,38 +73,20 @@ def _head(archive: zipfile.ZipFile, name: str) -> _Head:
         size, needed = archive.getinfo(name).file_size - file.tell(), math.prod(shape) * dtype.itemsize
         if size != needed:
             raise ValueError(f"{name} has {size} bytes of numbers, where its shape needs {needed}")
-        return _Head(shape, fortran, dtype, file.tell())
+        return size
 
 
-def _read(shard: _Shard, blocks: dict[str, np.ndarray], starts: dict[str, int]) -> EpisodeStore:
-    """Reads the store of a shard. Arrays in `blocks` go there, each from its row in `starts` on, which moves on."""
+def _read(path: Path, said: dict[str, Any]) -> EpisodeStore:
     arrays = {}
-    with _opened(shard.path) as archive:
-        for name, head in shard.heads.items():
-            if name in blocks:
-                first, starts[name] = starts[name], starts[name] + head.shape[0]
-                arrays[name] = blocks[name][first : starts[name]]
-            else:
-                arrays[name] = np.empty(head.shape, head.dtype)
-            with archive.open(f"{name}.npy") as file:
-                _read_into(arrays[name], file, head)
-        return checked(_store(shard.path, shard.said, arrays))
-
-
-def _read_into(array: np.ndarray, file: IO[bytes], head: _Head) -> None:
-    """Reads the numbers of an array, which is contiguous."""
-    if head.fortran or not array.shape:
-        array[...] = np.lib.format.read_array(file, allow_pickle=False)
-        return
-    file.read(head.offset)
-    octets, at = array.reshape(-1).view(np.uint8), 0
-    while part := file.read(_PART):  # to the end, where the archive looks at its checksum
-        octets[at : at + len(part)] = np.frombuffer(part, np.uint8)
-        at += len(part)
+    with files.reading(path), zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name != _ABOUT:
+                with archive.open(name) as file:
+                    arrays[name.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
+        return _store(path, said, arrays)
 
 
 def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
-    """Returns every array of a store by its name in the file."""
     named = {"reward": store.reward, "offsets": store.offsets}
     named |= {"terminated": store.terminated, "truncated": store.truncated}
     named |= {_join("obs", path): x for path, _, x in store.observations()}
@@ -159,7 +100,12 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
 def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
     known = files.about_from_json(said)
     tree = lambda space, name: spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
-    action = tree(known.action_space, "action")
+    action, columns = tree(known.action_space, "action"), dict[str, PyTree]()
+    for (name, part), key in _column_keys(said["columns"]).items():
+        if list(said["columns"][name]) == [""]:
+            columns[name] = arrays[key]
+        else:
+            columns.setdefault(name, {})[part] = arrays[key]
     return EpisodeStore(
         observation=known.observation,
         action_space=known.action_space,
@@ -169,7 +115,7 @@ def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> E
         offsets=arrays["offsets"],
         terminated=arrays["terminated"],
         truncated=arrays["truncated"],
-        columns=_columns(said["columns"], arrays),
+        columns=columns,
         labels={name.removeprefix("label/"): x for name, x in arrays.items() if name.startswith("label/")},
         meta={**known.meta, **({} if "reward" in arrays else NO_REWARDS), "path": str(path)},
         notes=known.notes,
@@ -177,18 +123,10 @@ def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> E
 
 
 def _column_paths(store: EpisodeStore) -> dict[str, list[str]]:
-    """Returns the paths of each column's arrays; a column is an array or a dict of arrays."""
     return {name: sorted(tree) if isinstance(tree, dict) else [""] for name, tree in store.columns.items()}
 
 
-def _columns(paths: Mapping[str, Sequence[str]], arrays: dict[str, np.ndarray]) -> dict[str, PyTree]:
-    keys = _column_keys(paths)
-    of = lambda name: {path: arrays[keys[name, path]] for path in paths[name]}
-    return {name: arrays[keys[name, ""]] if list(paths[name]) == [""] else of(name) for name in paths}
-
-
 def _column_keys(paths: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], str]:
-    """Returns the name in the file of each array of the columns, by column and path."""
     pairs = [(name, path) for name, found in paths.items() for path in found]
     return {pair: f"column/{name}" for pair, name in zip(pairs, spaces.joined(pairs), strict=True)}
 

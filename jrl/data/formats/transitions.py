@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.data.store import EpisodeStore, array_fault
+from jrl.data.store import EpisodeStore, array_fault, element_faults
 from jrl.errors import InputError, counted
 from jrl.types import Dict, PyTree, Space, Tuple
 
@@ -43,53 +43,57 @@ def store_of(
       InputError: there is no transition in it, or its columns are not arrays of numbers of the same length.
     """
     name, told = meta.get("path", "the data set"), list(notes)
-    _check(steps, name)
+    _check(steps, observation, action, name)
     order = _order(steps.episode, steps.t)
     if order is not None:
         steps = _rows(steps, order)
     last = _ends(steps, told)
     if steps.next_obs is None:
-        kept = _known(steps, last, told)
-        if not kept.any():
+        steps, last = _with_next_obs(steps, last, told)
+        if not len(last):
             raise InputError(f"{name}: there is no whole transition in it: write new_obs, too")
-        if not kept.all():
-            steps, last = _rows(steps, kept), last[kept]
-    lengths = np.diff(np.flatnonzero(last), prepend=-1)  # rows [E]
-    terminated, truncated = steps.terminated[last], steps.truncated[last]
-    # without next observations the last row of an episode that did not truly end is its final observation
-    cut = ~terminated if steps.next_obs is None else np.zeros_like(terminated)
-    offsets = np.concatenate([[0], np.cumsum(lengths + ~cut)]).astype(np.int64)
-    rows = np.arange(len(last)) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
-    is_step = None if not cut.any() else ~last | steps.terminated
-    of_steps = rows if is_step is None else rows[is_step]
-    final, total = offsets[1:] - 1, int(offsets[-1])
+    lengths = np.diff(np.flatnonzero(last), prepend=-1)  # steps [E]
+    offsets = np.concatenate([[0], np.cumsum(lengths + 1)]).astype(np.int64)
+    firsts, final = np.cumsum(lengths) - lengths, offsets[1:] - 1
+    rows = np.arange(len(last)) + np.repeat(np.arange(len(lengths)), lengths)
 
-    def observations(x: np.ndarray, following: np.ndarray) -> np.ndarray:
-        found = np.empty((total, *x.shape[1:]), x.dtype)
+    def padded(x: np.ndarray, at_end: np.ndarray | None = None) -> np.ndarray:
+        found = np.empty((int(offsets[-1]), *x.shape[1:]), x.dtype)
         found[rows] = x
-        found[final] = following[last]
+        found[final] = 0 if at_end is None else at_end[last]
         return found
 
-    def padded(x: np.ndarray) -> np.ndarray:
-        found = np.zeros((total, *x.shape[1:]), x.dtype)
-        found[of_steps] = x if is_step is None else x[is_step]
-        return found
-
-    firsts = np.cumsum(lengths) - lengths
     return EpisodeStore(
         observation=observation,
         action_space=action,
-        obs=jax.tree.map(observations, steps.obs, steps.obs if steps.next_obs is None else steps.next_obs),
+        obs=jax.tree.map(padded, steps.obs, steps.next_obs),
         action=jax.tree.map(padded, steps.action),
         reward=padded(steps.reward),
         offsets=offsets,
-        terminated=terminated,
-        truncated=truncated,
+        terminated=steps.terminated[last],
+        truncated=steps.truncated[last],
         columns={k: jax.tree.map(padded, column) for k, column in steps.columns.items()},
         labels={k: label[firsts] for k, label in steps.labels.items()},
         meta=dict(meta),
         notes=tuple(told),
     )
+
+
+def _with_next_obs(steps: Transitions, last: np.ndarray, notes: list[str]) -> tuple[Transitions, np.ndarray]:
+    """Returns the steps with the next observations that they have, without those of which it is not known."""
+    unknown = last & ~steps.terminated
+    if count := int(unknown.sum()):
+        which = f"of {counted(count, 'episode')} without a true end the last transition was left out"
+        notes.append(f"new_obs is missing: {which}, whose next observation is not known")
+    if (last & steps.terminated).any():
+        what = "the final observation of true ends, which nothing reads, is the last one again"
+        notes.append(f"new_obs is missing: {what}")
+    next_obs = jax.tree.map(lambda x: x[np.arange(len(last)) + ~last], steps.obs)
+    ends = unknown[1:] & ~last[:-1]  # rows before one that is left out end its episode
+    truncated = steps.truncated.copy()
+    truncated[:-1] |= ends & steps.truncated[1:]
+    last[:-1] |= ends
+    return _rows(steps._replace(next_obs=next_obs, truncated=truncated), ~unknown), last[~unknown]
 
 
 def table_of(store: EpisodeStore) -> Transitions:
@@ -112,20 +116,22 @@ def table_of(store: EpisodeStore) -> Transitions:
     )
 
 
-def _check(steps: Transitions, name: str) -> None:
-    """Raises InputError: a column is not an array of numbers with a row for each step."""
+def _check(steps: Transitions, observation: Space, action: Space, name: str) -> None:
+    """Raises InputError: a column is not an array of numbers with a row for each step, of its space's shape."""
     if not (size := len(steps.reward)):
         raise InputError(f"{name}: there is no transition in it")
+    elements = [("observations", steps.obs, observation), ("actions", steps.action, action)]
+    elements += [("next observations", steps.next_obs, observation)] if steps.next_obs is not None else []
     expected: Any = (
-        ("observations", steps.obs, None, "biuf"), ("next observations", steps.next_obs, None, "biuf"),
-        ("actions", steps.action, None, "biuf"), ("rewards", steps.reward, (), "biuf"),
-        ("terminated", steps.terminated, (), "b"), ("truncated", steps.truncated, (), "b"),
-        ("episode", steps.episode, (), "iu"), ("the step in its episode", steps.t, (), "iuf"),
+        ("rewards", steps.reward, (), "biuf"), ("terminated", steps.terminated, (), "b"),
+        ("truncated", steps.truncated, (), "b"), ("episode", steps.episode, (), "iu"),
+        ("the step in its episode", steps.t, (), "iuf"),
         *((f"column {k}", x, None, "biuf") for k, x in steps.columns.items()),
         *((f"label {k}", x, (), "biufUS") for k, x in steps.labels.items()),
     )  # fmt: skip
-    found = (array_fault(what, x, size, *how) for what, tree, *how in expected for x in jax.tree.leaves(tree))
-    if faults := list(filter(None, found)):
+    faults = [fault for what, tree, space in elements for fault in element_faults(what, tree, space, size)]
+    faults += [array_fault(what, x, size, *how) for what, tree, *how in expected for x in jax.tree.leaves(tree)]
+    if faults := list(filter(None, faults)):
         raise InputError(f"data: {name} is damaged: {'; '.join(faults[:8])}: write it anew")
 
 
@@ -148,8 +154,8 @@ def numbered(*keys: np.ndarray) -> np.ndarray:
     return np.repeat(found, np.diff(runs, append=size))
 
 
-def guessed(fn: Callable[[np.ndarray], Space], tree: PyTree) -> Space:
-    """Returns the space of the elements of a tree of arrays [N, *], by `fn` of each."""
+def guessed(fn: Callable[[Any], Space], tree: PyTree) -> Space:
+    """Returns the space of the elements of a tree of arrays [N, *], by `fn` of each array."""
     if isinstance(tree, dict):
         return Dict(tuple((name, guessed(fn, part)) for name, part in tree.items()))
     if isinstance(tree, tuple):
@@ -178,7 +184,6 @@ def _order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | Non
 
 
 def _ends(steps: Transitions, notes: list[str]) -> np.ndarray:
-    """Returns which rows are the last of an episode, [N] bool."""
     last = steps.terminated | steps.truncated
     last[-1] = True
     if steps.episode is not None:
@@ -223,16 +228,3 @@ def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
                     unlike &= ~(abs(x - y) <= _ROUNDING * (np.maximum(abs(x), abs(y)) + usual))
             found[start : start + 2**14] = unlike.reshape(len(x), -1).any(1)
     return found
-
-
-def _known(steps: Transitions, last: np.ndarray, notes: list[str]) -> np.ndarray:
-    """Returns which rows can be used without next observations: all but the last of episodes without a true end."""
-    unknown = last & ~steps.terminated
-    if count := int(unknown.sum()):
-        which = f"of {counted(count, 'episode')} without a true end the last transition was left out"
-        notes.append(f"new_obs is missing: {which}, whose next observation is not known")
-    if (last & steps.terminated).any():
-        what = "the final observation of true ends, which nothing reads, is the last one again"
-        notes.append(f"new_obs is missing: {what}")
-    first = np.concatenate([[True], last[:-1]])
-    return ~(unknown & first)

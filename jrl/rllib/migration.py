@@ -20,12 +20,12 @@ from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.paths import resolve
 from jrl.host import command
-from jrl.rllib import defaults, multi_agent, offline, rules
+from jrl.rllib import defaults, multi_agent, rules
 from jrl.rllib.table import ALGORITHMS, GROUPS, INSTEAD, KEYS
 from jrl.rllib.translation import Job, begin, canonical, shown, translate
 from jrl.settings import config, metric_names
 
-RULES = (multi_agent, offline, rules)  # modules that register rules when they are imported
+RULES = (multi_agent, rules)  # modules that register rules when they are imported
 _KNOWN = "PPO, APPO, IMPALA, A2C, A3C, DQN, APEX, R2D2, SimpleQ, SAC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
 _EXPERIMENT = {name: row for row in GROUPS["Experiment"] for name in row.names}
 

@@ -12,17 +12,17 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl.errors import counted, short
+from jrl.errors import InputError, counted, short
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 from jrl.rllib import policy_server
-from jrl.rllib.table import KEYS
+from jrl.rllib.table import KEYS, NO_COLLECTION, Row
 from jrl.settings import datasets, plan, sections
 
 DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
-NO_COLLECTION = "nobody collects: the run learns from data alone"
+DEFAULT_POLICY = "default_policy"  # id of the policy that RLlib has by default
 # algorithm -> its core, if the model does not name one
 CORES = {"r2d2": "lstm", "rnnsac": "lstm", "dt": "gtrxl"}
 SWITCHES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
@@ -119,8 +119,14 @@ class Job:
         if self.prefix or not self.replays or self.with_clients:
             return False
         given = self.given.get("input_", self.settled("data.input"))
-        names = set(given) if isinstance(given, Mapping | list | tuple) else {given}
-        return learns_from(self.config_class) is Fixed or not names & {None, "", datasets.SAMPLER}
+        names = list(given) if isinstance(given, Mapping | list | tuple) else [given]
+        return learns_from(self.config_class) is Fixed or not any(x in names for x in (None, "", datasets.SAMPLER))
+
+    @cached_property
+    def has_one_policy(self) -> bool:
+        """Whether policies are named as RLlib names the only policy of a run."""
+        given = self.given.get("policies")
+        return given is not None and not isinstance(given, str) and set(given) <= {DEFAULT_POLICY}
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -187,9 +193,11 @@ class Job:
         defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
         if not self.inside and name in defaults and _is_same(value, defaults[name]):
             note = "; ".join(filter(None, [note, "jrl's default"]))
-        note = f"  ({note})" if note else ""
-        self.lines.append(f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}{note}")
-        return None
+        return self.say(key, f"{self.inside}{ours}", value, note)
+
+    def say(self, key: str, ours: str, value: Any, note: str = "") -> None:
+        """Adds the line of a key that becomes a value of jrl's."""
+        self.lines.append(f"{self.prefix}{key} -> {ours}: {shown(value)}" + (f"  ({note})" if note else ""))
 
     def _no_use(self, section: str, name: str) -> str | None:
         if self.with_clients:
@@ -372,14 +380,36 @@ def translate(job: Job, names: Iterable[str] | None = None) -> None:
             job.drop(spelled, "-1: not set")
         elif job.spelled.get(row.name, spelled) != spelled:
             job.drop(spelled, f"{job.spelled[row.name]} is given, too")
-        elif found := row.rule or RULES.get(row.name):
-            found(job, spelled, value)
-        elif row.ours:
-            job.put(spelled, row.ours, row.to(value) if row.to else value)
-        elif row.lacking and asks(value):
-            job.lack(spelled, row.note)
         else:
-            job.drop(spelled, row.note)
+            try:
+                _translate(job, row, spelled, value)
+            except InputError as e:
+                job.faults += e.errors
+
+
+def _translate(job: Job, row: Row, spelled: str, value: Any) -> None:
+    """Translates a key by its row: checks the value, and applies the rule or converts it."""
+    for reason, holds in row.unless.items():
+        if holds(job, value):
+            return job.drop(spelled, reason.format(algo=job.algo, value=shown(value)))
+    if row.takes == "mapping" and not isinstance(value, Mapping):
+        return job.wrong(spelled, "a mapping", value)
+    if row.takes == "mapping" and not value:
+        return job.drop(spelled, "it is empty")
+    if " or " in row.takes and value not in row.takes.split(" or "):
+        return job.wrong(spelled, row.takes, value)
+    if row.takes in ("whole", "number"):
+        value = job.number(row.name, least=row.least, whole=row.takes == "whole")
+        if value is None:
+            return None
+    if found := RULES.get(row.name):
+        return found(job, spelled, value)
+    if not row.ours:
+        return job.lack(spelled, row.note) if row.lacking and asks(value) else job.drop(spelled, row.note)
+    for ours in row.ours.split(", "):
+        note = row.said if isinstance(row.said, str) else row.said(job, value)
+        job.put(spelled, ours, row.to(job, value) if row.to else value, note)
+    return None
 
 
 def _unknown(job: Job, key: str) -> None:
@@ -397,7 +427,7 @@ def _unknown(job: Job, key: str) -> None:
 def begin(job: Job) -> None:
     """Sets what follows from the algorithm's name: its core, and RLlib's default sequences."""
     for key, value in job.implied.items():
-        RULES[key](job, f"{job.source.upper()}'s {key}", value)
+        _translate(job, KEYS[key], f"{job.source.upper()}'s {key}", value)
     if job.asked_core and not any(job.given.get(key) for key in SWITCHES):
         job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
 

@@ -65,7 +65,7 @@ class ActionPolicy(WorkerPolicy):
         return found, items, num
 
     def _act(
-        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool, **units: bool | None
+        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool, **units: Any
     ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
         """Returns (actions, state, extras); of one observation without the axis N. `units`: as `Policy.step`."""
         obs, items, num = self._read(obs, *past, single=single)

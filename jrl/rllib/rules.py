@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
+from jrl.fields.bounds import INT64, is_number
 from jrl.rllib import policy_server
 from jrl.rllib.table import GROUPS, KEYS, WITH_CRITICS
 from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, canonical, rule, shown, translate
-from jrl.settings import datasets
+from jrl.settings import datasets, metric_names
 from jrl.settings.external import ExternalConfig
 
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
@@ -26,6 +27,51 @@ _ESTIMATORS = {
     "is": "pdis", "importancesampling": "pdis", "wis": "wpdis", "weightedimportancesampling": "wpdis", "dm": "dm",
     "directmethod": "dm", "dr": "dr", "doublyrobust": "dr",
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- the experiment
+
+
+@rule("stop")
+def _stop(job: Job, key: str, value: Mapping[str, Any]) -> None:
+    steps: dict[str, int] = {}
+    budget = "updates" if job.from_data else "env_steps"
+    for name, given in value.items():
+        key, ours = f"stop.{name}", metric_names.ours(str(name))
+        if not is_number(given) or not -INT64 <= given <= INT64:
+            job.wrong(key, "a number", given)
+        elif name == "training_iteration":
+            each = job.sizes.iteration(job)
+            steps[key] = int(given) * each
+            job.say(key, f"stop.{budget}", steps[key], f"{given:g} iterations of {job.steps(each)}")
+        elif ours == "env_steps" and job.from_data:
+            steps[key] = job.sizes.updates_of(job, given, trained="trained" in name)
+            job.say(key, f"stop.{budget}", steps[key], f"of {job.sizes.drawn} rows")
+        elif ours == "env_steps":
+            steps[key] = int(given)
+            job.say(key, "stop.env_steps", steps[key])
+        elif ours is not None:
+            job.tree.setdefault("stop", {})[ours] = given
+            job.origins[f"stop.{ours}"] = key
+            is_return = ours.startswith("episode/return_")
+            job.say(key, f"stop.{ours}", given, "of the episodes since the last row" * is_return)
+        else:
+            job.drop(key, "no metric of jrl's result rows: see docs/config.md")
+    if steps:
+        first = min(steps, key=lambda k: steps[k])
+        job.tree.setdefault("stop", {})[budget] = steps[first]
+        job.origins[f"stop.{budget}"] = first
+        if len(steps) > 1:
+            job.lines.append(f"stop.{budget}: {steps[first]}, the first of {len(steps)} that is reached")
+
+
+@rule("checkpoint_score_attr")
+def _best(job: Job, key: str, value: Any) -> None:
+    ours = metric_names.ours(str(value).removeprefix("min-"))
+    if ours is None:
+        return job.drop(key, f"{value} is no metric of jrl's result rows")
+    job.put(key, "checkpoint.keep_best_by", ours)
+    return job.put(key, "checkpoint.keep_best", "min") if str(value).startswith("min-") else None
 
 
 # ---------------------------------------------------------------- environments and runners

@@ -135,9 +135,13 @@ _HERE = "data.input names files of this machine"
 
 GROUPS: dict[str, list[Row]] = {
     "Experiment": [
-        row("run algo algo_class", "algo.name", "in a tuned example; otherwise `--algo PPO`"),
-        row("stop", "stop", "metrics are renamed; jrl needs a number of env_steps among them"),
-        row("checkpoint_freq checkpoint_config.checkpoint_frequency", "checkpoint.every", "iterations become steps"),
+        row("run algo algo_class", "algo.name", "in a tuned example; otherwise `--algo PPO`",
+            unless={"--algo is given, too": lambda job, x: True}),
+        row("stop", "stop", "metrics are renamed; jrl needs a number of env_steps among them", takes="mapping"),
+        row("checkpoint_freq checkpoint_config.checkpoint_frequency", "checkpoint.every", "iterations become steps",
+            takes="whole", unless={"{value}: jrl keeps one every 5 minutes and at the end": lambda job, x: not x},
+            to=lambda job, x: x * job.sizes.iteration(job),
+            said=lambda job, x: f"{x} iterations of {job.steps(job.sizes.iteration(job))}"),
         row("keep_checkpoints_num checkpoint_config.num_to_keep", "checkpoint.keep_last"),
         row("checkpoint_score_attr checkpoint_config.checkpoint_score_attribute", "checkpoint.keep_best_by"),
         row("checkpoint_config.checkpoint_score_order", "checkpoint.keep_best"),

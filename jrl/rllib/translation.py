@@ -151,10 +151,7 @@ class Job:
 
     def settled(self, ours: str) -> Any:
         """Returns the value of a key in `base`; None: it is not set there."""
-        found: Any = self.base
-        for part in ours.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+        return value_at(self.base, ours)
 
     def count(self, ours: str) -> int | None:
         """Returns the value of a key in `base` if it is a whole number above 0."""
@@ -450,6 +447,13 @@ def asks(value: Any) -> bool:
 def shown(value: Any) -> str:
     """Returns a value as text for a line."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def value_at(tree: Any, key: str) -> Any:
+    """Returns the value of a dotted key in a tree; None: it is not set there."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -74,12 +74,9 @@ class Algorithm(Learns):
     variant: ClassVar[str] = ""  # see AlgorithmConfig
 
     def __init__(
-        self,
-        config: AlgorithmConfig | Mapping[str, Any] | None = None,
-        env: Any = None,
-        *,
+        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, *,
         checkpoint: str | Path | None = None,
-    ):
+    ):  # fmt: skip
         made = self.read_config(config, env)
         if env is not None:
             made.environment(env)
@@ -135,7 +132,7 @@ class Algorithm(Learns):
             own_loss = registry.reference(type(self).loss)
             cfg = dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=own_loss))
         if cfg.run.on_nonfinite == "rollback":
-            raise InputError("run.on_nonfinite rollback needs the checkpoints of python -m jrl.train: use stop or ignore")
+            raise InputError("run.on_nonfinite: rollback needs the checkpoints of jrl.train: use stop or ignore here")
         cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=plan.asked_iteration(cfg)))
         if cfg.run.compile_cache:
             build.enable_compile_cache()
@@ -177,16 +174,11 @@ class Algorithm(Learns):
 
     def train(self) -> dict[str, Any]:
         """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
-        alone it makes `updates_per_iteration` updates, if `offline_data` says so.
-
-        The first call makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
+        alone it makes `updates_per_iteration` updates. The first call makes `logdir`, unless nothing is written.
 
         Returns:
-          The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
-          ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
-          `custom_metrics`; `done`, whether a criterion of `stop` is met or a callback ends the run;
-          the same under RLlib's former names, such as episode_reward_mean and timesteps_total; config, hostname,
-          node_ip, pid, date, trial_id.
+          The result under RLlib's names, old and new: docs/rllib-users.md lists them. `done` is whether a criterion of
+          `stop` is met or a callback ends the run.
         Raises:
           FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
         """
@@ -222,17 +214,12 @@ class Algorithm(Learns):
     def _about(self) -> dict[str, Any]:
         """Returns the parts of a result about this process and the run, beside numbers."""
         result, since = self.session.result or {}, self._restored
+        named = {"iterations": "training_iteration", "timesteps": "timesteps_total", "time": "time_total_s"}
         return {
-            "config": self.config.to_dict(),
-            "hostname": socket.gethostname(),
-            "node_ip": _node_ip(),
-            "pid": os.getpid(),
-            "date": f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}",
-            "trial_id": "default",
-            "iterations_since_restore": result["training_iteration"] - since["training_iteration"],
-            "timesteps_since_restore": result["timesteps_total"] - since["timesteps_total"],
-            "time_since_restore": result["time_total_s"] - since["time_total_s"],
-        }
+            "config": self.config.to_dict(), "hostname": socket.gethostname(), "node_ip": _node_ip(),
+            "pid": os.getpid(), "date": f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}", "trial_id": "default",
+            **{f"{name}_since_restore": result[key] - since[key] for name, key in named.items()},
+        }  # fmt: skip
 
     @property
     def _files(self) -> Records:
@@ -252,11 +239,7 @@ class Algorithm(Learns):
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says.
-
-        Returns:
-          episode_return_mean, _min, _max, episode_len_mean, num_episodes, weights_version and more.
-        """
+        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says. Returns its numbers."""
         return results.evaluation(self.session.evaluate(duration))
 
     @property
@@ -274,11 +257,7 @@ class Algorithm(Learns):
         return self.workers.foreach_worker(func)
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """Returns a batch of replay or data sets as the next gradient step would draw it, in numpy.
-
-        Raises:
-          InputError: there is neither, or nothing in it yet.
-        """
+        """Returns a batch of replay or data sets, in numpy. Raises InputError: there is neither, or it is empty."""
         return self.session.by_hand.sample_replay()
 
     # ------------------------------------------------------------ policies
@@ -286,8 +265,6 @@ class Algorithm(Learns):
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
         """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
 
-        Args:
-          policy_id: its name, of several agents; of one policy `default_policy` is another name.
         Raises:
           KeyError: there is no such policy, or there are several and none is named.
         """
@@ -315,27 +292,18 @@ class Algorithm(Learns):
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     def add_policy(
-        self,
-        policy_id: str,
-        policy_cls: Any = None,
-        policy: Any = None,
-        *,
-        config: Mapping[str, Any] | None = None,
-        policy_state: PyTree | None = None,
-        policy_mapping_fn: _Mapping = None,
-        policies_to_train: _Trained = None,
+        self, policy_id: str, policy_cls: Any = None, policy: Any = None, *, config: Mapping[str, Any] | None = None,
+        policy_state: PyTree | None = None, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None,
         **where: Any,
-    ) -> ActionPolicy:
-        """Adds a policy, by default like the first one. The run is made anew with it, which takes seconds.
+    ) -> ActionPolicy:  # fmt: skip
+        """Adds a policy, by default like the first one, and returns it. The run is made anew, which takes seconds.
 
         Args:
-          policy_id: its name.
-          policy_cls, policy: RLlib's arguments, not read: they are the first policy's.
+          policy_cls, policy, where: RLlib's arguments, not read: there is one stack, and spaces are the first policy's.
           config: settings that differ from the first policy's, such as `lr`, by RLlib's names or ours.
           policy_state: first state, as `get_policy("main").get_state()` returns it; None: fresh weights.
           policy_mapping_fn: (agent, episode) -> policy, or {agent: policy} that names all policies; None: as before.
           policies_to_train: the policies that learn from now on, or a function of a name; None: as before.
-          where: RLlib's further arguments, not read: there is one stack, to which the policy is added.
         Raises:
           InputError: the name is taken, or mapping and training name an unknown policy.
         """
@@ -373,25 +341,18 @@ class Algorithm(Learns):
     # ------------------------------------------------------------ weights
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns the weights by policy (of one agent `default_policy`), numpy arrays by field of the State.
-
-        Args:
-          policies: their ids; None: all. Raises KeyError: there is none of that id.
-        """
+        """Returns the weights by policy, numpy arrays by field of the State. Raises KeyError: an unknown policy."""
         return self.workers.local_worker().get_weights(policies)
 
     def import_weights(
         self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
     ) -> list[str]:
-        """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
+        """Takes over arrays of a file as parameters, and returns their names; target networks get the same.
 
         Args:
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
           mapping: a parameter's name, as `get_policy().parameters()` has it -> the array's name in the file; with
             `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
-          policy_id: id of the policy, where there are several.
-        Returns:
-          The names of the parameters that were replaced; the others stay.
         Raises:
           InputError: the file cannot be read, unknown names, or other shapes.
         """
@@ -408,12 +369,10 @@ class Algorithm(Learns):
         return self._files.directory
 
     def save(self, path: str | Path | None = None) -> Saved:
-        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take.
+        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
 
         Args:
           path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
-        Returns:
-          The path, a str; as in RLlib also `.checkpoint.path`, and `.metrics`.
         """
         return self._files.save(path)
 
@@ -422,15 +381,12 @@ class Algorithm(Learns):
     def export_policy_model(
         self, export_dir: str | Path, policy_id: str = POLICY, onnx: int | None = None, *, format: str = "npz"
     ) -> dict[str, Any]:
-        """Writes the policy as files that run without jrl: see `jrl.export`.
+        """Writes the policy as files that run without jrl, and returns what was written: see `jrl.export`.
 
         Args:
           export_dir: made; an earlier export in it is replaced.
-          policy_id: id of the policy.
           onnx: RLlib's; a number: as ONNX.
           format: npz, stablehlo or onnx.
-        Returns:
-          What was written.
         Raises:
           InputError: the format cannot express the policy, or a library is not installed.
         """
@@ -451,11 +407,7 @@ class Algorithm(Learns):
         return self.save(export_dir)
 
     def restore(self, path: str | Path) -> None:
-        """Goes on from a checkpoint of a run with this config: parameters, optimizer, counters, replay.
-
-        Raises:
-          InputError: there is none, or it does not fit.
-        """
+        """Goes on from a checkpoint of a run with this config. Raises InputError: there is none, or it does not fit."""
         found = checkpoint.locate(path_of(path))
         self._close(ended=False)
         self._open(found)
@@ -464,20 +416,16 @@ class Algorithm(Learns):
 
     @classmethod
     def from_checkpoint(
-        cls,
-        path: str | Path,
-        policy_ids: Collection[str] | None = None,
-        policy_mapping_fn: _Mapping = None,
+        cls, path: str | Path, policy_ids: Collection[str] | None = None, policy_mapping_fn: _Mapping = None,
         policies_to_train: _Trained = None,
-    ) -> "Algorithm":
+    ) -> "Algorithm":  # fmt: skip
         """Makes the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
-          path: the checkpoint.
           policy_ids: policies that a new run takes over as they were; None: all, and the run goes on.
           policy_mapping_fn, policies_to_train: settings of that new run; None: as they were.
         Raises:
-          InputError: there is none, or it has no such policies, or a mapping names others.
+          InputError: there is no checkpoint, or it has no such policies, or a mapping names others.
         """
         found = checkpoint.locate(path_of(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])

@@ -490,9 +490,8 @@ def _clients(job: Job, key: str, value: Any) -> None:
     config = job.given.get("input_config")
     host, port = policy_server.address(value, config if isinstance(config, Mapping) else {})
     note = "clients play: start it with python -m jrl.serve CONFIG; they use PolicyClient of jrl/serve/client.py"
-    if not isinstance(port, int) or isinstance(port, bool):
-        port, note = ExternalConfig().port, f"jrl's port; {note}"
-    job.put(key, "external.port", port, note)
+    is_known = isinstance(port, int) and not isinstance(port, bool)
+    job.put(key, "external.port", port if is_known else ExternalConfig().port, note)
     if isinstance(host, str) and host:
         local = host in ("localhost", "127.0.0.1", "::1")
         job.put(key, "external.host", host, "" if local else "others reach it with a token alone: external.token_file")

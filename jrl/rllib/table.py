@@ -58,7 +58,9 @@ def same(section: str, names: str, **more: Any) -> list[Row]:
     return [row(n, f"{section}.{n}", **more) for n in names.split()]
 
 
-def own(method: str, **keys: str) -> list[Row]:
+def own(method: str, section: str, names: str, **more: str) -> list[Row]:
+    """Makes the rows of arguments that RLlib does not have: fields of a section, and others with their keys."""
+    keys = {name: f"{section}.{name}" for name in names.split()} | more
     return [Row((), key, by=method, argument=name, key=key) for name, key in keys.items()]
 
 
@@ -169,8 +171,8 @@ GROUPS: dict[str, list[Row]] = {
             unless={"{value}: what jrl reads": lambda job, x: x == "action_mask"}),
         row("preprocessor_pref", "", "Atari comes as 84 x 84 gray frames, other observations as they are"),
         *none(_AUTO, "disable_env_checking auto_wrap_old_gym_envs"),
-        *own("environment", backend="env.backend", reward_scale="env.reward_scale", frame_stack="env.frame_stack",
-            action_mask_info="env.action_mask_info", env_batch_size="env.batch_size"),
+        *own("environment", "env", "backend reward_scale frame_stack action_mask_info",
+             env_batch_size="env.batch_size"),
     ],
     "Env runners (rollout workers)": [
         row("num_env_runners num_rollout_workers num_workers", "env_runners.num, env.num_envs",
@@ -212,9 +214,8 @@ GROUPS: dict[str, list[Row]] = {
               "merge_env_runner_states use_env_runner_state_server env_runner_state_server_max_concurrency "
               "episode_lookback_horizon enable_tf1_exec_eagerly synchronize_filter gym_env_vectorize_mode "
               "sampler_perf_stats_ema_coef episodes_to_numpy env_runner_cls in_evaluation"),
-        *own("env_runners", num_envs="env.num_envs", sample_mode="rollout.mode",
-             max_policy_lag="rollout.max_policy_lag", collector="rollout.collector",
-             iterations_per_call="rollout.iterations_per_call"),
+        *own("env_runners", "rollout", "max_policy_lag collector iterations_per_call", num_envs="env.num_envs",
+             sample_mode="rollout.mode"),
     ],
     "Fault tolerance": [
         row("ignore_env_runner_failures ignore_worker_failures", "env_runners.ignore_env_runner_failures",
@@ -228,7 +229,7 @@ GROUPS: dict[str, list[Row]] = {
         *none(_RESTART, "num_consecutive_env_runner_failures_tolerance num_consecutive_worker_failures_tolerance "
               "delay_between_env_runner_restarts_s delay_between_worker_restarts_s env_runner_restore_timeout_s "
               "worker_restore_timeout_s"),
-        *own("fault_tolerance", env_step_timeout_s="env_runners.env_step_timeout_s"),
+        *own("fault_tolerance", "env_runners", "env_step_timeout_s"),
     ],
     "Training": [
         *same("algo", "gamma microbatch_size circular_buffer_num_batches circular_buffer_iterations_per_batch tau"),
@@ -303,8 +304,8 @@ GROUPS: dict[str, list[Row]] = {
         row("learner_connector", "", _CONNECT, lacking=True, by="training", key="custom.transforms"),
         *none(_CONNECT, "add_default_connectors_to_learner_pipeline"),
         *none("there is one way to learn on several devices", "simple_optimizer"),
-        *own("training", reward_fn="custom.reward", batch_transforms="custom.batch", loss_fn="custom.loss",
-             training_step="custom.training_step"),
+        *own("training", "custom", "training_step", reward_fn="custom.reward", batch_transforms="custom.batch",
+             loss_fn="custom.loss"),
     ],
     "DQN": [
         row("double_q", "algo.double"),
@@ -501,8 +502,9 @@ GROUPS: dict[str, list[Row]] = {
               "evaluation_auto_duration_min_env_steps_per_sample "
               "evaluation_auto_duration_max_env_steps_per_sample"),
         *none(_RESTART, "evaluation_unhealthy_workers_timeout_s evaluation_error_after_n_consecutive_skips"),
-        *own("evaluation", evaluation_every="evaluation.every", evaluation_num_envs="evaluation.num_envs",
-             evaluation_explore="evaluation.explore", evaluation_record="evaluation.record"),
+        *own("evaluation", "evaluation", "", evaluation_every="evaluation.every",
+             evaluation_num_envs="evaluation.num_envs", evaluation_explore="evaluation.explore",
+             evaluation_record="evaluation.record"),
     ],
     "Offline data": [
         row("input_ input", "data.input",
@@ -546,10 +548,8 @@ GROUPS: dict[str, list[Row]] = {
               "output_max_rows_per_file output_write_remaining_data output_write_episodes"),
         *none("data.output.format says how, data.output.path where on this machine", "output_write_method "
               "output_write_method_kwargs output_filesystem output_filesystem_kwargs"),
-        *own("offline_data", input_format="data.format", where="data.where",
-             updates_per_iteration="data.updates_per_iteration", validation="data.validation",
-             validation_batches="data.validation_batches", data_reward="data.reward", placement="data.placement",
-             estimate="data.estimate"),
+        *own("offline_data", "data", "where updates_per_iteration validation validation_batches placement estimate",
+             input_format="data.format", data_reward="data.reward"),
     ],
     "Multi-agent": [
         row("count_steps_by multiagent.count_steps_by", "rollout.count_steps_by", by="env_runners"),
@@ -574,8 +574,7 @@ GROUPS: dict[str, list[Row]] = {
                 "independent: so it is unless the config says otherwise": lambda job, x: x == "independent",
                 **_ONE_POLICY}),
         container("multiagent multi_agent"),
-        *own("multi_agent", agents="multi_agent.agents", group="multi_agent.group",
-             state="multi_agent.state", agent_id="multi_agent.agent_id", self_play="multi_agent.self_play"),
+        *own("multi_agent", "multi_agent", "agents group state agent_id self_play"),
     ],
     "Reporting, debugging and callbacks": [
         row("min_time_s_per_iteration min_time_s_per_reporting min_iter_time_s", "run.report_every_s", unless=_NOT_SET,
@@ -604,13 +603,11 @@ GROUPS: dict[str, list[Row]] = {
             to=lambda job, x: "trainable",
             unless={"checkpoints hold all policies": lambda job, x: not x, **_ONE_POLICY}),
         *none(_AUTO, "_run_training_always_in_thread _evaluation_parallel_to_training_wo_thread"),
-        *own("checkpointing", checkpoint_every="checkpoint.every", keep_last="checkpoint.keep_last",
-            keep_every="checkpoint.keep_every", keep_best_by="checkpoint.keep_best_by",
-            keep_best="checkpoint.keep_best", replay_in_checkpoints="checkpoint.replay",
-             policies_in_checkpoints="checkpoint.policies", exact="checkpoint.exact"),
-        *own("debugging", log="run.log", out="run.out", compile_cache="run.compile_cache",
-            disable_jit="run.disable_jit", max_recompiles="run.max_recompiles", on_nonfinite="run.on_nonfinite",
-             max_rollbacks="run.max_rollbacks", rollback_lr="run.rollback_lr", stall_seconds="run.stall_seconds"),
+        *own("checkpointing", "checkpoint", "keep_last keep_every keep_best_by keep_best exact",
+             checkpoint_every="checkpoint.every", replay_in_checkpoints="checkpoint.replay",
+             policies_in_checkpoints="checkpoint.policies"),
+        *own("debugging", "run", "log out compile_cache disable_jit max_recompiles on_nonfinite max_rollbacks "
+             "rollback_lr stall_seconds"),
     ],
     "Resources": [
         row("num_gpus", "devices.learners", "above 1: so many; 0 is JAX_PLATFORMS=cpu; null: all accelerators"),
@@ -631,10 +628,9 @@ GROUPS: dict[str, list[Row]] = {
               "num_cpus_for_driver"),
         row("extra_python_environs_for_driver", "runtime.env"),
         *none(_ENV_VARS, "extra_python_environs_for_worker"),
-        *own("learners", learners="devices.learners", actors="devices.actors", fake_devices="devices.fake"),
-        *own("resources", ray_address="env_runners.address", xla_flags="runtime.xla_flags",
-             preallocate="runtime.preallocate", mem_fraction="runtime.mem_fraction",
-             cpu_threads="runtime.cpu_threads", environment="runtime.env"),
+        *own("learners", "devices", "learners actors", fake_devices="devices.fake"),
+        *own("resources", "runtime", "xla_flags preallocate mem_fraction cpu_threads",
+             ray_address="env_runners.address", environment="runtime.env"),
     ],
     "Framework and experimental": [
         *none(_FRAMEWORK, "framework tf_session_args local_tf_session_args torch_compile_learner "

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import math
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -16,7 +17,6 @@ from jrl.errors import InputError, counted, short
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
-from jrl.fields.hyper import NetworkConfig
 from jrl.rllib import policy_server
 from jrl.rllib.table import KEYS, NO_COLLECTION, Row
 from jrl.settings import datasets, plan, sections
@@ -46,13 +46,12 @@ _ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 # keys of the replay section that data sets have, too
 _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}
-_SECTIONS = {
-    "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
-    "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
-    "env_runners": sections.EnvRunnersConfig, "multi_agent": sections.MultiAgentConfig, "run": sections.RunSettings,
-    "data": datasets.DataConfig,
-}  # fmt: skip
-_DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
+# section -> key -> jrl's default
+_DEFAULTS = {
+    name: {f.name: f.default for f in dataclasses.fields(cls)}
+    for name, hint in typing.get_type_hints(sections.RunConfig).items()
+    if (cls := schema.section_class(hint))
+}
 
 
 @dataclasses.dataclass
@@ -82,16 +81,15 @@ class Job:
     @cached_property
     def implied(self) -> dict[str, Any]:
         """RLlib's defaults of the keys that set the lengths of sequences and the rows of an update."""
-        if self.asked_core is None or self.prefix:
-            return {}
-        if not self.replays:
-            return {} if "model.max_seq_len" in self.spelled else {"model.max_seq_len": _SEQUENCE}
-        found = {"train_batch_size": _ROWS.get(self.source, sections.ReplayConfig().batch_size)}
-        if {"train_batch_size", "train_batch_size_per_learner"} & set(self.spelled):
-            found = {}
-        if self.source == "r2d2" and "training_intensity" not in self.spelled:
-            found["training_intensity"] = 150
-        return found
+        found: dict[str, Any] = {}
+        if self.asked_core and not self.prefix and not self.replays:
+            found["model.max_seq_len"] = _SEQUENCE
+        elif self.asked_core and not self.prefix:
+            if "train_batch_size_per_learner" not in self.spelled:
+                found["train_batch_size"] = _ROWS.get(self.source, sections.ReplayConfig().batch_size)
+            if self.source == "r2d2":
+                found["training_intensity"] = 150
+        return {key: value for key, value in found.items() if key not in self.spelled}
 
     @cached_property
     def spelled(self) -> dict[str, str]:
@@ -166,10 +164,7 @@ class Job:
             return None
         good = is_number(value) and value >= least and abs(value) <= INT64
         if not good or (whole and value != int(value)):
-            bound = f" of at least {least}" if least > -math.inf else ""
-            fault = f"{self.prefix}{key}: expected a {'whole ' * whole}number{bound}, got {short(value)}"
-            self.faults += [fault] if fault not in self.faults else []
-            return None
+            return self.wrong(key, f"a {'whole ' * whole}number" + f" of at least {least}" * (least > -math.inf), value)
         return int(value) if whole else value
 
     # ------------------------------------------------------------ results of rules
@@ -207,8 +202,8 @@ class Job:
 
     def set(self, ours: str, value: Any, key: str) -> None:
         """Sets a key of jrl without a line; a mapping takes the place of the one before."""
+        section, _, name = ours.partition(".")
         if isinstance(value, Mapping):
-            section, _, name = ours.partition(".")
             self.tree.setdefault(section, {})[name] = dict(value)
         else:
             self.tree = schema.merge(self.tree, nested(ours, value))
@@ -219,12 +214,13 @@ class Job:
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
 
     def lack(self, key: str, reason: str) -> None:
-        """Reports that jrl does not have what a key asks for, so that something else would be learned without it."""
+        """Reports that jrl lacks what a key asks for, so that something else would be learned without it."""
         self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
         self.lacking.append(f"{self.prefix}{key}: {reason}")
 
     def wrong(self, key: str, expected: str, value: Any) -> None:
-        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {short(value)}")
+        fault = f"{self.prefix}{key}: expected {expected}, got {short(value)}"
+        self.faults += [fault] if fault not in self.faults else []
 
     def take_report(self, inner: "Job") -> None:
         """Adds the report of a translation of nested keys."""
@@ -413,12 +409,10 @@ def _unknown(job: Job, key: str) -> None:
     if key.rpartition(".")[2].startswith("_"):
         return job.drop(key, "an inner switch of RLlib")
     near = difflib.get_close_matches(key, KEYS, 1)
-    ours = KEYS[near[0]].ours if near else ""
-    is_ours = f", which is {ours} here" if ours else ""
-    line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}{is_ours}" if near else "")
+    line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}" if near else "")
+    line += f", which is {KEYS[near[0]].ours} here" if near and KEYS[near[0]].ours else ""
     job.lines.append(line)
-    job.lacking.append(line)
-    return None
+    return job.lacking.append(line)
 
 
 def begin(job: Job) -> None:

@@ -1,10 +1,4 @@
-"""RLlib's `exploration_config` as `algo.exploration`.
-
-    from_rllib({"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
-    == {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [10_000, 0.02]]}
-
-Imports no jax: configs are read before it loads.
-"""
+"""RLlib's `exploration_config` as `algo.exploration`. Imports no jax: configs are read before it loads."""
 
 import difflib
 from collections.abc import Mapping

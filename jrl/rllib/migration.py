@@ -1,8 +1,4 @@
-"""RLlib's configurations of any generation as jrl's.
-
-    migration = migrate(data)           # a config dict, or a tuned example {name: {run, env, stop, config}}
-    cfg = jrl.settings.config.from_dict(migration.config)
-    python -m jrl.config migrate old.yaml > new.yaml       # what became of each key on stderr
+"""RLlib's configurations of any generation as jrl's: `migrate(data).config`, `python -m jrl.config migrate old.yaml`.
 
 Keys that a file does not set have jrl's defaults; those that differ from RLlib's are listed. A key that asks for what
 jrl does not have is an error, unless it is to be dropped. docs/rllib-users.md has the table of keys.
@@ -57,12 +53,7 @@ def looks_like_rllib(data: Mapping[str, Any]) -> bool:
 
 
 def migrate(
-    data: Mapping[str, Any],
-    *,
-    algo: str | None = None,
-    env: Any = None,
-    name: str | None = None,
-    drop: bool = False,
+    data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None, drop: bool = False
 ) -> Migration:
     """Translates RLlib's configuration to jrl's, checked by `jrl.settings.config.from_dict`.
 

@@ -27,7 +27,7 @@ class PolicySpec(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """Contents of a PolicySpec, beside spaces, which come from the environment."""
+    """Contents of a PolicySpec."""
 
     own_class: Any  # a class of no known algorithm; None: there is none
     config: Any  # a mapping of the policy's own settings, or a config object
@@ -123,9 +123,10 @@ def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
 # ---------------------------------------------------------------- rules
 
 
-def _put(job: Job, key: str, found: Mapping[str, Any]) -> None:
-    """Adds policies to those that are there."""
-    job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), found))
+def _put(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
+    """Adds policies, or settings of policies, to those that are there."""
+    own = {n: _settings(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}
+    job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), own))
 
 
 @rule("policies")
@@ -137,15 +138,14 @@ def _policies(job: Job, key: str, value: Any) -> None:
     by_class = {name: of_class(spec, job.source) for name, spec in specs.items()}
     if set(specs) <= {DEFAULT_POLICY} and not any(spec.config or by_class[name] for name, spec in specs.items()):
         return job.drop(key, _ONE)
-    own = {name: _settings(job, f"{key}.{name}", name, spec.config, by_class[name]) for name, spec in specs.items()}
-    return _put(job, key, own)
+    return _put(job, key, {name: spec.config for name, spec in specs.items()}, by_class)
 
 
 @rule("algorithm_config_overrides_per_module")
 def _overrides(job: Job, key: str, value: Any) -> None:
     if set(value) == {DEFAULT_POLICY} and "policies" not in job.given:
         return job.lack(key, f"{_ONE}: set its keys for the run")
-    return _put(job, key, {name: _settings(job, f"{key}.{name}", name, given) for name, given in value.items()})
+    return _put(job, key, value)
 
 
 @rule("rl_module_spec")
@@ -162,7 +162,7 @@ def _modules(job: Job, key: str, value: Any) -> None:
     given = {name: {"model": dict(model)} if isinstance(model, Mapping) else {} for name, model in models.items()}
     if not given or set(given) == {DEFAULT_POLICY}:
         return job.drop(key, f"{_ONE}: its network is that of the run")
-    return _put(job, key, {name: _settings(job, f"{key}.{name}", name, config) for name, config in given.items()})
+    return _put(job, key, given)
 
 
 def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -22,14 +22,10 @@ class ActionPolicy(WorkerPolicy):
     """The policy with the present weights of the run, by RLlib's names.
 
     Args:
-      session: session of the run.
       policy: acting part, of one environment; gets the weights of the run.
-      policy_id: its id.
     Attributes:
-      observation_space, action_space: jrl.types spaces of one environment in its own units, without frame stacks,
-        previous actions and rewards.
-      recurrent: whether actions depend on earlier steps of the episode: by memory, frame stacks, or the previous
-        action or reward.
+      observation_space, action_space: jrl.types spaces of one environment in its own units.
+      recurrent: whether actions depend on earlier steps: by memory, frame stacks, or the previous action or reward.
     """
 
     def __init__(self, session: "Session", policy: Policy, policy_id: str = POLICY):
@@ -115,14 +111,12 @@ class ActionPolicy(WorkerPolicy):
         Args:
           obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
           state: the policy's state after the step before; None, or `get_initial_state()`: an episode begins.
-          prev_action, prev_reward: of the step before, in the environment's units, with `network.use_prev_action` and
-            `use_prev_reward`. None: the action is that of the state; the reward must be given but at the start.
+          prev_action, prev_reward: of the step before, in the environment's units, where the network reads them. None:
+            the action is that of the state; the reward must be given but at the start.
           explore: sample as in training; None: as `env_runners(explore=...)` says.
-          full_fetch: return (action, state, extras) also from a policy without memory.
           unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
         Returns:
-          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a `recurrent` policy.
-          Extras are what acting records (action log probability, value).
+          The action; (action, state, extras) with `full_fetch`, with a `state`, and from a `recurrent` policy.
         Raises:
           ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
         """
@@ -154,11 +148,9 @@ class ActionPolicy(WorkerPolicy):
     def predict(
         self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, PyTree]:
-        """Returns (actions, state) of one observation or of many, with SB3's arguments.
+        """Returns (actions, state) of one observation [*] or of many [N, *], with SB3's arguments.
 
         Args:
-          observation: [*] or [N, *], in the environment's own units.
-          state: from the call before; None: episodes begin.
           episode_start: [N] bool, or one: where an episode begins with this observation, whatever the state.
           deterministic: the best action; otherwise one that is drawn as in training.
         """

@@ -98,7 +98,6 @@ _NO_SMOOTHING: dict[str, Condition] = {
     "smooth_target_policy is off": lambda job, x: not job.given.get("smooth_target_policy", job.source != "ddpg")
 }
 _AUTO = "jrl does so by itself"
-_FRAMEWORK = "JAX is the only framework"
 _HELD_OUT = "data.validation holds episodes out, whose loss stands in each result row"
 _PER_STEP = "is and wis weigh each step, as pdis and wpdis do; the data need log-probabilities"
 _OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.training_step"
@@ -123,7 +122,6 @@ _RESTART = "see env_runners.max_restarts and health_check_timeout_s"
 _QUEUES = "of RLlib's queues: see rollout.max_policy_lag"
 _OF_CLIENTS = "where clients play (input PolicyServerInput); otherwise spaces come from the environment"
 _RECORD = "videos: evaluation.record while training, jrl record from a checkpoint"
-_ENV_VARS = "runtime.env goes to env runners, too"
 
 _GAPS = "jrl's transformer has no dropout and its optimizer no weight decay"
 _READER = "files show what they hold: see data.format"
@@ -627,13 +625,13 @@ GROUPS: dict[str, list[Row]] = {
         *none(_TUNE, "custom_resources_for_main_process num_cpus_for_main_process num_cpus_for_local_worker "
               "num_cpus_for_driver"),
         row("extra_python_environs_for_driver", "runtime.env"),
-        *none(_ENV_VARS, "extra_python_environs_for_worker"),
+        *none("runtime.env goes to env runners, too", "extra_python_environs_for_worker"),
         *own("learners", "devices", "learners actors", fake_devices="devices.fake"),
         *own("resources", "runtime", "xla_flags preallocate mem_fraction cpu_threads",
              ray_address="env_runners.address", environment="runtime.env"),
     ],
     "Framework and experimental": [
-        *none(_FRAMEWORK, "framework tf_session_args local_tf_session_args torch_compile_learner "
+        *none("JAX is the only framework", "framework tf_session_args local_tf_session_args torch_compile_learner "
               "torch_compile_learner_what_to_compile torch_compile_learner_dynamo_backend "
               "torch_compile_learner_dynamo_mode torch_compile_worker torch_compile_worker_dynamo_backend "
               "torch_compile_worker_dynamo_mode _torch_grad_scaler_class _torch_lr_scheduler_classes torch_ddp_kwargs "

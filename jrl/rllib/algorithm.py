@@ -63,11 +63,7 @@ class Algorithm(Learns):
       env: short for the environment of the config.
       checkpoint: checkpoint to continue from.
     Attributes:
-      config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`;
-        collectors also have `local_worker()`, which samples and learns by hand.
-    Raises:
-      InputError: all that is wrong.
+      workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`.
     """
 
     algo_name: ClassVar[str] = ""

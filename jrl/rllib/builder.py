@@ -91,9 +91,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ setting
 
     def stop(self, **criteria: float) -> Self:
-        """Sets when a run ends by itself: env_steps=1_000_000, or metrics of the result rows such as
-        `**{"episode/return": 475}`. `Algorithm.train` may be called without any.
-        """
+        """Sets when a run ends by itself: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
         self._merge({"stop": criteria})
         return self
 
@@ -213,11 +211,8 @@ class AlgorithmConfig:
         return found
 
     def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
-        """Sets keys by the names that methods take (`lr`, `num_env_runners`, `evaluation_interval`), or sections of the
-        tree (`algo: {...}`, `rollout: {...}`); or takes over what another config was given.
-
-        Raises:
-          InputError: all unknown keys.
+        """Sets keys by the names that methods take (`lr`), or sections of the tree (`algo: {...}`); or takes over what
+        another config was given. Raises InputError: all unknown keys.
         """
         if isinstance(data, AlgorithmConfig):
             data = data.arguments()
@@ -238,19 +233,15 @@ class AlgorithmConfig:
                     wrong += e.errors
         if wrong:
             raise InputError(*wrong)
-        if tree:
-            self._set_tree(tree)
-        return self
-
-    def _set_tree(self, tree: Mapping[str, Any]) -> None:
-        algo = dict(tree.get("algo", {}))
-        name = algo.pop("name", self.algo_name)
+        tree = _copied(tree)  # at once: the caller may change its dicts
+        name = tree["algo"].pop("name", self.algo_name) if "algo" in tree else self.algo_name
         if algos.spelled(name) != self.algo_name:
             raise InputError(
                 f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.config_class({str(name)!r})"
             )
-        # copied at once: the caller may change its dicts
-        self._merge(_copied({**tree, "algo": algo} if "algo" in tree else dict(tree)))
+        if tree:
+            self._merge(tree)
+        return self
 
     # ------------------------------------------------------------ what is wrong with a name
 
@@ -282,9 +273,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def arguments(self) -> dict[str, Any]:
-        """Returns what was set, by the names that methods take, searches included: Tune's tables, its schedulers and
-        the names of trials show them. `update_from_dict` takes it back; what has no argument stays in its section.
-        """
+        """Returns what was set, by the names that methods take, searches included; `update_from_dict` takes it."""
         tree, found = copy.deepcopy(self._given), {}
         for name, method in self.names().items():
             key = self.methods()[method][name].key
@@ -304,9 +293,7 @@ class AlgorithmConfig:
         return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the whole tree, defaults included; `from_dict` makes an equal config of it. Of a config without an
-        algorithm what was set, for `update_from_dict`.
-        """
+        """Returns the whole tree, defaults included, for `from_dict`; without an algorithm `arguments()`."""
         return self._resolved(defaults=True) if self.algo_name else self.arguments()
 
     def _resolved(self, *, defaults: bool) -> dict[str, Any]:
@@ -344,11 +331,10 @@ class AlgorithmConfig:
         return job, lines
 
     def translations(self) -> list[str]:
-        """Returns a line for each of RLlib's names that was given, with what became of it: `clip_param ->
-        algo.clip_eps: 0.3`. Names that are jrl's, too, have one where not all of it could be had.
+        """Returns a line for each of RLlib's names that was given: `clip_param -> algo.clip_eps: 0.3`. Names that are
+        jrl's, too, have a line where the value is not what was asked for.
         """
-        places = self.names()
-        lines = [*self._renamed.values()]
+        places, lines = self.names(), [*self._renamed.values()]
         for name, found in self._translation()[1].items() if self.algo_name else ():
             lines += [x for x in found if name not in places or "nearest" in x or ": dropped: " in x]
         return lines
@@ -547,12 +533,7 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1).
-
-    Args:
-      keys: key of the tree, or section that an argument takes as a dict -> argument.
-      places: argument -> its method.
-    """
+    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1)."""
 
     def call(found: re.Match) -> str:
         key, value = found[1], found[2] or "..."

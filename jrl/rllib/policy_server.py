@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jrl.errors import InputError, short
+
 NAME, CLIENT = "PolicyServerInput", "PolicyClient"
 # key of jrl -> why it means nothing where clients play
 NO_USE = {
@@ -58,19 +60,22 @@ def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
     return found.get("address"), found.get("port")
 
 
-def space(given: Any, *, acts: bool) -> dict[str, Any] | None:
-    """Returns a space as `external.observation` and `external.action` write it; None: it cannot be read.
+def space(given: Any, key: str) -> dict[str, Any]:
+    """Returns a space as `external.observation` and `external.action` write it.
 
     Args:
       given: a space of Gymnasium, its text as in params.json, or the written form.
-      acts: whether it is of actions, whose bounds count.
+      key: observation_space, or action_space, whose bounds count.
+    Raises:
+      InputError: it cannot be read.
     """
     if isinstance(given, Mapping) and not hasattr(given, "spaces"):
         return dict(given)
     try:
-        return _written(_parsed(given) if isinstance(given, str) else given, acts)
+        return _written(_parsed(given) if isinstance(given, str) else given, key == "action_space")
     except (ValueError, TypeError, SyntaxError, AttributeError):
-        return None
+        expected = "expected a space of Gymnasium, or one as {box: [4]} and {discrete: 2}"
+        raise InputError(f"{key}: {expected}, got {short(str(given))}") from None
 
 
 def _written(given: Any, acts: bool) -> dict[str, Any]:

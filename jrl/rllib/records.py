@@ -70,7 +70,6 @@ class Records:
     """The run directory of one Algorithm. Nothing is made before the first result row, or the first `save`.
 
     Args:
-      session: session of the run.
       held: result of `hold`; closed at the end.
       continued: whether the run goes on from a checkpoint.
       directory: run directory before a restore, which goes on with it; None: as `run.out` says.

@@ -250,16 +250,6 @@ def _lambda(job: Job, key: str, value: Any) -> None:
     return job.put(key, "algo.gae_lambda", value)
 
 
-@rule("vf_clip_param")
-def _value_clip(job: Job, key: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        return job.wrong(key, "a number above 0", value)
-    if math.isinf(value):
-        return job.drop(key, "no bound")
-    note = f"RLlib bounds the squared error by {value:g}, jrl how far the value moves"
-    return job.put(key, "algo.value_clip_eps", math.sqrt(value), note)
-
-
 @rule("kl_coeff", "use_kl_loss", "kl_target")
 def _kl(job: Job, key: str, value: Any) -> None:
     used = job.given.get("use_kl_loss", job.algo != "appo")  # RLlib's APPO has it off
@@ -504,16 +494,6 @@ def _clients(job: Job, key: str, value: Any) -> None:
         for name in ("observation_space", "action_space")
         if name not in job.given
     ]
-
-
-@rule("observation_space", "action_space")
-def _space(job: Job, key: str, value: Any) -> None:
-    if not job.with_clients:
-        return job.drop(key, "spaces come from the environment")
-    found = policy_server.space(value, acts=key == "action_space")
-    if found is None:
-        return job.wrong(key, "a space of Gymnasium, or one as {box: [4]} and {discrete: 2}", str(value))
-    return job.put(key, KEYS[key].ours, found)
 
 
 @rule("input_config", "output_config")

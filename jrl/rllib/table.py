@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jrl.rllib import exploration
+from jrl.rllib import exploration, policy_server
 
 Condition = Callable[[Any, Any], Any]  # of a translation.Job and the value
 
@@ -120,7 +120,6 @@ _STACK = "a switch between RLlib's own old and new parts"
 _CONNECT = "a function of the rollout is custom.transforms"
 _RESTART = "see env_runners.max_restarts and health_check_timeout_s"
 _QUEUES = "of RLlib's queues: see rollout.max_policy_lag"
-_OF_CLIENTS = "where clients play (input PolicyServerInput); otherwise spaces come from the environment"
 _RECORD = "videos: evaluation.record while training, jrl record from a checkpoint"
 
 _GAPS = "jrl's transformer has no dropout and its optimizer no weight decay"
@@ -160,8 +159,11 @@ GROUPS: dict[str, list[Row]] = {
         row("no_done_at_end", "env.no_done_at_end", "jrl's default, null, bootstraps at time limits only",
             by="environment"),
         row("env_task_fn", "custom.env_task", by="environment"),
-        row("observation_space", "external.observation", _OF_CLIENTS),
-        row("action_space", "external.action", _OF_CLIENTS),
+        *[row(name, ours, "where clients play (input PolicyServerInput); otherwise spaces come from the environment",
+              unless={"spaces come from the environment": lambda job, x: not job.with_clients}, to=convert)
+          for name, ours, convert in (
+              ("observation_space", "external.observation", lambda job, x: policy_server.space(x, "observation_space")),
+              ("action_space", "external.action", lambda job, x: policy_server.space(x, "action_space")))],
         *none(_RECORD, "render_env record_env monitor"),
         row("is_atari", "", "jrl knows Atari by the id"),
         row("action_mask_key", "", "call the item of the observation action_mask, or name an entry of the infos by "
@@ -257,7 +259,10 @@ GROUPS: dict[str, list[Row]] = {
                 "{algo} has V-trace": lambda job, x: "gae_lambda" not in job.fields}),
         row("clip_param", "algo.clip_eps"),
         row("vf_clip_param", "algo.value_clip_eps",
-            "RLlib bounds the squared error, jrl the value's move in an update: the square root is taken"),
+            "RLlib bounds the squared error, jrl the value's move in an update: the square root is taken",
+            takes="number", least=0, unless={"no bound": lambda job, x: x == math.inf},
+            to=lambda job, x: math.sqrt(x),
+            said=lambda job, x: f"RLlib bounds the squared error by {x:g}, jrl how far the value moves"),
         row("vf_loss_coeff", "algo.vf_coef", "PPO's is doubled: jrl takes half the squared error", takes="number",
             to=lambda job, x: x * (2 if job.algo == "ppo" else 1),
             said=lambda job, x: f"2 x {x:g}, of half the squared error" * (job.algo == "ppo")),

@@ -50,8 +50,11 @@ def lacking(reason: str, names: str) -> list[Row]:
     return [row(n, "", reason, lacking=True) for n in names.split()]
 
 
+_INSIDE = "its keys have rows of their own"
+
+
 def container(names: str, **more: Any) -> Row:
-    return row(names, "", "its keys have rows of their own", takes="mapping", **more)
+    return row(names, "", _INSIDE, takes="mapping", **more)
 
 
 def same(section: str, names: str, **more: Any) -> list[Row]:
@@ -699,6 +702,8 @@ ALGORITHMS = {
 INSTEAD = {"crr": "marwil with weight: binary has its filter, over returns, and iql its critic"}
 
 KEYS: dict[str, Row] = {name: key for group in GROUPS.values() for key in group for name in key.names}
+# names of dicts whose keys have rows -> the newest
+CONTAINERS = {name: key.name for name, key in KEYS.items() if key.note == _INSIDE}
 
 
 def markdown() -> str:

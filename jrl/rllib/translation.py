@@ -18,7 +18,7 @@ from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.rllib import policy_server
-from jrl.rllib.table import KEYS, NO_COLLECTION, Row
+from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, Row
 from jrl.settings import datasets, plan, sections
 
 DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
@@ -26,15 +26,6 @@ DEFAULT_POLICY = "default_policy"  # id of the policy that RLlib has by default
 # algorithm -> its core, if the model does not name one
 CORES = {"r2d2": "lstm", "rnnsac": "lstm", "dt": "gtrxl"}
 SWITCHES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
-NESTED = (
-    "model", "optimizer", "optimization", "replay_buffer_config", "multiagent", "policy_model_config",
-    "q_model_config", "policy_model", "Q_model", "checkpoint_config",
-)  # fmt: skip
-
-_RENAMED = {
-    "optimization_config": "optimization", "model_config": "model", "_model_config": "model",
-    "model_config_dict": "model", "multi_agent": "multiagent",
-}  # fmt: skip
 # environment steps of a train() of RLlib's algorithms with replay, by default
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _MOST_DEVICES = 65_537  # more than there can be
@@ -426,8 +417,8 @@ def begin(job: Job) -> None:
 def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
     for name, value in data.items():
-        name = _RENAMED.get(str(name), str(name))
-        if name in NESTED and isinstance(value, Mapping) and value:
+        name = CONTAINERS.get(str(name), str(name))
+        if name in CONTAINERS and isinstance(value, Mapping) and value:
             yield from ((f"{name}.{inner}", given) for inner, given in value.items())
         else:
             yield name, value

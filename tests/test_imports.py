@@ -61,7 +61,7 @@ ARROWS = {
     # what RLlib's users know, with its names jrl.api and jrl.migrate
     "rllib": {
         "algos", "callbacks", "envs", "errors", "fields", "host", "metrics", "registry", "rollout", "run", "settings",
-        "spaces", "types",
+        "types",
     },
 }  # fmt: skip
 # allowed inside a function only
@@ -93,7 +93,7 @@ ALONE = ("serve/client.py", "serve/acting.py", "export/interpreter.py")
 CONFINED = {
     "ray": ("rollout/runner_group.py", "rllib/"),
     "envpool": ("envs/",),
-    "gymnasium": ("envs/", "gym/", "data/formats/minari.py"),
+    "gymnasium": ("envs/", "gym/", "data/formats/minari.py", "rllib/policy_server.py"),
     "orbax": ("run/checkpoint.py",),
     "starlette": ("serve/",),
     "uvicorn": ("serve/",),

@@ -163,7 +163,7 @@ def test_a_model_for_torch_is_told_how_it_becomes_one_for_jax(key):
 def test_masks_are_read_by_their_name():
     assert "action_mask_key: dropped: action_mask: what jrl reads" in lines("PPO", LSTM, action_mask_key="action_mask")
     said = lines("PPO", LSTM, action_mask_key="legal")
-    assert "action_mask_key: lacking: call the item of the observation action_mask, not legal" in said
+    assert any(x.startswith("action_mask_key: lacking: call the item of the observation action_mask") for x in said)
 
 
 def test_an_environment_of_rllib_that_jrl_has_not_stays_a_class():

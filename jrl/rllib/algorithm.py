@@ -4,6 +4,7 @@ The object drives `jrl.run.session.Session`, as `python -m jrl.train` does; ther
 """
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -27,6 +28,7 @@ from jrl.rllib.migration import looks_like_rllib, migrate
 from jrl.rllib.policy import ActionPolicy
 from jrl.rllib.records import Records, Saved, hold, path_of
 from jrl.rllib.table import KEYS
+from jrl.rllib.translation import canonical
 from jrl.rllib.weights_file import read_weights
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
 from jrl.run.by_hand import POLICY, Learns, known
@@ -35,10 +37,10 @@ from jrl.settings import config, datasets, plan
 from jrl.settings.config import algo_name
 from jrl.types import Batch, PyTree, SequenceBatch
 
-# RLlib's arguments of add_policy and remove_policy for its several stacks, of which jrl has one
-_STACKS = {
+# RLlib's arguments of add_policy and remove_policy that are not read: there is one stack, and spaces are the run's
+_NOT_READ = {
     "add_to_env_runners", "add_to_eval_env_runners", "add_to_learners", "remove_from_env_runners",
-    "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers",
+    "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers", "observation_space", "action_space",
 }  # fmt: skip
 # arguments of RLlib's add_module -> arguments of add_policy
 _OF_MODULES = {
@@ -61,23 +63,16 @@ class Algorithm(Learns):
       env: short for the environment of the config.
       checkpoint: checkpoint to continue from.
     Attributes:
-      config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`;
-        collectors also have `local_worker()`, which samples and learns by hand.
-    Raises:
-      InputError: all that is wrong.
+      workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`.
     """
 
     algo_name: ClassVar[str] = ""
     variant: ClassVar[str] = ""  # see AlgorithmConfig
 
     def __init__(
-        self,
-        config: AlgorithmConfig | Mapping[str, Any] | None = None,
-        env: Any = None,
-        *,
+        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, *,
         checkpoint: str | Path | None = None,
-    ):
+    ):  # fmt: skip
         made = self.read_config(config, env)
         if env is not None:
             made.environment(env)
@@ -109,12 +104,10 @@ class Algorithm(Learns):
         if not looks_like_rllib(given) or not cls.algo_name:
             return looks_like_rllib(given)
         ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
-        names, model = set(given), given.get("model")
-        if names & (ours - set(KEYS)):
+        if set(given) & (ours - set(KEYS)):
             return False
-        inner = {f"model.{name}" for name in model} if isinstance(model, Mapping) else set()
-        only_rllib = (names - ours | inner) & set(KEYS)
-        return bool(only_rllib) or not names & ours or isinstance(given.get("run"), str)
+        names = {name for name, _ in canonical({k: v for k, v in given.items() if k == "model" or k not in ours})}
+        return bool(names & set(KEYS) - ours) or not set(given) & ours or isinstance(given.get("run"), str)
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
@@ -135,9 +128,7 @@ class Algorithm(Learns):
             own_loss = registry.reference(type(self).loss)
             cfg = dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=own_loss))
         if cfg.run.on_nonfinite == "rollback":
-            raise InputError(
-                "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"
-            )
+            raise InputError("run.on_nonfinite: rollback needs the checkpoints of jrl.train: use stop or ignore here")
         cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=plan.asked_iteration(cfg)))
         if cfg.run.compile_cache:
             build.enable_compile_cache()
@@ -147,13 +138,11 @@ class Algorithm(Learns):
             print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one has a directory anew")
             cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
         held = hold(cfg.run.out, continued=found is not None)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(held.close)
             self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
-        except BaseException:
-            held.close()
-            raise
-        self._stopped = False
-        try:
+            failed.callback(self.session.close)
+            self._stopped = False
             self.workers = self.env_runner_group = self.session.workers
             self.session.start(found, begin=not self._begun)
             self._begun = True
@@ -161,19 +150,9 @@ class Algorithm(Learns):
             sampled = 0 if datasets.alone(cfg) else self.session.env_steps
             counts = {"training_iteration": count, "timesteps_total": sampled, "time_total_s": time_s}
             self._restored: dict[str, float] = counts if found else dict.fromkeys(counts, 0)
-            self._records = Records(
-                self.session,
-                self.config.algo_name,
-                writes=bool(cfg.run.log or cfg.run.out),
-                continued=found is not None,
-                files=held,
-                directory=None if self._records is None else self._records.made,
-                runs=runs,
-            )
-        except BaseException:
-            self.session.close()
-            held.close()
-            raise
+            directory = None if self._records is None else self._records.made
+            self._records = Records(self.session, held, continued=found is not None, directory=directory, runs=runs)
+            failed.pop_all()  # nothing did
 
     def training_step(self, step: Any) -> None:
         """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.run.staged.Step."""
@@ -191,23 +170,17 @@ class Algorithm(Learns):
 
     def train(self) -> dict[str, Any]:
         """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
-        alone it makes `updates_per_iteration` updates, if `offline_data` says so.
-
-        The first call makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
+        alone it makes `updates_per_iteration` updates. The first call makes `logdir`, unless nothing is written.
 
         Returns:
-          The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
-          ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
-          `custom_metrics`; `done`, whether a criterion of `stop` is met or a callback ends the run;
-          the same under RLlib's former names, such as episode_reward_mean and timesteps_total; config, hostname,
-          node_ip, pid, date, trial_id.
+          The result under RLlib's names, old and new: docs/rllib-users.md lists them. `done` is whether a criterion of
+          `stop` is met or a callback ends the run.
         Raises:
           FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
         """
         if self._stopped:
             raise RuntimeError("this Algorithm was stopped: build another, or restore a checkpoint")
-        session, records = self.session, self._records
-        assert records is not None
+        session, records = self.session, self._files
         records.begin()
         if session.callback_list:
             session.callback_list.ended = None  # another call goes on
@@ -237,17 +210,17 @@ class Algorithm(Learns):
     def _about(self) -> dict[str, Any]:
         """Returns the parts of a result about this process and the run, beside numbers."""
         result, since = self.session.result or {}, self._restored
+        named = {"iterations": "training_iteration", "timesteps": "timesteps_total", "time": "time_total_s"}
         return {
-            "config": self.config.to_dict(),
-            "hostname": socket.gethostname(),
-            "node_ip": _node_ip(),
-            "pid": os.getpid(),
-            "date": f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}",
-            "trial_id": "default",
-            "iterations_since_restore": result["training_iteration"] - since["training_iteration"],
-            "timesteps_since_restore": result["timesteps_total"] - since["timesteps_total"],
-            "time_since_restore": result["time_total_s"] - since["time_total_s"],
-        }
+            "config": self.config.to_dict(), "hostname": socket.gethostname(), "node_ip": _node_ip(),
+            "pid": os.getpid(), "date": f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}", "trial_id": "default",
+            **{f"{name}_since_restore": result[key] - since[key] for name, key in named.items()},
+        }  # fmt: skip
+
+    @property
+    def _files(self) -> Records:
+        assert self._records is not None
+        return self._records
 
     @property
     def iteration(self) -> int:
@@ -262,11 +235,7 @@ class Algorithm(Learns):
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says.
-
-        Returns:
-          episode_return_mean, _min, _max, episode_len_mean, num_episodes, weights_version and more.
-        """
+        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says. Returns its numbers."""
         return results.evaluation(self.session.evaluate(duration))
 
     @property
@@ -284,11 +253,7 @@ class Algorithm(Learns):
         return self.workers.foreach_worker(func)
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """Returns a batch of replay or data sets as the next gradient step would draw it, in numpy.
-
-        Raises:
-          InputError: there is neither, or nothing in it yet.
-        """
+        """Returns a batch of replay or data sets, in numpy. Raises InputError: there is neither, or it is empty."""
         return self.session.by_hand.sample_replay()
 
     # ------------------------------------------------------------ policies
@@ -296,8 +261,6 @@ class Algorithm(Learns):
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
         """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
 
-        Args:
-          policy_id: its name, of several agents; of one policy `default_policy` is another name.
         Raises:
           KeyError: there is no such policy, or there are several and none is named.
         """
@@ -316,49 +279,31 @@ class Algorithm(Learns):
         """Policies of the run, by name."""
         return {name: self.get_policy(name) for name in known(self.session).ids}
 
-    def compute_single_action(
-        self, observation: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any
-    ) -> Any:
-        """Returns the action for one observation, of one agent where there are several.
-
-        `how`, results and errors: see `ActionPolicy.compute_single_action`.
-        """
+    def compute_single_action(self, observation: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
+        """Returns the action for one observation, of one agent: see `ActionPolicy.compute_single_action`."""
         return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
-    def compute_actions(self, observations: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any) -> Any:
-        """Returns the actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
+    def compute_actions(self, observations: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
+        """Returns the actions for many observations: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     def add_policy(
-        self,
-        policy_id: str,
-        policy_cls: Any = None,
-        policy: Any = None,
-        *,
-        observation_space: Any = None,
-        action_space: Any = None,
-        config: Mapping[str, Any] | None = None,
-        policy_state: PyTree | None = None,
-        policy_mapping_fn: _Mapping = None,
-        policies_to_train: _Trained = None,
-        **where: bool,
-    ) -> ActionPolicy:
-        """Adds a policy, by default like the first one. The run is made anew with it, which takes seconds.
+        self, policy_id: str, policy_cls: Any = None, policy: Any = None, *, config: Mapping[str, Any] | None = None,
+        policy_state: PyTree | None = None, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None,
+        **where: Any,
+    ) -> ActionPolicy:  # fmt: skip
+        """Adds a policy, by default like the first one, and returns it. The run is made anew, which takes seconds.
 
         Args:
-          policy_id: its name.
-          policy_cls, policy, observation_space, action_space: RLlib's arguments, not read: they are the first policy's.
+          policy_cls, policy, where: RLlib's arguments, not read: there is one stack, and spaces are the first policy's.
           config: settings that differ from the first policy's, such as `lr`, by RLlib's names or ours.
           policy_state: first state, as `get_policy("main").get_state()` returns it; None: fresh weights.
           policy_mapping_fn: (agent, episode) -> policy, or {agent: policy} that names all policies; None: as before.
           policies_to_train: the policies that learn from now on, or a function of a name; None: as before.
-          where: RLlib's `add_to_...`; there is one stack, to which the policy is added.
-        Returns:
-          The policy.
         Raises:
           InputError: the name is taken, or mapping and training name an unknown policy.
         """
-        _check_stacks("add_policy", where)
+        _check_not_read("add_policy", where)
         own = None
         if config:
             own = config_class(algo_name(self.session.config))._policies({policy_id: config})[policy_id]
@@ -370,19 +315,10 @@ class Algorithm(Learns):
         return made
 
     def remove_policy(
-        self,
-        policy_id: str,
-        *,
-        policy_mapping_fn: _Mapping = None,
-        policies_to_train: _Trained = None,
-        **where: bool,
+        self, policy_id: str, *, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None, **where: Any
     ) -> None:
-        """Removes a policy. Arguments as `add_policy`.
-
-        Raises:
-          InputError: there is no such policy, or a mapping still names it.
-        """
-        _check_stacks("remove_policy", where)
+        """Removes a policy; arguments as `add_policy`. Raises InputError: it is unknown, or a mapping names it."""
+        _check_not_read("remove_policy", where)
         self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_of_name(policies_to_train))
         self._policies.pop(policy_id, None)
 
@@ -394,32 +330,29 @@ class Algorithm(Learns):
         """Calls `remove_policy`, by the names of RLlib's newer stack."""
         self.remove_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
 
+    def _own_name(self, policy_id: str) -> str | None:
+        """Returns the id of one of several policies; None for the only policy of a run."""
+        return known(self.session).named(policy_id) if self.session.policies else None
+
     # ------------------------------------------------------------ weights
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns the weights by policy (of one agent `default_policy`), numpy arrays by field of the State.
-
-        Args:
-          policies: their ids; None: all. Raises KeyError: there is none of that id.
-        """
+        """Returns the weights by policy, numpy arrays by field of the State. Raises KeyError: an unknown policy."""
         return self.workers.local_worker().get_weights(policies)
 
     def import_weights(
         self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
     ) -> list[str]:
-        """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
+        """Takes over arrays of a file as parameters, and returns their names; target networks get the same.
 
         Args:
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
           mapping: a parameter's name, as `get_policy().parameters()` has it -> the array's name in the file; with
             `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
-          policy_id: id of the policy, where there are several.
-        Returns:
-          The names of the parameters that were replaced; the others stay.
         Raises:
           InputError: the file cannot be read, unknown names, or other shapes.
         """
-        name = known(self.session).named(policy_id) if self.session.policies else None
+        name = self._own_name(policy_id)
         weights, names = read_weights(resolve(path, "import_weights", "file"), mapping, self.session.get_weights(name))
         self.session.set_weights(weights, name)
         return names
@@ -429,46 +362,38 @@ class Algorithm(Learns):
     @property
     def logdir(self) -> Path:
         """The run directory, with the command's files: `run.out`, or runs/<algorithm>_<env>_<time>; made on demand."""
-        assert self._records is not None
-        return self._records.directory
+        return self._files.directory
 
     def save(self, path: str | Path | None = None) -> Saved:
-        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take.
+        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
 
         Args:
           path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
-        Returns:
-          The path, a str; as in RLlib also `.checkpoint.path`, and `.metrics`.
         """
-        assert self._records is not None
-        return self._records.save(path)
+        return self._files.save(path)
 
     save_to_path = save_checkpoint = save
 
     def export_policy_model(
         self, export_dir: str | Path, policy_id: str = POLICY, onnx: int | None = None, *, format: str = "npz"
     ) -> dict[str, Any]:
-        """Writes the policy as files that run without jrl: see `jrl.export`.
+        """Writes the policy as files that run without jrl, and returns what was written: see `jrl.export`.
 
         Args:
           export_dir: made; an earlier export in it is replaced.
-          policy_id: id of the policy.
           onnx: RLlib's; a number: as ONNX.
           format: npz, stablehlo or onnx.
-        Returns:
-          What was written.
         Raises:
           InputError: the format cannot express the policy, or a library is not installed.
         """
-        name = known(self.session).named(policy_id) if self.session.policies else None
-        self.get_policy(policy_id)
         from jrl.export.__main__ import export
 
+        self.get_policy(policy_id)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
             checkpoint.write(path, checkpoint.on_host(self.session.parts()), self.session.description())
-            given = {"format": "onnx" if onnx else format, "best": False, "out": str(export_dir), "policy": name}
-            return export(argparse.Namespace(checkpoint=str(path), **given))
+            given = {"best": False, "out": str(export_dir), "policy": self._own_name(policy_id)}
+            return export(argparse.Namespace(checkpoint=str(path), format="onnx" if onnx else format, **given))
 
     export_model = export_policy_model
 
@@ -478,11 +403,7 @@ class Algorithm(Learns):
         return self.save(export_dir)
 
     def restore(self, path: str | Path) -> None:
-        """Goes on from a checkpoint of a run with this config: parameters, optimizer, counters, replay.
-
-        Raises:
-          InputError: there is none, or it does not fit.
-        """
+        """Goes on from a checkpoint of a run with this config. Raises InputError: there is none, or it does not fit."""
         found = checkpoint.locate(path_of(path))
         self._close(ended=False)
         self._open(found)
@@ -491,20 +412,16 @@ class Algorithm(Learns):
 
     @classmethod
     def from_checkpoint(
-        cls,
-        path: str | Path,
-        policy_ids: Collection[str] | None = None,
-        policy_mapping_fn: _Mapping = None,
+        cls, path: str | Path, policy_ids: Collection[str] | None = None, policy_mapping_fn: _Mapping = None,
         policies_to_train: _Trained = None,
-    ) -> "Algorithm":
+    ) -> "Algorithm":  # fmt: skip
         """Makes the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
-          path: the checkpoint.
           policy_ids: policies that a new run takes over as they were; None: all, and the run goes on.
           policy_mapping_fn, policies_to_train: settings of that new run; None: as they were.
         Raises:
-          InputError: there is none, or it has no such policies, or a mapping names others.
+          InputError: there is no checkpoint, or it has no such policies, or a mapping names others.
         """
         found = checkpoint.locate(path_of(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
@@ -532,8 +449,7 @@ class Algorithm(Learns):
     def _close(self, *, ended: bool) -> None:
         self._policies, self._stopped = {}, True
         try:
-            if self._records is not None:
-                self._records.close(ended=ended)
+            self._files.close(ended=ended)
         finally:
             self.session.close()
 
@@ -584,7 +500,6 @@ def _of_name(train: _Trained) -> Any:
     return lambda name: bool(train(name, None))
 
 
-def _check_stacks(what: str, where: Mapping[str, bool]) -> None:
-    """Raises TypeError: a name that is not RLlib's."""
-    if unknown := [name for name in where if name not in _STACKS]:
+def _check_not_read(what: str, where: Mapping[str, Any]) -> None:
+    if unknown := [name for name in where if name not in _NOT_READ]:
         raise TypeError(f"{what}() got an unexpected keyword argument {unknown[0]!r}")

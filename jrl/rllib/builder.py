@@ -22,7 +22,7 @@ from jrl.fields.paths import resolve, written
 from jrl.rllib import arguments, exploration, hints, migration, multi_agent
 from jrl.rllib.arguments import RULED, Argument
 from jrl.rllib.table import KEYS
-from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate
+from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate, value_at
 from jrl.run import preflight
 from jrl.settings import config, sb3_names
 from jrl.settings.config import RunConfig
@@ -91,9 +91,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ setting
 
     def stop(self, **criteria: float) -> Self:
-        """Sets when a run ends by itself: env_steps=1_000_000, or metrics of the result rows such as
-        `**{"episode/return": 475}`. `Algorithm.train` may be called without any.
-        """
+        """Sets when a run ends by itself: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
         self._merge({"stop": criteria})
         return self
 
@@ -169,10 +167,7 @@ class AlgorithmConfig:
             return {name: self._plain(f"network.{name}", given) for name, given in value.items()}
         if key == "evaluation.config" and isinstance(value, Mapping):
             return self._sections(value) if self.algo_name else dict(value)
-        try:
-            return copy.deepcopy(value)
-        except Exception:
-            return _copied(nested(key, value))  # raises, with the name of the key
+        return _copied({key: value})[key]
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
@@ -187,49 +182,37 @@ class AlgorithmConfig:
 
     @classmethod
     def _sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns settings that override those of a run of this algorithm, by sections. Raises InputError."""
-        other = cls()
-        other._given = {}  # the run has the settings of the variant
+        """Returns settings over those of a run of this algorithm, or of the algorithm that they name, by sections."""
+        from jrl.rllib import config_class
+
+        algo = given.get("algo")
+        owner = config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else cls
+        other = owner()
+        if owner is cls:
+            other._given = {}  # the run has the settings of the variant
         tree = other.update_from_dict(given)._resolved(defaults=False)
-        tree.get("algo", {}).pop("name", None)
+        if owner.algo_name == cls.algo_name:
+            tree.get("algo", {}).pop("name", None)
         return {name: section for name, section in tree.items() if section}
 
     @classmethod
     def _policies(cls, value: Any) -> dict[str, dict[str, Any]]:
         """Returns policies in any of RLlib's spellings (`multi_agent.read`) with each one's own sections.
 
-        Without an algorithm names stay as they are until there is one.
-
-        Raises:
-          InputError: a class that is of none of RLlib's algorithms, or unknown names.
+        Without an algorithm names stay as they are until there is one. Raises InputError.
         """
-        from jrl.rllib import config_class
-
         found: dict[str, dict[str, Any]] = {}
         for name, spec in multi_agent.read(value, "policies").items():
             if spec.own_class is not None:
                 raise InputError(f"policies.{name}: {multi_agent.no_class(spec.own_class)}")
             given = dict(spec.config.arguments() if isinstance(spec.config, AlgorithmConfig) else spec.config)
             given = schema.merge(multi_agent.of_class(spec, cls.variant or cls.algo_name or None), given)
-            algo = given.get("algo")
-            if not cls.algo_name:
-                found[name] = given
-            elif isinstance(algo, Mapping) and "name" in algo and config_class(algo["name"]) is not cls:
-                other = config_class(algo["name"])
-                own = other().update_from_dict(given)._resolved(defaults=False)
-                if other.algo_name == cls.algo_name:
-                    own.get("algo", {}).pop("name", None)
-                found[name] = {section: values for section, values in own.items() if values}
-            else:
-                found[name] = cls._sections(given)
+            found[name] = cls._sections(given) if cls.algo_name else given
         return found
 
     def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
-        """Sets keys by the names that methods take (`lr`, `num_env_runners`, `evaluation_interval`), or sections of the
-        tree (`algo: {...}`, `rollout: {...}`); or takes over what another config was given.
-
-        Raises:
-          InputError: all unknown keys.
+        """Sets keys by the names that methods take (`lr`), or sections of the tree (`algo: {...}`); or takes over what
+        another config was given. Raises InputError: all unknown keys.
         """
         if isinstance(data, AlgorithmConfig):
             data = data.arguments()
@@ -250,19 +233,15 @@ class AlgorithmConfig:
                     wrong += e.errors
         if wrong:
             raise InputError(*wrong)
-        if tree:
-            self._set_tree(tree)
-        return self
-
-    def _set_tree(self, tree: Mapping[str, Any]) -> None:
-        algo = dict(tree.get("algo", {}))
-        name = algo.pop("name", self.algo_name)
+        tree = _copied(tree)  # at once: the caller may change its dicts
+        name = tree["algo"].pop("name", self.algo_name) if "algo" in tree else self.algo_name
         if algos.spelled(name) != self.algo_name:
             raise InputError(
                 f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.config_class({str(name)!r})"
             )
-        # copied at once: the caller may change its dicts
-        self._merge(_copied({**tree, "algo": algo} if "algo" in tree else dict(tree)))
+        if tree:
+            self._merge(tree)
+        return self
 
     # ------------------------------------------------------------ what is wrong with a name
 
@@ -294,9 +273,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def arguments(self) -> dict[str, Any]:
-        """Returns what was set, by the names that methods take, searches included: Tune's tables, its schedulers and
-        the names of trials show them. `update_from_dict` takes it back; what has no argument stays in its section.
-        """
+        """Returns what was set, by the names that methods take, searches included; `update_from_dict` takes it."""
         tree, found = copy.deepcopy(self._given), {}
         for name, method in self.names().items():
             key = self.methods()[method][name].key
@@ -310,19 +287,13 @@ class AlgorithmConfig:
 
     @classmethod
     def overrides(cls, **keywords: Any) -> dict[str, Any]:
-        """Returns settings as a tree, for `evaluation(evaluation_config=overrides(explore=False, env_config={...}))`.
-
-        Raises:
-          InputError: unknown names.
-        """
+        """Returns settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
         if not cls.algo_name:  # whatever the algorithm: `evaluation` reads the names
             return dict(keywords)
         return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the whole tree, defaults included; `from_dict` makes an equal config of it. Of a config without an
-        algorithm what was set, for `update_from_dict`.
-        """
+        """Returns the whole tree, defaults included, for `from_dict`; without an algorithm `arguments()`."""
         return self._resolved(defaults=True) if self.algo_name else self.arguments()
 
     def _resolved(self, *, defaults: bool) -> dict[str, Any]:
@@ -360,11 +331,10 @@ class AlgorithmConfig:
         return job, lines
 
     def translations(self) -> list[str]:
-        """Returns a line for each of RLlib's names that was given, with what became of it: `clip_param ->
-        algo.clip_eps: 0.3`. Names that are jrl's, too, have one where not all of it could be had.
+        """Returns a line for each of RLlib's names that was given: `clip_param -> algo.clip_eps: 0.3`. Names that are
+        jrl's, too, have a line where the value is not what was asked for.
         """
-        places = self.names()
-        lines = [*self._renamed.values()]
+        places, lines = self.names(), [*self._renamed.values()]
         for name, found in self._translation()[1].items() if self.algo_name else ():
             lines += [x for x in found if name not in places or "nearest" in x or ": dropped: " in x]
         return lines
@@ -380,11 +350,7 @@ class AlgorithmConfig:
         return made
 
     def to_run_config(self) -> RunConfig:
-        """Returns the config of a run.
-
-        Raises:
-          InputError: all that is wrong.
-        """
+        """Returns the config of a run. Raises InputError: all that is wrong."""
         tree = self._resolved(defaults=True)
         install_environment((tree.get("env") or {}).get("id"))
         return config.from_dict(tree)
@@ -428,8 +394,7 @@ class AlgorithmConfig:
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """Returns an equal config; frozen or not as this one, or as told."""
         other = copy.copy(self)
-        other._given = copy.deepcopy(self._given)
-        other._rllib, other._renamed = dict(self._rllib), dict(self._renamed)
+        other._given, other._rllib, other._renamed = copy.deepcopy(self._given), {**self._rllib}, {**self._renamed}
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
@@ -438,12 +403,11 @@ class AlgorithmConfig:
         self._frozen = True
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> "Algorithm":
-        """Builds the Algorithm, in `env` if given; this config is copied and frozen. Raises InputError.
+        """Builds the Algorithm, in `env` if given, with a frozen copy of this config. Raises InputError.
 
         Args:
-          env: over that of the config.
           logger_creator: RLlib's, which is not taken: see `debugging(log=..., out=...)`.
-          use_copy: RLlib's: a copy it is.
+          use_copy: RLlib's, not read.
         """
         from jrl.rllib import algorithm_class
 
@@ -460,9 +424,8 @@ class AlgorithmConfig:
     def __getitem__(self, name: str) -> Any:
         """Returns the value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
         latest = KEYS[name].name if name in KEYS else name
-        for given, value in self._rllib.items():
-            if KEYS[given].name == latest:
-                return value
+        if found := [value for given, value in self._rllib.items() if KEYS[given].name == latest]:
+            return found[0]
         tree = self._resolved(defaults=True)
         place = self.names().get(latest)
         if place is None and name in tree:
@@ -470,12 +433,7 @@ class AlgorithmConfig:
         if place is None and (name not in KEYS or not KEYS[name].ours):
             raise KeyError(self._unknown(name, "config"))
         key = self.methods()[place][latest].key if place else KEYS[name].ours.partition(", ")[0]
-        if key is None:  # others follow from it, not it from others
-            return None
-        found: Any = tree
-        for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+        return None if key is None else value_at(tree, key)  # None: others follow from it, not it from others
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.update_from_dict({name: value})
@@ -491,13 +449,13 @@ class AlgorithmConfig:
         """Returns the names that `config[name]` takes."""
         return list(self.names())
 
+    def items(self) -> list[tuple[str, Any]]:
+        """Returns (name, value) of each."""
+        return [(name, self[name]) for name in self.names()]
+
     def values(self) -> list[Any]:
         """Returns the values of `keys()`, in that order."""
-        return [self[name] for name in self.names()]
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Returns (key, value) of each."""
-        return [(name, self[name]) for name in self.names()]
+        return [value for _, value in self.items()]
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns `config[name]`; `default` where there is no such name."""
@@ -516,9 +474,6 @@ class AlgorithmConfig:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AlgorithmConfig) and self.to_dict() == other.to_dict()
-
-    def __hash__(self) -> int:
-        return hash(self.to_yaml())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.arguments()})"
@@ -578,20 +533,13 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1).
-
-    Args:
-      keys: key of the tree, or section that an argument takes as a dict -> argument.
-      places: argument -> its method.
-    """
+    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1)."""
 
     def call(found: re.Match) -> str:
         key, value = found[1], found[2] or "..."
         section, _, inner = key.partition(".")
-        if key in keys:
-            return f"{places[keys[key]]}({keys[key]}={value})"
-        if section in keys:
-            return f"{places[keys[section]]}({keys[section]}={{{inner!r}: {value}}})"
-        return found[0]
+        if key not in keys and section in keys:
+            key, value = section, f"{{{inner!r}: {value}}}"
+        return f"{places[keys[key]]}({keys[key]}={value})" if key in keys else found[0]
 
     return re.sub(r"\b([a-z_]+\.[a-z_]+)\b(?:=(\{.*?\}|\[.*?\]|[^\s,;]*[^\s,;:]))?", call, text)

@@ -1,13 +1,7 @@
-"""RLlib's `exploration_config` as `algo.exploration`.
-
-    from_rllib({"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
-    == {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [10_000, 0.02]]}
-
-Imports no jax: configs are read before it loads.
-"""
+"""RLlib's `exploration_config` as `algo.exploration`. Imports no jax: configs are read before it loads."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
@@ -70,11 +64,54 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
     defaults = {k: v for k, v in own.items() if k != "type"} if own["type"] == kind else {}
     options = {**_OPTIONS[kind], **defaults, **given}
     for name, value in options.items():
-        if name in ("epsilon_schedule", "scale_schedule", "sub_exploration"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in ("epsilon_schedule", "scale_schedule", "sub_exploration") and not is_number:
             raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {short(value)}")
-    return _CONVERT[kind](options)
+    steps = options.get("random_timesteps")
+    return _converted(kind, options) | ({"random_timesteps": int(steps)} if steps else {})
+
+
+def _converted(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    match kind:
+        case "EpsilonGreedy":
+            return {"name": "epsilon_greedy", "epsilon": _schedule(options, "epsilon")}
+        case "PerWorkerEpsilonGreedy":
+            return {"name": "epsilon_greedy", "ladder": True}
+        case "SoftQ":
+            return {"name": "soft_q", "temperature": options["temperature"]}
+        case "GaussianNoise":
+            return {"name": "gaussian", "std": _schedule(options, "scale", options["stddev"])}
+        case "OrnsteinUhlenbeckNoise":
+            # RLlib multiplies the noise by a base scale and by the width of the action space, which is 2 in [-1, 1];
+            # the noise is linear in sigma, which can take both
+            sigma = _schedule(options, "scale", 2.0 * options["ou_base_scale"] * options["ou_sigma"])
+            return {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma}
+        case "ParameterNoise":
+            return {"name": "parameter_noise", "std": options["initial_stddev"], **_beside(options["sub_exploration"])}
+        case _:
+            return {"name": {"StochasticSampling": "stochastic", "Random": "random"}[kind]}
+
+
+def _beside(exploration: Any) -> dict[str, Any]:
+    """Returns how far noise on the parameters may take the policy, which is the kind of noise beside it in RLlib."""
+    if exploration is None:
+        return {}
+    if not isinstance(exploration, Mapping):
+        raise InputError(
+            f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(exploration)}"
+        )
+    converted = from_rllib(exploration)
+    match converted["name"]:
+        case "epsilon_greedy" if "epsilon" in converted:
+            return {"epsilon": converted["epsilon"]}
+        case "ornstein_uhlenbeck":
+            return {"target_std": exploration.get("ou_sigma", _OPTIONS["OrnsteinUhlenbeckNoise"]["ou_sigma"])}
+        case "gaussian":
+            return {"target_std": exploration.get("stddev", _OPTIONS["GaussianNoise"]["stddev"])}
+    raise InputError(
+        f"{_KEY}: sub_exploration {short(exploration.get('type'))} does not say how far noise on the parameters may "
+        "go: use EpsilonGreedy, OrnsteinUhlenbeckNoise or GaussianNoise"
+    )
 
 
 def _type(given: Any) -> tuple[str | None, str]:
@@ -98,84 +135,17 @@ def _type(given: Any) -> tuple[str | None, str]:
     raise InputError(f"{_KEY}.type: there is no exploration {last}: {fix}")
 
 
-def _line(first: float, last: float, timesteps: float, warmup: float = 0) -> Any:
-    """Returns a schedule: `first` up to step `warmup`, then in a line to `last`."""
-    if first == last or (timesteps <= 0 and warmup <= 0):
-        return last
-    points = [[0, first]] + ([[int(warmup), first]] if warmup > 0 else [])
-    return [*points, [int(warmup + max(timesteps, 1)), last]]
-
-
-def _points(name: str, schedule: Any, scale: float = 1.0) -> list[list[float]]:
-    """Returns a schedule that was given as [[timestep, value], ...]."""
-    pairs = isinstance(schedule, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in schedule)
-    if not pairs or not all(isinstance(x, int | float) for p in schedule for x in p):
-        raise InputError(f"{_KEY}: {name} must be [[timestep, value], ...], not {short(schedule)}")
-    return [[int(step), scale * value] for step, value in schedule]
-
-
-def _epsilon_greedy(options: Mapping[str, Any]) -> dict[str, Any]:
-    if options["epsilon_schedule"] is not None:
-        epsilon: Any = _points("epsilon_schedule", options["epsilon_schedule"])
-    else:
-        names = ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")
-        epsilon = _line(*(options[k] for k in names))
-    return {"name": "epsilon_greedy", "epsilon": epsilon}
-
-
-def _scaled(options: Mapping[str, Any], deviation: float) -> Any:
-    """Returns `deviation` times the scale of the noise."""
-    if options["scale_schedule"] is not None:
-        return _points("scale_schedule", options["scale_schedule"], deviation)
-    first, last = (deviation * options[k] for k in ("initial_scale", "final_scale"))
-    return _line(first, last, options["scale_timesteps"])
-
-
-def _random_steps(options: Mapping[str, Any]) -> dict[str, int]:
-    return {"random_timesteps": int(options["random_timesteps"])} if options["random_timesteps"] else {}
-
-
-def _gaussian(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": "gaussian", "std": _scaled(options, options["stddev"])} | _random_steps(options)
-
-
-def _ornstein_uhlenbeck(options: Mapping[str, Any]) -> dict[str, Any]:
-    # RLlib multiplies the noise by a base scale and by the width of the action space, which is 2 in [-1, 1]; the noise
-    # is linear in sigma, which can take both
-    sigma = _scaled(options, 2.0 * options["ou_base_scale"] * options["ou_sigma"])
-    return {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma} | _random_steps(options)
-
-
-def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
-    section = {"name": "parameter_noise", "std": options["initial_stddev"]} | _random_steps(options)
-    beside = options["sub_exploration"]
-    if beside is None:
-        return section
-    if not isinstance(beside, Mapping):
-        raise InputError(
-            f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(beside)}"
-        )
-    converted = from_rllib(beside)
-    match converted["name"]:  # the kind of noise says how far it is to take the policy
-        case "epsilon_greedy" if "epsilon" in converted:
-            return section | {"epsilon": converted["epsilon"]}
-        case "ornstein_uhlenbeck":
-            return section | {"target_std": beside.get("ou_sigma", _OPTIONS["OrnsteinUhlenbeckNoise"]["ou_sigma"])}
-        case "gaussian":
-            return section | {"target_std": beside.get("stddev", _OPTIONS["GaussianNoise"]["stddev"])}
-    raise InputError(
-        f"{_KEY}: sub_exploration {short(beside.get('type'))} does not say how far noise on the parameters may go: "
-        "use EpsilonGreedy, OrnsteinUhlenbeckNoise or GaussianNoise"
-    )
-
-
-_CONVERT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "EpsilonGreedy": _epsilon_greedy,
-    "PerWorkerEpsilonGreedy": lambda options: {"name": "epsilon_greedy", "ladder": True},
-    "SoftQ": lambda options: {"name": "soft_q", "temperature": options["temperature"]},
-    "StochasticSampling": lambda options: {"name": "stochastic"} | _random_steps(options),
-    "GaussianNoise": _gaussian,
-    "OrnsteinUhlenbeckNoise": _ornstein_uhlenbeck,
-    "ParameterNoise": _parameter_noise,
-    "Random": lambda options: {"name": "random"},
-}
+def _schedule(options: Mapping[str, Any], name: str, times: float = 1.0) -> Any:
+    """Returns `times` the schedule of an option: its points, or a line from its first value to its last."""
+    points = options[f"{name}_schedule"]
+    if points is None:
+        first, last = (times * options[f"{which}_{name}"] for which in ("initial", "final"))
+        steps, warmup = options[f"{name}_timesteps"], options.get("warmup_timesteps", 0)
+        if first == last or (steps <= 0 and warmup <= 0):
+            return last
+        constant = [[int(warmup), first]] if warmup > 0 else []
+        return [[0, first], *constant, [int(warmup + max(steps, 1)), last]]
+    pairs = isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points)
+    if not pairs or not all(isinstance(x, int | float) for p in points for x in p):
+        raise InputError(f"{_KEY}: {name}_schedule must be [[timestep, value], ...], not {short(points)}")
+    return [[int(step), times * value] for step, value in points]

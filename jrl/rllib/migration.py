@@ -1,8 +1,4 @@
-"""RLlib's configurations of any generation as jrl's.
-
-    migration = migrate(data)           # a config dict, or a tuned example {name: {run, env, stop, config}}
-    cfg = jrl.settings.config.from_dict(migration.config)
-    python -m jrl.config migrate old.yaml > new.yaml       # what became of each key on stderr
+"""RLlib's configurations of any generation as jrl's: `migrate(data).config`, `python -m jrl.config migrate old.yaml`.
 
 Keys that a file does not set have jrl's defaults; those that differ from RLlib's are listed. A key that asks for what
 jrl does not have is an error, unless it is to be dropped. docs/rllib-users.md has the table of keys.
@@ -17,17 +13,16 @@ from typing import Any, NamedTuple
 
 from jrl.errors import InputError, short
 from jrl.fields import schema
-from jrl.fields.bounds import INT64, is_number
 from jrl.fields.paths import resolve
 from jrl.host import command
-from jrl.rllib import defaults, multi_agent, offline, rules
+from jrl.rllib import defaults, multi_agent, rules
 from jrl.rllib.table import ALGORITHMS, GROUPS, INSTEAD, KEYS
-from jrl.rllib.translation import Job, begin, canonical, shown, translate
-from jrl.settings import config, metric_names
+from jrl.rllib.translation import Job, begin, canonical, translate, value_at
+from jrl.settings import config
 
-RULES = (multi_agent, offline, rules)  # modules that register rules when they are imported
+RULES = (multi_agent, rules)  # modules that register rules when they are imported
 _KNOWN = "PPO, APPO, IMPALA, A2C, A3C, DQN, APEX, R2D2, SimpleQ, SAC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
-_EXPERIMENT = {name: row for row in GROUPS["Experiment"] for name in row.names}
+_EXPERIMENT = {name for row in GROUPS["Experiment"] for name in row.names} - {"algo_class"}
 
 
 class Migration(NamedTuple):
@@ -40,9 +35,13 @@ class Migration(NamedTuple):
 
     def report(self) -> list[str]:
         """Returns all lines of the report."""
-        listed = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
-        more = [[title, *(f"  {line}" for line in lines)] for title, lines in listed.items() if lines]
-        return [*self.lines, *(line for part in more for line in part)]
+        found = list(self.lines)
+        for title, lines in (
+            ("dropped, as was asked:", self.dropped),
+            ("not set, with another default in RLlib:", self.defaults),
+        ):
+            found += [title, *(f"  {line}" for line in lines)] if lines else []
+        return found
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
@@ -54,12 +53,7 @@ def looks_like_rllib(data: Mapping[str, Any]) -> bool:
 
 
 def migrate(
-    data: Mapping[str, Any],
-    *,
-    algo: str | None = None,
-    env: Any = None,
-    name: str | None = None,
-    drop: bool = False,
+    data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None, drop: bool = False
 ) -> Migration:
     """Translates RLlib's configuration to jrl's, checked by `jrl.settings.config.from_dict`.
 
@@ -83,33 +77,28 @@ def _migration(job: Job, drop: bool) -> Migration:
         whole = config.to_dict(config.from_dict(job.tree))
     except InputError as e:
         spelled = {ours: given for ours, given in job.origins.items() if ours != given}
-        raise InputError(*(_with_origins(message, spelled) for message in e.errors)) from None
+        origins = lambda message: ", ".join(f"{ours} was {given}" for ours, given in spelled.items() if ours in message)
+        raise InputError(*(f"{x} ({origins(x)})" if origins(x) else x for x in e.errors)) from None
     return Migration(_differing(job), job.lines, job.lacking, list(defaults.differing(job, whole)))
-
-
-def _with_origins(message: str, spelled: Mapping[str, str]) -> str:
-    keys = [f"{ours} was {given}" for ours, given in spelled.items() if ours in message]
-    return f"{message} ({', '.join(keys)})" if keys else message
 
 
 def _differing(job: Job) -> dict[str, Any]:
     """Returns the keys whose value is not jrl's default; sections with a name as a whole."""
-    needed = {section: {key: job.tree.get(section, {}).get(key)} for section, key in (("env", "id"), ("data", "input"))}
+    needed = {"env": {"id": value_at(job.tree, "env.id")}, "data": {"input": value_at(job.tree, "data.input")}}
     needed = {section: values for section, values in needed.items() if any(values.values())}
     if "external" in job.tree:  # kept whole
         needed["external"] = {"observation": {"box": [1]}, "action": {"discrete": 1}}
     default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, **needed}))
     found: dict[str, Any] = {}
-    for section, values in job.tree.items():
-        if section in ("stop", "external"):
-            found[section] = dict(values)
-            continue
-        same = default[section] or {}
-        kept = {k: v for k, v in values.items() if k in ("name", "id", "input") or not _equal(v, same.get(k))}
-        if kept:
-            found[section] = kept
     order = ["algo", "env", "network", "rollout", "replay"]
-    return {k: found[k] for k in sorted(found, key=lambda k: (order.index(k) if k in order else 9, k == "stop"))}
+    place = lambda name: (order.index(name) if name in order else len(order), name == "stop")
+    for section in sorted(job.tree, key=place):
+        values, same = job.tree[section], default[section] or {}
+        if section not in ("stop", "external"):
+            values = {k: v for k, v in values.items() if k in ("name", "id", "input") or not _equal(v, same.get(k))}
+        if values:
+            found[section] = dict(values)
+    return found
 
 
 def _equal(value: Any, default: Any) -> bool:
@@ -120,19 +109,21 @@ def _equal(value: Any, default: Any) -> bool:
 
 def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
     """Translates all keys. Raises InputError: the algorithm or the experiment is not known."""
-    if not isinstance(data, Mapping):
-        raise InputError(f"expected a mapping of RLlib's keys, got {short(data)}")
-    body = _experiment(data, name)
-    source = _algorithm(algo or body.algo)
-    ours = ALGORITHMS[source]
     from jrl.algos import get_config_class
 
-    given, choices = _first_choices(body.config)
+    given = _experiment(data, name)
+    named = next((key for key in ("run", "algo", "algo_class") if isinstance(given.get(key), str)), "run")
+    source = _algorithm(algo or given.get(named))
+    given.pop("algo_class", None)
+    if algo is None:
+        given.pop(named, None)
+    given, choices = _first_choices(given)
     raw = dict(canonical(given))
     if env is not None:
         raw["env"] = env
+    ours = ALGORITHMS[source]
     job = Job(ours.name, source, get_config_class(ours.name), raw)
-    job.put(body.algo_key if algo is None else "--algo", "algo.name", ours.name, ours.note)
+    job.put(named if algo is None else "--algo", "algo.name", ours.name, ours.note)
     for key, value in ours.parts.items():
         job.set(key, value, f"run: {source.upper()}")
     job.base = copy.deepcopy(job.tree)
@@ -141,11 +132,10 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
     if not raw.get("env") and not job.from_data and not job.with_clients:
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
     translate(job)
-    _outer(job, body.outer)
     return job
 
 
-def _algorithm(given: str | None) -> str:
+def _algorithm(given: Any) -> str:
     """Returns the key of ALGORITHMS for RLlib's name, class or trainer."""
     if given is None:
         raise InputError(f"the algorithm is not named: give --algo with one of {_KNOWN}")
@@ -178,13 +168,6 @@ def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 # ---------------------------------------------------------------- experiments
 
 
-class _Experiment(NamedTuple):
-    algo: str | None
-    algo_key: str  # the key that named it
-    config: dict[str, Any]
-    outer: dict[str, Any]  # keys beside the config
-
-
 def _is_experiment(body: Any) -> bool:
     """Returns whether this is the value under the name of a tuned example."""
     if not isinstance(body, Mapping):
@@ -198,8 +181,10 @@ def _has_experiments(data: Mapping[str, Any]) -> bool:
     return bool(data) and all(_is_experiment(body) for body in data.values())
 
 
-def _experiment(data: Mapping[str, Any], name: str | None) -> _Experiment:
-    """Returns the parts of a tuned example, of one experiment, or of a config dict."""
+def _experiment(data: Any, name: str | None) -> dict[str, Any]:
+    """Returns the keys of a tuned example, of one experiment, or of a config dict: those beside `config` last."""
+    if not isinstance(data, Mapping):
+        raise InputError(f"expected a mapping of RLlib's keys, got {short(data)}")
     if _has_experiments(data):
         names = [str(key) for key in data]
         if name is None and len(names) > 1:
@@ -210,102 +195,19 @@ def _experiment(data: Mapping[str, Any], name: str | None) -> _Experiment:
     inner = data.get("config", {})
     if not isinstance(inner, Mapping):
         raise InputError(f"config: expected a mapping, got {short(inner)}")
-    is_outer = lambda key: str(key) in _EXPERIMENT and str(key) != "algo_class"
-    outer = {str(k): v for k, v in data.items() if is_outer(k)}
-    given = {**{k: v for k, v in data.items() if not is_outer(k) and k != "config"}, **inner}
-    named = {"run": outer.get("run"), "algo": outer.get("algo"), "algo_class": given.pop("algo_class", None)}
-    key = next((k for k, v in named.items() if isinstance(v, str)), "run")
-    return _Experiment(named[key] if isinstance(named[key], str) else None, key, given, outer)
-
-
-def _outer(job: Job, outer: Mapping[str, Any]) -> None:
-    """Translates stop criteria, checkpoints and Tune's keys."""
-    flat: dict[str, Any] = {}
-    for key, value in outer.items():
-        is_nested = key == "checkpoint_config" and isinstance(value, Mapping)
-        flat |= {f"{key}.{inner}": given for inner, given in value.items()} if is_nested else {key: value}
-    for key, value in flat.items():
-        row = _EXPERIMENT.get(key)
-        name = row.name if row else ""
-        if name == "run":
-            if key != job.origins["algo.name"]:
-                job.drop(key, f"{job.origins['algo.name']} is given, too")
-        elif value is None:
-            job.drop(key, "null: not set")
-        elif key == "stop" and isinstance(value, Mapping):
-            _stop(job, value)
-        elif key == "stop":
-            job.wrong(key, "a mapping of metrics to numbers", value)
-        elif name == "checkpoint_freq":
-            _checkpoints(job, key, value)
-        elif name == "checkpoint_score_attr":
-            _best(job, key, str(value))
-        elif row is not None and row.ours:
-            job.put(key, row.ours, value)
-        else:
-            job.drop(key, row.note if row else "of Tune")
-
-
-def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
-    steps: dict[str, int] = {}
-    budget = "updates" if job.from_data else "env_steps"
-    for name, value in criteria.items():
-        key, ours = f"stop.{name}", metric_names.ours(str(name))
-        if not is_number(value) or not -INT64 <= value <= INT64:
-            job.wrong(key, "a number", value)
-        elif name == "training_iteration":
-            each = job.sizes.iteration(job)
-            steps[key] = int(value) * each
-            job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  ({value:g} iterations of {job.steps(each)})")
-        elif ours == "env_steps" and job.from_data:
-            steps[key] = job.sizes.updates_of(job, value, trained="trained" in name)
-            job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  (of {job.sizes.drawn} rows)")
-        elif ours == "env_steps":
-            steps[key] = int(value)
-            job.lines.append(f"{key} -> stop.env_steps: {steps[key]}")
-        elif ours is not None:
-            job.tree.setdefault("stop", {})[ours] = value
-            job.origins[f"stop.{ours}"] = key
-            note = "  (of the episodes since the last row)" if ours.startswith("episode/return_") else ""
-            job.lines.append(f"{key} -> stop.{ours}: {shown(value)}{note}")
-        else:
-            job.drop(key, "no metric of jrl's result rows: see docs/config.md")
-    if steps:
-        first = min(steps, key=lambda k: steps[k])
-        job.tree.setdefault("stop", {})[budget] = steps[first]
-        job.origins[f"stop.{budget}"] = first
-        if len(steps) > 1:
-            job.lines.append(f"stop.{budget}: {steps[first]}, the first of {len(steps)} that is reached")
-
-
-def _checkpoints(job: Job, key: str, value: Any) -> None:
-    if not value:
-        return job.drop(key, f"{value}: jrl keeps one every 5 minutes and at the end")
-    if not isinstance(value, int):
-        return job.wrong(key, "a whole number", value)
-    each = job.sizes.iteration(job)
-    return job.put(key, "checkpoint.every", value * each, f"{value} iterations of {job.steps(each)}")
-
-
-def _best(job: Job, key: str, name: str) -> None:
-    ours = metric_names.ours(name.removeprefix("min-"))
-    if ours is None:
-        return job.drop(key, f"{name} is no metric of jrl's result rows")
-    job.put(key, "checkpoint.keep_best_by", ours)
-    return job.put(key, "checkpoint.keep_best", "min") if name.startswith("min-") else None
+    outer = {k: v for k, v in data.items() if str(k) in _EXPERIMENT}
+    return {**{k: v for k, v in data.items() if k not in outer and k != "config"}, **inner, **outer}
 
 
 # ---------------------------------------------------------------- commands
 
 
-def over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Puts further keys of RLlib over those of its configuration; of several experiments, in each."""
     if _has_experiments(data):
-        return {name: over(body, given) for name, body in data.items()}
+        return {name: _over(body, given) for name, body in data.items()}
     inner = data.get("config")
-    if not isinstance(inner, Mapping):
-        return {**data, "config": dict(given)}
-    return {**data, "config": schema.merge(inner, given)}
+    return {**data, "config": schema.merge(inner if isinstance(inner, Mapping) else {}, given)}
 
 
 def translated(
@@ -335,10 +237,10 @@ def translated(
             raise InputError(f"--config: {name} is a configuration of jrl: use --set a.b=v for keys of it")
         if not data and not looks_like_rllib({"run": "PPO", "config": over_it}):
             return over_it
-        data, is_rllib = over(data, over_it), True
+        data, is_rllib = _over(data, over_it), True
+    if drop and not is_rllib:
+        raise InputError("--drop: there is no configuration of RLlib: leave it out")
     if not is_rllib:
-        if drop:
-            raise InputError("--drop: there is no configuration of RLlib: leave it out")
         return data
     found = migrate(data, algo=algo, env=env, drop=drop)
     tell(f"{name} is a configuration of RLlib: it was migrated (python -m jrl.config migrate writes it down)")
@@ -363,10 +265,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = _job(data, args.algo, args.env, args.name)
         print(*job.lines, sep="\n", file=sys.stderr)  # before an error of the whole config
         found = _migration(job, args.drop)
-        for line in found.report()[len(job.lines) :]:
-            print(line, file=sys.stderr)
     except InputError as e:
         return command.refused(e)
+    for line in found.report()[len(job.lines) :]:
+        print(line, file=sys.stderr)
     comments = {ours: given for ours, given in job.origins.items() if ours in schema.flatten(found.config)}
     print(f"# from {Path(args.config).name}, a configuration of RLlib; the comments are its keys")
     print(schema.dump(found.config, comments), end="")

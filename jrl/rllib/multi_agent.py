@@ -8,9 +8,8 @@ from jrl import registry
 from jrl.errors import InputError, short
 from jrl.fields import schema
 from jrl.rllib.table import ALGORITHMS, KEYS
-from jrl.rllib.translation import CORES, Job, asks, canonical, nested, rule, translate
+from jrl.rllib.translation import CORES, DEFAULT_POLICY, Job, asks, canonical, nested, rule, translate
 
-DEFAULT = "default_policy"  # id of the policy that RLlib has by default
 _PARTS = ("policy_class", "observation_space", "action_space", "config")  # fields of a PolicySpec, in a tuple's order
 _CLASS = re.compile(r"(?:Default)?(\w+?)(?:Torch|TF[12]?)?(?:Policy|RLModule)(?:_eager\w*)?")
 _BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the policy class of the second, and no other
@@ -28,7 +27,7 @@ class PolicySpec(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """Contents of a PolicySpec, beside spaces, which come from the environment."""
+    """Contents of a PolicySpec."""
 
     own_class: Any  # a class of no known algorithm; None: there is none
     config: Any  # a mapping of the policy's own settings, or a config object
@@ -124,43 +123,29 @@ def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
 # ---------------------------------------------------------------- rules
 
 
-def _is_alone(job: Job) -> bool:
-    """Returns whether policies are named as RLlib names the only policy of a run."""
-    given = job.given.get("policies")
-    return given is not None and not isinstance(given, str) and set(given) <= {DEFAULT}
-
-
-def _put(job: Job, key: str, found: Mapping[str, Any]) -> None:
-    """Adds policies to those that are there."""
-    job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), found))
+def _put(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
+    """Adds policies, or settings of policies, to those that are there."""
+    own = {n: _settings(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}
+    job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), own))
 
 
 @rule("policies")
 def _policies(job: Job, key: str, value: Any) -> None:
-    try:
-        specs = read(value, f"{job.prefix}{key}")
-    except InputError as e:
-        job.faults += e.errors
-        return None
+    specs = read(value, f"{job.prefix}{key}")
     for name, spec in specs.items():
         if spec.own_class is not None:
             job.lack(f"{key}.{name}", no_class(spec.own_class))
     by_class = {name: of_class(spec, job.source) for name, spec in specs.items()}
-    if set(specs) <= {DEFAULT} and not any(spec.config or by_class[name] for name, spec in specs.items()):
+    if set(specs) <= {DEFAULT_POLICY} and not any(spec.config or by_class[name] for name, spec in specs.items()):
         return job.drop(key, _ONE)
-    own = {name: _settings(job, f"{key}.{name}", name, spec.config, by_class[name]) for name, spec in specs.items()}
-    return _put(job, key, own)
+    return _put(job, key, {name: spec.config for name, spec in specs.items()}, by_class)
 
 
 @rule("algorithm_config_overrides_per_module")
 def _overrides(job: Job, key: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        return job.wrong(key, "a mapping of policies to settings", value)
-    if not value:
-        return job.drop(key, "it is empty")
-    if set(value) == {DEFAULT} and "policies" not in job.given:
+    if set(value) == {DEFAULT_POLICY} and "policies" not in job.given:
         return job.lack(key, f"{_ONE}: set its keys for the run")
-    return _put(job, key, {name: _settings(job, f"{key}.{name}", name, given) for name, given in value.items()})
+    return _put(job, key, value)
 
 
 @rule("rl_module_spec")
@@ -175,9 +160,9 @@ def _modules(job: Job, key: str, value: Any) -> None:
         return job.lack(key, lacking)
     models = {n: part(spec, "model_config") or part(spec, "model_config_dict") or {} for n, spec in specs.items()}
     given = {name: {"model": dict(model)} if isinstance(model, Mapping) else {} for name, model in models.items()}
-    if not given or set(given) == {DEFAULT}:
+    if not given or set(given) == {DEFAULT_POLICY}:
         return job.drop(key, f"{_ONE}: its network is that of the run")
-    return _put(job, key, {name: _settings(job, f"{key}.{name}", name, config) for name, config in given.items()})
+    return _put(job, key, given)
 
 
 def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -216,50 +201,21 @@ def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, 
 
 @rule("policy_mapping_fn")
 def _mapping(job: Job, key: str, value: Any) -> None:
-    if _is_alone(job) or "AlgorithmConfig." in str(value):
-        return job.drop(key, _ONE if _is_alone(job) else "RLlib's own: all agents follow one policy")
     if isinstance(value, Mapping) or value in ("shared", "by_agent"):
         return job.put(key, "multi_agent.mapping", value)
-    path = registry.importable(value)
-    if path is None:
-        return job.lack(
-            key,
-            f"{str(value)[:60]!r} is not the path of a function, package.module:name: write multi_agent.mapping, a "
-            "table {agent: policy}",
-        )
-    return job.put(key, "multi_agent.mapping", path, "asked once for each agent, or each game that it depends on")
+    fix = "write multi_agent.mapping, a table {agent: policy}"
+    return _put_function(job, key, value, fix, "asked once for each agent, or each game that it depends on")
 
 
 @rule("policies_to_train")
 def _trained(job: Job, key: str, value: Any) -> None:
-    if _is_alone(job):
-        return job.drop(key, _ONE)
     if isinstance(value, list | tuple | set | frozenset):
         return job.put(key, "multi_agent.policies_to_train", sorted(map(str, value)))
+    return _put_function(job, key, value, "list the names of the policies", "asked once for each policy")
+
+
+def _put_function(job: Job, key: str, value: Any, fix: str, note: str) -> None:
     path = registry.importable(value)
     if path is None:
-        return job.lack(key, f"{str(value)[:60]!r} is not the path of a function: list the names of the policies")
-    return job.put(key, "multi_agent.policies_to_train", path, "asked once for each policy")
-
-
-@rule("checkpoint_trainable_policies_only")
-def _checkpointed(job: Job, key: str, value: Any) -> None:
-    if not value or _is_alone(job):
-        return job.drop(key, "checkpoints hold all policies" if not value else _ONE)
-    return job.put(key, "checkpoint.policies", "trainable")
-
-
-@rule("observation_fn")
-def _observation(job: Job, key: str, value: Any) -> None:
-    return job.lack(key, KEYS[key].note) if asks(value) else job.drop(key, "not set")
-
-
-@rule("replay_mode")
-def _replay_mode(job: Job, key: str, value: Any) -> None:
-    if value == "independent":
-        return job.drop(key, "independent: so it is unless the config says otherwise")
-    if value != "lockstep":
-        return job.wrong(key, "independent or lockstep", value)
-    if _is_alone(job):
-        return job.drop(key, _ONE)
-    return job.put(key, "multi_agent.replay_mode", value)
+        return job.lack(key, f"{str(value)[:60]!r} is not the path of a function, package.module:name: {fix}")
+    return job.put(key, KEYS[key].ours, path, note)

@@ -6,33 +6,26 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl import spaces
+from jrl.envs import played
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.rllib import hints
 from jrl.run.by_hand import POLICY
 from jrl.run.policy import Memory, Past, Policy
 from jrl.run.workers import Worker, WorkerPolicy
-from jrl.types import Box, Dict, PyTree, Tuple, element
+from jrl.types import Dict, PyTree, Tuple, element
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
-
-
-_Given = tuple[PyTree, dict[str, PyTree], int]  # observations [N, *], the items of their past among them, and N
 
 
 class ActionPolicy(WorkerPolicy):
     """The policy with the present weights of the run, by RLlib's names.
 
     Args:
-      session: session of the run.
       policy: acting part, of one environment; gets the weights of the run.
-      policy_id: its id.
     Attributes:
-      observation_space, action_space: jrl.types spaces of one environment in its own units, without frame stacks,
-        previous actions and rewards.
-      recurrent: whether actions depend on earlier steps of the episode: by memory, frame stacks, or the previous
-        action or reward.
+      observation_space, action_space: jrl.types spaces of one environment in its own units.
+      recurrent: whether actions depend on earlier steps: by memory, frame stacks, or the previous action or reward.
     """
 
     def __init__(self, session: "Session", policy: Policy, policy_id: str = POLICY):
@@ -46,22 +39,47 @@ class ActionPolicy(WorkerPolicy):
         outputs = policy.algo.outputs
         self._outputs = jax.jit(outputs) if outputs else None
 
-    def _act(self, given: _Given, state: PyTree, explore: bool | None, **units: bool | None):
-        """Returns (actions [N, *], state, extras); `units`: as `Policy.step`."""
-        obs, items, num = given
+    def _read(self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False) -> Any:
+        """Returns observations [N, *], the items of their past among them, and N."""
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+            space = self.observation_space
+            if not (isinstance(space, Tuple) and len(space.items) == 2):
+                raise ValueError("observation: this is (obs, info), as reset returns it: pass obs")
+        found, items, alone = self._inputs.batch(obs, name="observation")
+        if alone is not single:
+            expected = "one observation: use compute_actions for many" if single else "a batch [N, *]"
+            raise ValueError(f"observations: expected {expected}")
+        num = len(jax.tree.leaves(found)[0])
+        if prev_action is not None and self._spec.env_action is not None:
+            prev_action = played.from_env(self._spec.action, self._spec.env_action, prev_action)
+        for name, x in ((PREV_ACTION, prev_action), (PREV_REWARD, prev_reward)):
+            if x is None:
+                continue
+            if name not in self._inputs.added:
+                raise ValueError(f"{name}: this policy does not read it (network.use_{name}): leave it out")
+            items[name] = self._inputs.item(name, x, num, single=single)
+        return found, items, num
+
+    def _act(
+        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool, **units: Any
+    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+        """Returns (actions, state, extras); of one observation without the axis N. `units`: as `Policy.step`."""
+        obs, items, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
             self._policy.use(self._session.actor(self._name))
             self._version = self._session.version
-        memory = self._policy.start(num) if state is None else self._memory(state, num)
+        if _is_empty(state):
+            memory = self._policy.start(num)
+        else:
+            rows = jax.tree.map(lambda x: np.asarray(x)[None], state) if single else state
+            if self._inputs.history is None:
+                memory = Memory(num, rows, None)
+            else:
+                memory = Memory(num, rows[0], Past(*jax.tree.map(np.asarray, tuple(rows[1]))))
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
-        action, after, extras = self._policy.step(obs, items, memory, explore=explore, extras=True, **units)
-        return action, self._state(after), extras
-
-    def _memory(self, state: PyTree, num: int) -> Memory:
-        """Returns a state as users hold it: the network's memory, with the past where observations have history."""
-        if self._inputs.history is None:
-            return Memory(num, state, None)
-        return Memory(num, state[0], Past(*jax.tree.map(np.asarray, tuple(state[1]))))
+        action, memory, extras = self._policy.step(obs, items, memory, explore=explore, extras=True, **units)
+        found = action, self._state(memory), extras
+        return jax.tree.map(lambda x: x[0], found) if single else found
 
     def _state(self, memory: Memory) -> PyTree:
         return memory.carry if memory.past is None else (memory.carry, memory.past)
@@ -75,44 +93,6 @@ class ActionPolicy(WorkerPolicy):
     def is_recurrent(self) -> bool:
         """Returns `recurrent`, by RLlib's name."""
         return self.recurrent
-
-    def _observations(
-        self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False
-    ) -> _Given:
-        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
-            space = self.observation_space
-            if not (isinstance(space, Tuple) and len(space.items) == 2):
-                raise ValueError("observation: this is (obs, info), as reset returns it: pass obs")
-        found, items, alone = self._inputs.batch(obs, name="observation")
-        if alone is not single:
-            expected = "one observation: use compute_actions for many" if single else "a batch [N, *]"
-            raise ValueError(f"observations: expected {expected}")
-        num = len(jax.tree.leaves(found)[0])
-        for name, x in ((PREV_ACTION, prev_action), (PREV_REWARD, prev_reward)):
-            if x is None:
-                continue
-            if name not in self._inputs.added:
-                raise ValueError(f"{name}: this policy does not read it (network.use_{name}): leave it out")
-            if name == PREV_ACTION:
-                x = self._own_units(x)
-            items[name] = self._inputs.item(name, x, num, single=single)
-        return found, items, num
-
-    def _own_units(self, action: PyTree) -> PyTree:
-        """Returns actions in the environment's units as those of the policy."""
-        if self._spec.env_action is None:
-            return action
-
-        def own(leaf: Any, x: Any) -> Any:
-            if not isinstance(leaf, Box):
-                return x
-            low, high = leaf.bounds()
-            scaled = np.isfinite(low) & np.isfinite(high) & self._cfg.env.normalize_actions
-            half = np.where(scaled, np.where(scaled, high, 1) - np.where(scaled, low, -1), 2) / 2
-            middle = np.where(scaled, np.where(scaled, low, 0) + half, 0)
-            return ((np.asarray(x, np.float64) - middle) / half).astype(np.float32)
-
-        return spaces.map_leaves(own, self._spec.env_action, action)
 
     def compute_single_action(
         self,
@@ -131,25 +111,18 @@ class ActionPolicy(WorkerPolicy):
         Args:
           obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
           state: the policy's state after the step before; None, or `get_initial_state()`: an episode begins.
-          prev_action, prev_reward: of the step before, in the environment's units, with `network.use_prev_action` and
-            `use_prev_reward`. None: the action is that of the state; the reward must be given but at the start.
+          prev_action, prev_reward: of the step before, in the environment's units, where the network reads them. None:
+            the action is that of the state; the reward must be given but at the start.
           explore: sample as in training; None: as `env_runners(explore=...)` says.
-          full_fetch: return (action, state, extras) also from a policy without memory.
           unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
         Returns:
-          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a `recurrent` policy.
-          Extras are what acting records (action log probability, value).
+          The action; (action, state, extras) with `full_fetch`, with a `state`, and from a `recurrent` policy.
         Raises:
           ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
         """
-        given = self._observations(obs, prev_action, prev_reward, single=True)
-        state = None if _is_empty(state) else state
-        rows = None if state is None else jax.tree.map(lambda x: np.asarray(x)[None], state)
-        action, after, extras = self._act(given, rows, explore, normalize=unsquash_action, clip=clip_action)
-        first = lambda tree: jax.tree.map(lambda x: x[0], tree)
-        if state is None and not full_fetch and not self.recurrent:
-            return first(action)
-        return first(action), first(after), first(extras)
+        units = {"normalize": unsquash_action, "clip": clip_action}
+        found = self._act(obs, state, explore, (prev_action, prev_reward), single=True, **units)
+        return found if full_fetch or self._gives_state(state) else found[0]
 
     def compute_actions(
         self,
@@ -165,40 +138,29 @@ class ActionPolicy(WorkerPolicy):
         The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
         state has leading axes N. Returns (actions, state, extras) where that would return them.
         """
-        if isinstance(observations, Mapping) and not self._is_batch(observations):
-            names = list(observations)
-            together = jax.tree.map(lambda *x: np.stack(x), *(observations[n] for n in names))
-            past = {"prev_action": prev_action, "prev_reward": prev_reward}
-            found = self.compute_actions(together, state, **past, explore=explore)
-            rows = found[0] if isinstance(found, tuple) and self._gives_state(state) else found
-            actions = {name: jax.tree.map(lambda x, i=i: x[i], rows) for i, name in enumerate(names)}
-            return (actions, *found[1:]) if self._gives_state(state) else actions
-        state = None if _is_empty(state) else state
-        given = self._observations(observations, prev_action, prev_reward)
-        action, after, extras = self._act(given, state, explore)
-        return (action, after, extras) if self._gives_state(state) else action
+        by_agent = isinstance(observations, Mapping) and not self._is_batch(observations)
+        obs = jax.tree.map(lambda *x: np.stack(x), *observations.values()) if by_agent else observations
+        actions, after, extras = self._act(obs, state, explore, (prev_action, prev_reward), single=False)
+        if by_agent:
+            actions = {name: jax.tree.map(lambda x, i=i: x[i], actions) for i, name in enumerate(observations)}
+        return (actions, after, extras) if self._gives_state(state) else actions
 
     def predict(
         self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, PyTree]:
-        """Returns (actions, state) of one observation or of many, with SB3's arguments.
+        """Returns (actions, state) of one observation [*] or of many [N, *], with SB3's arguments.
 
         Args:
-          observation: [*] or [N, *], in the environment's own units.
-          state: from the call before; None: episodes begin.
           episode_start: [N] bool, or one: where an episode begins with this observation, whatever the state.
           deterministic: the best action; otherwise one that is drawn as in training.
         """
         alone = self._inputs.batch(observation, name="observation")[2]
-        state = None if _is_empty(state) else state
-        if state is not None and episode_start is not None:
-            start = self.get_initial_state()
+        if not _is_empty(state) and episode_start is not None:
             begins = lambda x: np.reshape(np.asarray(episode_start, bool), (-1,) + (1,) * (np.ndim(x) - 1))
             fresh = lambda x, first: np.where(np.any(episode_start) if alone else begins(x), first, x)
-            state = jax.tree.map(fresh, state, start)
-        act = self.compute_single_action if alone else self.compute_actions
-        found = act(observation, state, explore=not deterministic)
-        return (found[0], found[1]) if self._gives_state(state) else (found, None)
+            state = jax.tree.map(fresh, state, self.get_initial_state())
+        found = self._act(observation, state, not deterministic, (None, None), single=alone)
+        return found[0], found[1] if self._gives_state(state) else None
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
         """Returns log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
@@ -216,7 +178,7 @@ class ActionPolicy(WorkerPolicy):
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
         return names <= set(observations) and set(observations) - names <= set(self._inputs.added)
 
-    # ------------------------------------------------------------ what the networks say
+    # ------------------------------------------------------------ outputs of the networks
 
     def outputs(self, observations: Any) -> dict[str, Any]:
         """Returns the outputs of the networks for observations [N, *].
@@ -227,31 +189,25 @@ class ActionPolicy(WorkerPolicy):
         """
         if self._outputs is None:
             raise ValueError(f"{self._cfg.algo} has no outputs but its actions")
-        obs, items, num = self._observations(observations)
-        past = self._inputs.past(num)
-        if past is not None:
+        obs, items, num = self._read(observations)
+        if (past := self._inputs.past(num)) is not None:
             _, obs = self._inputs.told(past, obs, items)
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
         """Returns the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
-        return self._pick(self.outputs(observations), "distribution")
+        return _pick(self.outputs(observations), "distribution")
 
     def value_function(self, observations: Any) -> np.ndarray:
         """Returns V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
         found = self.outputs(observations)
         if "value" not in found and "q" in found:
             return np.asarray(found["q"]).max(-1)
-        return np.asarray(self._pick(found, "value"))
+        return np.asarray(_pick(found, "value"))
 
     def q_values(self, observations: Any) -> np.ndarray:
         """Returns q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
-        return np.asarray(self._pick(self.outputs(observations), "q"))
-
-    def _pick(self, found: dict[str, Any], name: str) -> Any:
-        if name not in found:
-            raise ValueError(f"this algorithm has no {name}: it has {', '.join(found)}")
-        return found[name]
+        return np.asarray(_pick(self.outputs(observations), "q"))
 
     @property
     def dist_class(self) -> type | None:
@@ -273,9 +229,16 @@ class ActionPolicy(WorkerPolicy):
     def summary(self) -> str:
         """Returns the parameters as a table, with their sum."""
         rows = self.parameters()
+        shown = [(name, str(shape), count) for name, shape, count in rows]
+        shown.append(("in all", "", sum(count for _, _, count in rows)))
         width = max(len(name) for name, _, _ in rows)
-        lines = [f"{name:<{width}}  {shape!s:<20} {count:>10,}" for name, shape, count in rows]
-        return "\n".join([*lines, f"{'in all':<{width}}  {'':<20} {sum(count for _, _, count in rows):>10,}"])
+        return "\n".join(f"{name:<{width}}  {shape:<20} {count:>10,}" for name, shape, count in shown)
+
+
+def _pick(found: dict[str, Any], name: str) -> Any:
+    if name not in found:
+        raise ValueError(f"this algorithm has no {name}: it has {', '.join(found)}")
+    return found[name]
 
 
 def _is_empty(state: PyTree) -> bool:

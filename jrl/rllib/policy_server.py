@@ -1,11 +1,14 @@
 """Arguments of RLlib's PolicyServerInput: its address, and spaces as the section `external` writes them."""
 
 import ast
-import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+
+from jrl.errors import InputError, short
 
 NAME, CLIENT = "PolicyServerInput", "PolicyClient"
 # key of jrl -> why it means nothing where clients play
@@ -20,7 +23,7 @@ NO_USE = {
         "clients play the episodes",
     ),
 }
-_DTYPES = {"float16": "float32", "float64": "float32", "int64": "int32", "bool_": "bool"}
+_DTYPES = {"float16": "float32", "float64": "float32", "int64": "int32"}
 
 
 def is_named(value: Any, name: str = NAME) -> bool:
@@ -45,11 +48,9 @@ def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
     def note(ioctx: Any = None, address: Any = None, port: Any = None, *rest: Any, **more: Any) -> None:
         found.update(address=address, port=port)
 
-    if isinstance(value, types.FunctionType):
-        names, cells = value.__code__.co_freevars, value.__closure__ or ()
-        closure = tuple(types.CellType(note) if name == NAME else cell for name, cell in zip(names, cells, strict=True))
+    if isinstance(value, types.FunctionType) and NAME not in value.__code__.co_freevars:
         globals_ = {**value.__globals__, NAME: note}
-        its = types.FunctionType(value.__code__, globals_, value.__name__, value.__defaults__, closure)
+        its = types.FunctionType(value.__code__, globals_, argdefs=value.__defaults__, closure=value.__closure__)
         worker = types.SimpleNamespace(num_workers=1, worker_index=1)
         try:
             its(types.SimpleNamespace(worker_index=1, num_workers=1, worker=worker, config={}, input_config=options))
@@ -59,68 +60,58 @@ def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
     return found.get("address"), found.get("port")
 
 
-def space(given: Any, *, acts: bool) -> dict[str, Any] | None:
-    """Returns a space as `external.observation` and `external.action` write it; None: it cannot be read.
+def space(given: Any, key: str) -> dict[str, Any]:
+    """Returns a space as `external.observation` and `external.action` write it.
 
     Args:
       given: a space of Gymnasium, its text as in params.json, or the written form.
-      acts: whether it is of actions, whose bounds count.
+      key: observation_space, or action_space, whose bounds count.
+    Raises:
+      InputError: it cannot be read.
     """
     if isinstance(given, Mapping) and not hasattr(given, "spaces"):
         return dict(given)
     try:
-        return _written(_parsed(given) if isinstance(given, str) else given, acts)
+        return _written(_parsed(given) if isinstance(given, str) else given, key == "action_space")
     except (ValueError, TypeError, SyntaxError, AttributeError):
-        return None
+        expected = "expected a space of Gymnasium, or one as {box: [4]} and {discrete: 2}"
+        raise InputError(f"{key}: {expected}, got {short(str(given))}") from None
 
 
 def _written(given: Any, acts: bool) -> dict[str, Any]:
-    kind = getattr(given, "kind", type(given).__name__)
-    if kind == "Box":
-        return _box(given, acts)
-    if kind == "Discrete" and int(getattr(given, "start", 0)) == 0:
-        return {"discrete": int(given.n)}
-    if kind == "MultiDiscrete":
-        return {"multi_discrete": _plain(given.nvec)}
-    if kind == "MultiBinary":
-        sizes = _plain(given.n)
-        return {"multi_binary": sizes if isinstance(sizes, list) else [sizes]}
-    if kind == "Dict":
-        return {"dict": {name: _written(part, acts) for name, part in given.spaces.items()}}
-    if kind == "Tuple":
-        return {"tuple": [_written(part, acts) for part in given.spaces]}
-    raise ValueError(kind)
+    match type(given).__name__:
+        case "Box":
+            return _box(given, acts)
+        case "Discrete" if int(getattr(given, "start", 0)) == 0:
+            return {"discrete": int(given.n)}
+        case "MultiDiscrete":
+            return {"multi_discrete": np.asarray(given.nvec).tolist()}
+        case "MultiBinary":
+            return {"multi_binary": np.atleast_1d(given.n).tolist()}
+        case "Dict":
+            return {"dict": {name: _written(part, acts) for name, part in given.spaces.items()}}
+        case "Tuple":
+            return {"tuple": [_written(part, acts) for part in given.spaces]}
+    raise ValueError(given)
 
 
 def _box(given: Any, acts: bool) -> dict[str, Any]:
-    name = str(getattr(given.dtype, "name", given.dtype))
+    name = np.dtype(given.dtype).name
     name = _DTYPES.get(name, name)
-    found: dict[str, Any] = {"box": [int(n) for n in given.shape]}
-    if name != "float32":
-        found["dtype"] = name
+    found: dict[str, Any] = {"box": list(map(int, given.shape))} | ({"dtype": name} if name != "float32" else {})
     if acts and name == "float32":
-        for bound, none in (("low", -math.inf), ("high", math.inf)):
-            numbers = _plain(getattr(given, bound))
-            flat = _flat(numbers)
-            if set(flat) - {none}:
-                found[bound] = flat[0] if len(set(flat)) == 1 else numbers
+        for bound, none in (("low", -np.inf), ("high", np.inf)):
+            numbers = np.asarray(getattr(given, bound))
+            if (numbers != none).any():
+                found[bound] = float(numbers.flat[0]) if (numbers == numbers.flat[0]).all() else numbers.tolist()
     return found
 
 
-def _plain(x: Any) -> Any:
-    x = x.tolist() if hasattr(x, "tolist") else x
-    return [_plain(part) for part in x] if isinstance(x, Sequence) else x
-
-
-def _flat(x: Any) -> list[Any]:
-    return [number for part in x for number in _flat(part)] if isinstance(x, list) else [x]
-
-
 def _parsed(text: str) -> Any:
-    """Returns a stand-in of a Gymnasium space for `_written`. Raises ValueError, SyntaxError: the text is not a space.
+    """Returns the Gymnasium space of a text. Raises ValueError, TypeError, SyntaxError, AttributeError.
 
-    >>> vars(_parsed("Discrete(2)"))
-    {'kind': 'Discrete', 'n': 2}
+    >>> _parsed("Discrete(2)"), _parsed("Box([-4.8 -inf], [4.8 inf], (2,), float32)").shape
+    (Discrete(2), (2,))
     """
     text = re.sub(r"""['"]?(\w+)['"]?\s*:\s*(?=[A-Z])""", r"\1=", text.strip())  # Dict('a': Box(...))
     text = re.sub(r"(?<=[\w.\]])\s+(?=[-\d\[in])", ", ", text)  # arrays as numpy prints them
@@ -128,6 +119,9 @@ def _parsed(text: str) -> Any:
 
 
 def _value(node: ast.AST) -> Any:
+    from gymnasium import spaces  # here: most configurations have no spaces
+
+    args: Any
     match node:
         case ast.Constant(value=bool() | int() | float() | str()):
             return node.value
@@ -135,29 +129,15 @@ def _value(node: ast.AST) -> Any:
             return -_value(node.operand)
         case ast.Tuple() | ast.List():
             return [_value(part) for part in node.elts]
-        case ast.Name(id="inf"):
-            return math.inf
         case ast.Name():
-            return node.id
-        case ast.Call(func=ast.Name(id=kind)):
-            named = {str(part.arg): _value(part.value) for part in node.keywords}
-            return _stand_in(kind, [_value(part) for part in node.args], named)
+            return np.inf if node.id == "inf" else node.id
+        case ast.Call(func=ast.Name(id="Box")):
+            args = [np.array(x) if isinstance(x, list) else x for x in map(_value, node.args)]
+            if len(args) < 3:  # its shape alone, as Gym wrote it once
+                args = [-np.inf, np.inf, np.hstack(args)]
+            dtype = str(args[3]) if len(args) > 3 else "float64"
+            return spaces.Box(*args[:3], dtype=np.dtype(dtype.replace("float32", "float64")))  # bounds as written
+        case ast.Call(func=ast.Name(id="Discrete" | "MultiBinary" | "MultiDiscrete" | "Dict" | "Tuple" as kind)):
+            args, named = list(map(_value, node.args)), {str(part.arg): _value(part.value) for part in node.keywords}
+            return spaces.Tuple(args) if kind == "Tuple" and len(args) > 1 else getattr(spaces, kind)(*args, **named)
     raise ValueError(ast.dump(node))
-
-
-def _stand_in(kind: str, args: list[Any], named: dict[str, Any]) -> Any:
-    made: dict[str, Any] = {"kind": kind}
-    if kind == "Box" and any(isinstance(x, list) for x in args[2:3]):
-        made |= {"low": args[0], "high": args[1], "shape": args[2], "dtype": args[3] if len(args) > 3 else "float32"}
-    elif kind == "Box":  # as Gym wrote it once: its shape alone
-        shape = args[0] if args and isinstance(args[0], list) else args
-        made |= {"low": -math.inf, "high": math.inf, "shape": shape, "dtype": "float32"}
-    elif kind == "Dict":
-        made["spaces"] = named
-    elif kind == "Tuple":
-        made["spaces"] = args[0] if len(args) == 1 and isinstance(args[0], list) else args
-    elif kind in ("Discrete", "MultiBinary", "MultiDiscrete"):
-        made |= {"nvec" if kind == "MultiDiscrete" else "n": args[0], **named}
-    else:
-        raise ValueError(kind)
-    return types.SimpleNamespace(**made)

@@ -2,6 +2,8 @@
 
 import contextlib
 import datetime
+import shutil
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from jrl.host import files
 from jrl.run import checkpoint, run_directory
 from jrl.run.checkpointer import Checkpointer
 from jrl.run.session import Session
-from jrl.settings import datasets
+from jrl.settings import config, datasets
 
 
 class Saved(str):
@@ -24,12 +26,7 @@ class Saved(str):
       metrics: the result of the iteration before, if there was one.
     """
 
-    metrics: dict[str, Any]
-
-    def __new__(cls, path: str, metrics: Mapping[str, Any] | None = None) -> "Saved":
-        made = super().__new__(cls, path)
-        made.metrics = dict(metrics or {})
-        return made
+    metrics: Mapping[str, Any] = types.MappingProxyType({})
 
     @property
     def path(self) -> str:
@@ -41,11 +38,7 @@ class Saved(str):
 
     def to_directory(self, path: str | Path | None = None) -> str:
         """Returns the path; of a copy at `path`, if that is given."""
-        if path is None:
-            return self.path
-        import shutil
-
-        return str(shutil.copytree(self, path, dirs_exist_ok=True))
+        return self.path if path is None else str(shutil.copytree(self, path, dirs_exist_ok=True))
 
     @contextlib.contextmanager
     def as_directory(self) -> Any:
@@ -77,33 +70,19 @@ class Records:
     """The run directory of one Algorithm. Nothing is made before the first result row, or the first `save`.
 
     Args:
-      session: session of the run.
-      name: name of the algorithm.
-      writes: whether rows are written; checkpoints always are.
+      held: result of `hold`; closed at the end.
       continued: whether the run goes on from a checkpoint.
-      files: result of `hold`; closed at the end.
       directory: run directory before a restore, which goes on with it; None: as `run.out` says.
       runs: parent of run directories without a name; absolute, since environments may change the working directory.
     """
 
     def __init__(
-        self,
-        session: Session,
-        name: str,
-        *,
-        writes: bool,
-        continued: bool,
-        files: contextlib.ExitStack,
-        directory: Path | None,
-        runs: Path,
+        self, session: Session, held: contextlib.ExitStack, *, continued: bool, directory: Path | None, runs: Path
     ):
-        self._session, self._name = session, name
-        self.writes = writes
-        self._continued = continued
-        self._directory, self._runs = directory, runs
-        self._files = files
-        self._write: Any = None  # writes a row, while the files are open
-        self._tell: Any = None  # writes a row to log.txt
+        self._session, self._files, self._continued = session, held, continued
+        self.made, self._runs = directory, runs  # the directory, if there is one yet
+        self.writes = bool(session.config.run.log or session.config.run.out)  # result rows; checkpoints always are
+        self._sinks: list[Any] = []  # of result rows, while the files are open
         self._saved: int | None = session.iteration if continued else None
         every = session.config.checkpoint.every
         self._due = None if every is None else session.env_steps - session.env_steps % every + every
@@ -112,34 +91,29 @@ class Records:
             self.begin()
 
     @property
-    def made(self) -> Path | None:
-        """Returns the directory, if there is one yet."""
-        return self._directory
-
-    @property
     def directory(self) -> Path:
         """Returns the directory of this run's files; made when it is asked for."""
-        if self._directory is None:
+        if self.made is None:
             cfg = self._session.config
             if cfg.run.out:
-                self._directory = Path(cfg.run.out)
+                self.made = Path(cfg.run.out)
             else:
-                name = f"{self._name}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
-                self._directory = files.new(self._runs / name.replace("/", "-").replace(":", "-"))
-        return self._directory
+                name = f"{config.algo_name(cfg)}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
+                self.made = files.new(self._runs / name.replace("/", "-").replace(":", "-"))
+        return self.made
 
     def begin(self) -> None:
         """Opens the files for result rows, if they are wanted and not open."""
-        if not self.writes or self._write is not None:
+        if not self.writes or self._sinks:
             return
-        session = self._session
-        is_new = self._directory is None and not session.config.run.out
-        rows_until = session.env_steps if self._continued else None
+        session, is_new = self._session, self.made is None and not self._session.config.run.out
         if not session.config.run.out:
             self._files.enter_context(files.held(self.directory, made=True))
-        self._write = self._files.enter_context(run_directory.opened(session, self.directory, rows_until))
-        self._tell = self._files.enter_context(run_directory.logged(session, self.directory))
-        session.sinks += [self._write, self._tell]
+        rows_until = session.env_steps if self._continued else None
+        opened = run_directory.opened(session, self.directory, rows_until)
+        logged = run_directory.logged(session, self.directory)
+        self._sinks = [self._files.enter_context(sink) for sink in (opened, logged)]
+        session.sinks += self._sinks
         if is_new:
             print(f"run: {self.directory}")
 
@@ -175,18 +149,20 @@ class Records:
             raise unwritable(target, "save", e) from e
         if path is None:
             self._saved = session.iteration
-        return Saved(str(target), session.result)
+        made = Saved(target)
+        made.metrics = dict(session.result or {})
+        return made
 
     def close(self, *, ended: bool) -> None:
         """Closes the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
-        session, opened = self._session, self._write is not None
+        session, opened = self._session, bool(self._sinks)
         try:
             alive = ended and opened and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner))
             if alive and session.iteration and self._saved != session.iteration:
                 self.save(None)
         finally:
             self._files.close()
-            session.sinks[:] = [sink for sink in session.sinks if sink not in (self._write, self._tell)]
-            self._write = self._tell = None
+            session.sinks[:] = [sink for sink in session.sinks if sink not in self._sinks]
+            self._sinks = []
         if ended and opened and "jsonl" in session.config.run.log:
             run_directory.plot(session, self.directory)

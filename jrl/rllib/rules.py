@@ -1,28 +1,19 @@
-"""Rules for environments, runners, batches, hyper-parameters, networks, replay and evaluation."""
+"""Rules of keys that depend on each other or become several keys; the other keys are rows of the table alone."""
 
+import inspect
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.errors import InputError
-from jrl.rllib import exploration, policy_server
-from jrl.rllib.table import GROUPS, KEYS
-from jrl.rllib.translation import (
-    CORES,
-    DEFAULT_ENVS,
-    NESTED,
-    NO_COLLECTION,
-    SWITCHES,
-    Job,
-    canonical,
-    rule,
-    shown,
-    translate,
-)
+from jrl.fields.bounds import INT64, is_number
+from jrl.rllib import policy_server
+from jrl.rllib.table import GROUPS, KEYS, WITH_CRITICS
+from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, canonical, rule, shown, translate
+from jrl.settings import datasets, metric_names
+from jrl.settings.external import ExternalConfig
 
-_WITH_CRITICS = ("sac", "td3", "iql")  # algorithms with critics beside the policy
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
 _CLIPS = {"global_norm": "max_grad_norm", "norm": "max_leaf_norm", "value": "max_grad_value"}
 # environments of RLlib's examples that jrl has, and the names of their options
@@ -30,15 +21,57 @@ _EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v1", "RepeatAfterMeEnv": "R
 _REPEAT = {"repeat_delay": "delay", "episode_len": "episode_length"}
 _POLICY, _CRITICS = "policy_model_config", "q_model_config"
 _ANNEALING = ("final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps")
-_RESCALING = 1e-3  # epsilon of the rescaling function, in the paper, RLlib and jrl
+_FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
+# RLlib's importance sampling weighs each step by the ratios up to it
+_ESTIMATORS = {
+    "is": "pdis", "importancesampling": "pdis", "wis": "wpdis", "weightedimportancesampling": "wpdis", "dm": "dm",
+    "directmethod": "dm", "dr": "dr", "doublyrobust": "dr",
+}  # fmt: skip
 
 
-@rule(*NESTED)
-def _container(job: Job, key: str, value: Any) -> None:
-    """What is left of a dict whose keys have rows of their own: an empty one, or another value."""
-    if isinstance(value, Mapping):
-        return job.drop(key, "it is empty")
-    return job.wrong(key, "a mapping", value)
+# ---------------------------------------------------------------- the experiment
+
+
+@rule("stop")
+def _stop(job: Job, key: str, value: Mapping[str, Any]) -> None:
+    steps: dict[str, int] = {}
+    budget = "updates" if job.from_data else "env_steps"
+    for name, given in value.items():
+        key, ours = f"stop.{name}", metric_names.ours(str(name))
+        if not is_number(given) or not -INT64 <= given <= INT64:
+            job.wrong(key, "a number", given)
+        elif name == "training_iteration":
+            each = job.sizes.iteration(job)
+            steps[key] = int(given) * each
+            job.say(key, f"stop.{budget}", steps[key], f"{given:g} iterations of {job.steps(each)}")
+        elif ours == "env_steps" and job.from_data:
+            steps[key] = job.sizes.updates_of(job, given, trained="trained" in name)
+            job.say(key, f"stop.{budget}", steps[key], f"of {job.sizes.drawn} rows")
+        elif ours == "env_steps":
+            steps[key] = int(given)
+            job.say(key, "stop.env_steps", steps[key])
+        elif ours is not None:
+            job.tree.setdefault("stop", {})[ours] = given
+            job.origins[f"stop.{ours}"] = key
+            is_return = ours.startswith("episode/return_")
+            job.say(key, f"stop.{ours}", given, "of the episodes since the last row" * is_return)
+        else:
+            job.drop(key, "no metric of jrl's result rows: see docs/config.md")
+    if steps:
+        first = min(steps, key=lambda k: steps[k])
+        job.tree.setdefault("stop", {})[budget] = steps[first]
+        job.origins[f"stop.{budget}"] = first
+        if len(steps) > 1:
+            job.lines.append(f"stop.{budget}: {steps[first]}, the first of {len(steps)} that is reached")
+
+
+@rule("checkpoint_score_attr")
+def _best(job: Job, key: str, value: Any) -> None:
+    ours = metric_names.ours(str(value).removeprefix("min-"))
+    if ours is None:
+        return job.drop(key, f"{value} is no metric of jrl's result rows")
+    job.put(key, "checkpoint.keep_best_by", ours)
+    return job.put(key, "checkpoint.keep_best", "min") if str(value).startswith("min-") else None
 
 
 # ---------------------------------------------------------------- environments and runners
@@ -67,14 +100,10 @@ def _env(job: Job, key: str, value: Any) -> None:
 
 @rule("env_config")
 def _env_config(job: Job, key: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        return job.wrong(key, "a mapping", value)
-    if not value:
-        return job.drop(key, "it is empty")
     options = dict(value)
     if _example(job) == "RepeatAfterMe-v0":
-        options = {_REPEAT.get(name, name): given for name, given in _unwrapped(value).items() if name != "continuous"}
-    return job.put(key, "env.options", options)
+        options = {_REPEAT.get(name, name): x for name, x in _unwrapped(value).items() if name != "continuous"}
+    job.put(key, "env.options", options)
 
 
 def _unwrapped(options: Any) -> Mapping[str, Any]:
@@ -92,52 +121,15 @@ def _example(job: Job) -> str | None:
     return _EXAMPLES.get(path.rpartition(":")[2])
 
 
-@rule("action_mask_key")
-def _mask(job: Job, key: str, value: Any) -> None:
-    if value == "action_mask":
-        return job.drop(key, "action_mask: what jrl reads")
-    return job.lack(key, f"call the item of the observation action_mask, not {value}")
-
-
-@rule("remote_env_batch_wait_ms")
-def _wait(job: Job, key: str, value: Any) -> None:
-    if not job.given.get("remote_worker_envs"):
-        return job.drop(key, "it counts with remote_worker_envs only")
-    if job.given.get("batch_mode") == "complete_episodes":
-        return job.drop(key, "whole episodes are collected from environments that wait for each other")
-    return job.put(key, "env.batch_wait_ms", value)
-
-
 @rule("num_env_runners")
-def _runners(job: Job, key: str, value: Any) -> None:
+def _runners(job: Job, key: str, value: int) -> None:
     sizes = job.sizes
-    if sizes.runners is None:
-        return None
-    if job.from_data:
-        return job.drop(key, NO_COLLECTION)
-    note = "processes by Ray; 0 is faster where stepping is cheap" if value else ""
-    job.put(key, "env_runners.num", sizes.runners, note)
-    if "num_envs_per_env_runner" in job.given or job.settled("env.num_envs") is not None:
-        return None
-    note = "num_envs_per_env_runner says how many each has, by default 1 in RLlib"
-    if sizes.num_envs != DEFAULT_ENVS:
-        note = f"the nearest to {DEFAULT_ENVS} that {sizes.runners} runners share: {note}"
-    return job.put(key, "env.num_envs", sizes.num_envs, note)
-
-
-@rule("num_envs_per_env_runner")
-def _envs_each(job: Job, key: str, value: Any) -> None:
-    sizes = job.sizes
-    job.put(key, "env.num_envs", sizes.num_envs, f"{value} x {max(1, sizes.runners or 0)} runners")
-
-
-@rule("observation_filter")
-def _filter(job: Job, key: str, value: Any) -> None:
-    if value not in ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"):
-        return job.wrong(key, "NoFilter or MeanStdFilter", value)
-    if value == "NoFilter" and "normalize_obs" not in job.fields:
-        return job.drop(key, "NoFilter: not set")
-    return job.put(key, "algo.normalize_obs", value != "NoFilter")
+    job.put(key, "env_runners.num", value, "processes by Ray; 0 is faster where stepping is cheap" if value else "")
+    if "num_envs_per_env_runner" not in job.given and job.settled("env.num_envs") is None:
+        note = "num_envs_per_env_runner says how many each has, by default 1 in RLlib"
+        if sizes.num_envs != DEFAULT_ENVS:
+            note = f"the nearest to {DEFAULT_ENVS} that {value} runners share: {note}"
+        job.put(key, "env.num_envs", sizes.num_envs, note)
 
 
 @rule("num_gpus", "num_learners")
@@ -154,25 +146,13 @@ def _devices(job: Job, key: str, value: Any) -> None:
     return job.put(key, "devices.learners", list(range(sizes.devices)))
 
 
-@rule("_fake_gpus")
-def _fake(job: Job, key: str, value: Any) -> None:
-    sizes = job.sizes
-    if not value or sizes.devices < 2:
-        return job.drop(key, "false: not set" if not value else "there is one device")
-    if not sizes.shared:
-        return job.drop(key, f"{sizes.num_envs} environments cannot be shared by {sizes.devices}")
-    return job.put(key, "devices.fake", sizes.devices)
-
-
 # ---------------------------------------------------------------- batches
 
 
 @rule("rollout_fragment_length")
 def _fragment(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
-    if job.from_data:
-        job.drop(key, NO_COLLECTION)
-    elif value == "auto":
+    if value == "auto":
         job.drop(key, "auto: rollout.length follows from the batch")
     elif job.replays:
         if sizes.train_every:
@@ -199,8 +179,8 @@ def _batch(job: Job, key: str, value: Any) -> None:
     if job.replays:
         return job.put(key, "replay.batch_size", sizes.batch)
     split = f"{sizes.num_envs} environments x {sizes.length} steps = {sizes.rows} rows"
-    exact = split if sizes.rows == sizes.batch else f"the nearest: {split}, not {sizes.batch}"
     if not (sizes.sequences and sizes.fragment):
+        exact = split if sizes.rows == sizes.batch else f"the nearest: {split}, not {sizes.batch}"
         job.put(key, "rollout.length", sizes.length, exact)
     if not sizes.sequences:
         return None
@@ -226,44 +206,13 @@ def _minibatches(job: Job, key: str, value: Any) -> None:
 @rule("training_intensity")
 def _intensity(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
-    if job.from_data:
-        return job.drop(key, NO_COLLECTION)
-    if not job.replays or sizes.train_every is None:
-        return job.drop(key, f"{job.algo} keeps no replay" if not job.replays else "0: not set")
     if "rollout_fragment_length" not in job.given:
         job.put(key, "replay.train_every", sizes.train_every)
-    updates = round(sizes.updates_per_step * sizes.train_every)
-    return job.put(key, "replay.updates_per_step", sizes.updates_per_step, f"{updates} of {sizes.train_every} steps")
+    updates = round(sizes.updates_per_step * (sizes.train_every or 1))
+    job.put(key, "replay.updates_per_step", sizes.updates_per_step, f"{updates} of {sizes.train_every} steps")
 
 
 # ---------------------------------------------------------------- hyper-parameters
-
-
-def _schedule(value: Any) -> tuple[Any, str]:
-    """Returns a number or schedule as jrl takes it, and what was changed."""
-    if not isinstance(value, list | tuple) or not value:
-        return value, ""
-    points = [list(point) if isinstance(point, list | tuple) else point for point in value]
-    if isinstance(points[0], list) and points[0] and points[0][0] != 0:
-        return [[0, *points[0][1:]], *points], "constant up to its first entry"
-    return points, ""
-
-
-@rule("lr", "lr_schedule")
-def _lr(job: Job, key: str, value: Any) -> None:
-    for other in ("lr_schedule", "critic_lr") if key == "lr" else ():
-        if other in job.given and (other != "critic_lr" or job.algo in _WITH_CRITICS):
-            return job.drop(key, f"{other} takes its place")
-    return job.put(key, "algo.lr", *_schedule(value))
-
-
-@rule("entropy_coeff", "entropy_coeff_schedule")
-def _entropy(job: Job, key: str, value: Any) -> None:
-    if job.replays:
-        return job.drop(key, f"{job.algo} has none")
-    if key == "entropy_coeff" and "entropy_coeff_schedule" in job.given:
-        return job.drop(key, "entropy_coeff_schedule takes its place")
-    return job.put(key, "algo.ent_coef", *_schedule(value))
 
 
 @rule("grad_clip")
@@ -286,8 +235,7 @@ def _grad_clip(job: Job, key: str, value: Any) -> None:
 def _grad_clip_by(job: Job, key: str, value: Any) -> None:
     if "grad_clip" not in job.given:
         return job.drop(key, "there is no grad_clip")
-    job.lines.append(f"{job.prefix}{key} -> which of max_grad_norm, max_leaf_norm, max_grad_value: {value}")
-    return None
+    return job.say(key, "which of max_grad_norm, max_leaf_norm, max_grad_value", value)
 
 
 @rule("lambda")
@@ -295,40 +243,11 @@ def _lambda(job: Job, key: str, value: Any) -> None:
     if "vtrace_lambda" in job.fields:
         return job.drop(key, "RLlib's V-trace does not read it: jrl's is algo.vtrace_lambda, 1 is as in RLlib")
     if job.algo == "marwil":
-        if value == 1:
-            return job.drop(key, "1: returns go to the episode's end")
-        return job.lack(key, "marwil takes returns to the episode's end, which is lambda 1")
+        report = job.drop if value == 1 else job.lack
+        return report(key, "marwil takes returns to the episode's end, which is lambda 1")
     if job.given.get("use_gae") is False:
         return job.drop(key, "use_gae is false")
     return job.put(key, "algo.gae_lambda", value)
-
-
-@rule("use_gae")
-def _use_gae(job: Job, key: str, value: Any) -> None:
-    if job.replays:
-        return job.drop(key, "advantages are returns less the value" if job.algo == "marwil" else "there is none")
-    if value or "gae_lambda" not in job.fields:
-        return job.drop(key, "true: what jrl does" if value else f"{job.algo} has V-trace")
-    return job.put(key, "algo.gae_lambda", 1.0, "the return to the end of the rollout")
-
-
-@rule("vf_clip_param")
-def _value_clip(job: Job, key: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        return job.wrong(key, "a number above 0", value)
-    if math.isinf(value):
-        return job.drop(key, "no bound")
-    note = f"RLlib bounds the squared error by {value:g}, jrl how far the value moves"
-    return job.put(key, "algo.value_clip_eps", math.sqrt(value), note)
-
-
-@rule("vf_loss_coeff")
-def _value_loss(job: Job, key: str, value: Any) -> None:
-    number = job.number(key, whole=False)
-    if number is not None:
-        twice = job.algo == "ppo"
-        note = f"2 x {number:g}, of half the squared error" * twice
-        job.put(key, "algo.vf_coef", number * (2 if twice else 1), note)
 
 
 @rule("kl_coeff", "use_kl_loss", "kl_target")
@@ -351,69 +270,27 @@ def _kl(job: Job, key: str, value: Any) -> None:
     return job.put(key, "algo.kl_target", value)
 
 
-@rule("target_network_update_freq")
-def _target(job: Job, key: str, value: Any) -> None:
-    if job.algo in _WITH_CRITICS:
-        return job.drop(key, f"{job.algo} moves its targets with every step, by algo.tau")
-    if job.algo != "dqn":
-        return job.put(key, "algo.target_update_every", value)
-    number = job.number(key, least=0)
-    if number is None:
-        return None
-    per_step = job.sizes.updates_per_step
-    note = f"{number} environment steps x {per_step:g} gradient steps of each"
-    return job.put(key, "algo.target_update_every", max(1, round(number * per_step)), note)
-
-
 @rule("num_atoms")
-def _atoms(job: Job, key: str, value: Any) -> None:
-    number = job.number(key, least=1)
-    if number is None:
-        return None
-    if number == 1:
+def _atoms(job: Job, key: str, value: int) -> None:
+    if value == 1:
         return job.drop(key, "1: the mean, as algo.head expected")
     if job.settled("algo.head") is None:
         job.put(key, "algo.head", "c51")
-    return job.put(key, "algo.num_atoms", number)
+    return job.put(key, "algo.num_atoms", value)
 
 
-@rule("epsilon")
-def _epsilon(job: Job, key: str, value: Any) -> None:
-    if job.algo != "dqn":
-        return job.drop(key, "of RMSprop: the optimizer is Adam")
-    if "exploration_config" in job.given:
-        return job.drop(key, "exploration_config takes its place")
-    points, note = _schedule(value)
-    return job.put(key, "algo.exploration", {"name": "epsilon_greedy", "epsilon": points}, note)
-
-
-@rule("exploration_config")
-def _exploration(job: Job, key: str, value: Any) -> None:
-    if not value:
-        return job.drop(key, "it is empty")
-    try:
-        found = exploration.from_rllib(value, job.source)
-    except InputError as e:
-        job.faults += e.errors
-        return None
-    return job.put(key, "algo.exploration", found)
-
-
-@rule("smooth_target_policy")
-def _smooth(job: Job, key: str, value: Any) -> None:
-    if value and job.source == "ddpg" and "target_noise" not in job.given:
-        return job.put(key, "algo.target_noise", job.fields["target_noise"])
-    if value:
-        return job.drop(key, "true: see algo.target_noise")
-    return job.put(key, "algo.target_noise", 0.0)
-
-
-@rule("h_function_epsilon")
-def _rescaling(job: Job, key: str, value: Any) -> None:
-    number = job.number(key, least=0, whole=False)
-    if number is not None:
-        same = math.isclose(number, _RESCALING)
-        job.drop(key, f"{_RESCALING:g}: what jrl has" if same else f"jrl's is {_RESCALING:g}, as the paper's")
+@rule("lagrangian", "lagrangian_thresh")
+def _lagrangian(job: Job, key: str, value: Any) -> None:
+    if not job.given.get("lagrangian"):
+        return job.drop(key, "the weight is not learned: lagrangian is off")
+    gap = job.given.get("lagrangian_thresh", 5.0)
+    weight = job.given.get("min_q_weight", job.settled("algo.cql_weight") or 5.0)
+    if KEYS[key].name == "lagrangian" and "lagrangian_thresh" in job.given:
+        return job.drop(key, "true: see lagrangian_thresh")
+    for name, number in (("lagrangian_thresh", gap), ("min_q_weight", weight)):
+        if not isinstance(number, int | float) or not math.isfinite(number) or (name == "min_q_weight" and not number):
+            return job.wrong(name, "a number", number)
+    return job.put(key, "algo.cql_target_gap", gap / weight, f"{gap:g} / min_q_weight {weight:g}")
 
 
 # ---------------------------------------------------------------- networks
@@ -423,7 +300,7 @@ def _rescaling(job: Job, key: str, value: Any) -> None:
 def _widths(job: Job, key: str, value: Any) -> None:
     policy, widths = job.given.get(f"{_POLICY}.fcnet_hiddens"), list(value) if isinstance(value, tuple) else value
     of_critics = KEYS[key].name == f"{_CRITICS}.fcnet_hiddens"
-    if job.algo in _WITH_CRITICS and of_critics and policy is not None and policy != value:
+    if job.algo in WITH_CRITICS and of_critics and policy is not None and policy != value:
         return job.put(key, "network.critic_hidden", widths)
     return _of_policy(job, key, widths, "fcnet_hiddens", "network.hidden")
 
@@ -440,11 +317,9 @@ def _of_policy(job: Job, key: str, value: Any, last: str, ours: str) -> None:
     """Translates a key of networks that jrl makes alike for policy and critics: the policy's value counts."""
     policy, critics = (job.given.get(f"{model}.{last}") for model in (_POLICY, _CRITICS))
     of_model = key.startswith("model.")
-    if job.algo not in _WITH_CRITICS:
-        policy = critics = None
-        if not of_model:
-            return job.drop(key, f"{job.algo} has no networks of that name")
-    if of_model and (policy is not None or critics is not None):
+    if job.algo not in WITH_CRITICS and not of_model:
+        return job.drop(key, f"{job.algo} has no networks of that name")
+    if of_model and job.algo in WITH_CRITICS and (policy is not None or critics is not None):
         return job.drop(key, "policy and critics have their own")
     if policy is not None and KEYS[key].name == f"{_CRITICS}.{last}":
         same = policy == critics
@@ -472,44 +347,6 @@ def _use_core(job: Job, key: str, value: Any) -> None:
     return None
 
 
-def _is_off(job: Job, key: str, core: str = "") -> bool:
-    """Returns whether a key has no effect without its core, and reports it."""
-    if job.core is None:
-        job.drop(key, "there is no memory: use_lstm and use_attention are off")
-    elif core and job.core != core:
-        job.drop(key, f"{'use_lstm' if core == 'lstm' else 'use_attention'} is off")
-    else:
-        return False
-    return True
-
-
-@rule("model.max_seq_len")
-def _sequence(job: Job, key: str, value: Any) -> None:
-    sizes = job.sizes
-    if not _is_off(job, key) and sizes.sequence is not None:
-        note = f"the nearest that divides a rollout of {sizes.steps} steps, not {value}" * (sizes.sequence != value)
-        job.put(key, "network.max_seq_len", sizes.sequence, note)
-
-
-@rule(*dict.fromkeys(row.name for row in GROUPS["Memory"] if row.name.startswith(("model.attention_", "model.lstm_"))))
-def _of_core(job: Job, key: str, value: Any) -> None:
-    row = KEYS[key]
-    is_lstm = row.name.startswith("model.lstm_")
-    if _is_off(job, key, "lstm" if is_lstm else "gtrxl"):
-        return None
-    if is_lstm and ".use_prev" in row.ours:
-        for ours in row.ours.split(", "):
-            job.put(key, ours, bool(value))
-        return None
-    if ".use_prev" in row.ours:
-        number = job.number(key, least=0)
-        note = "the latest one: memory has those before" if number and number > 1 else ""
-        return None if number is None else job.put(key, row.ours, number > 0, note)
-    if row.name == "model.attention_memory_training" and "model.attention_memory_inference" in job.given:
-        return job.drop(key, "jrl trains with the memory that it acts with: attention_memory_inference")
-    return job.put(key, row.ours, value)
-
-
 # ---------------------------------------------------------------- replay
 
 
@@ -527,11 +364,11 @@ def _buffer(job: Job, key: str, value: Any) -> None:
 
 @rule(*(f"replay_buffer_config.{name}" for name in ("alpha", "beta", "eps")))
 def _priority(job: Job, key: str, value: Any) -> None:
-    which = KEYS[key].name.rpartition(".")[2]
+    ours = KEYS[key].ours
     end, steps = (job.given.get(k) for k in _ANNEALING)
-    if which == "beta" and end is not None and steps is not None:
+    if ours == "replay.priority_beta" and end is not None and steps is not None:
         value = [[0, value], [steps, end]]
-    job.put(key, f"replay.priority_{which}", value)
+    job.put(key, ours, value)
     decided = {"replay_buffer_config.type", "replay_buffer_config.prioritized_replay"} & job.given.keys()
     if job.replays and not decided and "prioritized" not in job.tree.get("replay", {}):
         job.put(key, "replay.prioritized", True, "it has effect only so")
@@ -542,32 +379,16 @@ def _annealing(job: Job, key: str, value: Any) -> None:
     needed = (*_ANNEALING, "replay_buffer_config.beta")
     if not all(k in job.given for k in needed):
         return job.drop(key, f"a schedule of replay.priority_beta needs all of {', '.join(needed)}")
-    job.lines.append(f"{job.prefix}{key} -> replay.priority_beta: {value}  (in its schedule)")
-    return None
+    return job.say(key, "replay.priority_beta", value, "in its schedule")
 
 
 @rule("replay_buffer_config.capacity")
-def _capacity(job: Job, key: str, value: Any) -> None:
-    number = job.number(key, least=1)
-    if number is None:
-        return None
+def _capacity(job: Job, key: str, value: int) -> None:
     unit = job.given.get("replay_buffer_config.storage_unit", "sequences" if job.source in CORES else "")
     steps = job.sizes.sequence
     if not steps or not job.replays or not str(unit).lower().endswith("sequences"):
-        return job.put(key, "replay.capacity", number)
-    return job.put(key, "replay.capacity", number * steps, f"{number} sequences of {steps} steps")
-
-
-@rule("replay_buffer_config.replay_sequence_length")
-def _replayed(job: Job, key: str, value: Any) -> None:
-    without = job.core is None or not job.replays
-    job.drop(key, "without memory what is replayed are transitions" if without else KEYS[key].note)
-
-
-@rule("replay_buffer_config.replay_zero_init_states")
-def _zero(job: Job, key: str, value: Any) -> None:
-    if not _is_off(job, key):
-        job.drop(key, KEYS[key].note)
+        return job.put(key, "replay.capacity", value)
+    return job.put(key, "replay.capacity", value * steps, f"{value} sequences of {steps} steps")
 
 
 # ---------------------------------------------------------------- evaluation, the user's own functions
@@ -575,20 +396,14 @@ def _zero(job: Job, key: str, value: Any) -> None:
 
 @rule("evaluation_interval")
 def _interval(job: Job, key: str, value: Any) -> None:
-    if not value:
-        return job.drop(key, f"{value}: no evaluation during training")
     if not job.given.get("min_sample_timesteps_per_iteration"):
         steps = job.sizes.iteration(job)
         job.put(key, "run.report_every", steps, f"a result row covers an iteration of {job.steps(steps)}")
-    return job.put(key, "evaluation.interval", value)
+    job.put(key, "evaluation.interval", value)
 
 
 @rule("evaluation_config")
-def _evaluation_config(job: Job, key: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        return job.wrong(key, "a mapping", value)
-    if not value:
-        return job.drop(key, "it is empty")
+def _evaluation_config(job: Job, key: str, value: Mapping[str, Any]) -> None:
     own = {row.name for row in (*GROUPS["Environment"], *GROUPS["Exploration"]) if row.names}
     raw = dict(canonical(value))
     inner = Job(job.algo, job.source, job.config_class, raw, prefix=f"{key}.", inside="evaluation.config.")
@@ -603,7 +418,7 @@ def _evaluation_config(job: Job, key: str, value: Any) -> None:
             translate(inner, [name])
     if inner.tree:
         job.set("evaluation.config", inner.tree, key)
-    return job.take_report(inner)
+    job.take_report(inner)
 
 
 @rule("callbacks", "env_task_fn", "custom_evaluation_function")
@@ -622,8 +437,117 @@ def _function(job: Job, key: str, value: Any) -> None:
 
 @rule("min_sample_timesteps_per_iteration", "min_train_timesteps_per_iteration")
 def _least(job: Job, key: str, value: Any) -> None:
-    if not value:
-        return job.drop(key, f"{value}: not set")
     if job.from_data:
         return job.put(key, "run.report_every", job.sizes.iteration(job), f"updates of {job.sizes.drawn} rows")
     return job.put(key, KEYS[key].ours, value)
+
+
+# ---------------------------------------------------------------- data sets, and episodes that clients play
+
+
+@rule("input_")
+def _input(job: Job, key: str, value: Any) -> None:
+    if value == datasets.SAMPLER:
+        return job.drop(key, "sampler: what jrl does")
+    if job.with_clients:
+        return _clients(job, key, value)
+    if not job.replays:
+        return job.lack(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
+    if value == "dataset":
+        config = job.given.get("input_config")
+        value = (config.get("paths") or config.get("path")) if isinstance(config, Mapping) else None
+        if not value:
+            return job.wrong("input_config", "a mapping with paths, which input dataset reads", config)
+    if callable(value):
+        if inspect.isclass(value) or inspect.signature(value).parameters:
+            reason = "RLlib's readers take an IOContext: write a function () -> EpisodeStore (docs/data.md)"
+            return job.lack(key, reason)
+        return job.put(key, "data.input", registry.reference(value))
+    paths = list(value) if isinstance(value, Mapping | list | tuple) else [value]
+    if not paths or not all(isinstance(path, str) and path for path in paths):
+        return job.wrong(key, "a path, a glob, a list of them, or {sampler: 0.4, path: 0.6}", value)
+    for path in paths:
+        if path.startswith("d4rl."):
+            return job.lack(key, f"{path}: data.input names the *.hdf5 file of D4RL, once it is on this machine")
+        if "://" in path:
+            return job.lack(key, f"{path} is not on this machine: copy it, data.input names files")
+    note = "an exact split of each batch" if isinstance(value, Mapping) else ""
+    return job.put(key, "data.input", list(value) if isinstance(value, tuple) else value, note)
+
+
+def _clients(job: Job, key: str, value: Any) -> None:
+    """Makes the section `external` of an input that is PolicyServerInput: a run of `python -m jrl.serve`."""
+    config = job.given.get("input_config")
+    host, port = policy_server.address(value, config if isinstance(config, Mapping) else {})
+    note = "clients play: start it with python -m jrl.serve CONFIG; they use PolicyClient of jrl/serve/client.py"
+    is_known = isinstance(port, int) and not isinstance(port, bool)
+    job.put(key, "external.port", port if is_known else ExternalConfig().port, note)
+    if isinstance(host, str) and host:
+        local = host in ("localhost", "127.0.0.1", "::1")
+        job.put(key, "external.host", host, "" if local else "others reach it with a token alone: external.token_file")
+    known = ("env.id", "external.observation", "external.spaces")
+    if job.given.get("env") or job.inside or any(job.settled(ours) is not None for ours in known):
+        return
+    job.faults += [
+        f"{name} is missing: say what clients observe and choose as {KEYS[name].ours} does, e.g. observation_space: "
+        "{box: [4]} and action_space: {discrete: 2}, or name an environment with these spaces"
+        for name in ("observation_space", "action_space")
+        if name not in job.given
+    ]
+
+
+@rule("input_config", "output_config")
+def _files(job: Job, key: str, value: Mapping[str, Any]) -> None:
+    if found := _FORMATS.get(str(value.get("format"))):
+        job.put(key, f"data.{'' if key == 'input_config' else 'output.'}format", found)
+    if unknown := value.keys() - {"format", "path", "paths"}:
+        job.drop(f"{key}.{', '.join(sorted(map(str, unknown)))}", "of Ray Data")
+
+
+@rule("input_read_method")
+def _method(job: Job, key: str, value: Any) -> None:
+    name = str(getattr(value, "__name__", value))
+    found = _FORMATS.get(name.removeprefix("read_")) if name.startswith("read_") else None
+    if found is None:
+        return job.lack(key, KEYS[key].note)
+    if job.given.get("input_", datasets.SAMPLER) == datasets.SAMPLER:
+        return job.drop(key, "there is no input")
+    return job.put(key, "data.format", found)
+
+
+@rule("dataset_num_iters_per_learner")
+def _passes(job: Job, key: str, value: Any) -> None:
+    job.put(key, "data.updates_per_iteration", job.sizes.passes)
+    if "evaluation_interval" not in job.given and "min_train_timesteps_per_iteration" not in job.given:
+        job.put(key, "run.report_every", job.sizes.iteration(job), "a result row covers an iteration")
+
+
+@rule("input_evaluation", "off_policy_estimation_methods")
+def _estimators(job: Job, key: str, value: Any) -> None:
+    if not value:
+        return job.drop(key, "none is asked for")
+    if job.given.get("input_", datasets.SAMPLER) == datasets.SAMPLER:
+        return job.drop(key, "it is of samples from files, and there are none")
+    given = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    kinds = [x.get("type") if isinstance(x, Mapping) else x for x in given]
+    names = [str(getattr(kind, "__name__", kind)).strip("<>'\" ").rpartition(".")[2].lower() for kind in kinds]
+    names = [name for name in names if name != "simulation"]
+    if not names:
+        return job.drop(key, "simulation: evaluation.interval plays in env.id")
+    if unknown := [name for name in names if name not in _ESTIMATORS]:
+        return job.lack(key, f"there is no estimator {unknown[0]}: data.estimate.methods has is, wis, dm, dr and more")
+    methods = list(dict.fromkeys(_ESTIMATORS[name] for name in names))
+    return job.put(key, "data.estimate", {"methods": methods}, KEYS[key].note)
+
+
+@rule("output")
+def _output(job: Job, key: str, value: Any) -> None:
+    if isinstance(value, Mapping):  # the section itself
+        return job.put(key, "data.output", value)
+    config = job.given.get("output_config") or {}
+    path = config.get("path") if value == "dataset" and isinstance(config, Mapping) else value
+    if not isinstance(path, str) or "<" in path or "://" in path:
+        return job.lack(key, f"{str(path)[:60]!r} is no directory of this machine, which data.output.path names")
+    if path == "logdir":
+        return job.put(key, "data.output.path", None, "logdir: data in the run directory")
+    return job.put(key, "data.output.path", path)

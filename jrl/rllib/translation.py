@@ -7,34 +7,25 @@ import dataclasses
 import difflib
 import json
 import math
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl.errors import counted, short
+from jrl.errors import InputError, counted, short
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
-from jrl.fields.hyper import NetworkConfig
 from jrl.rllib import policy_server
-from jrl.rllib.table import KEYS
+from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, Row
 from jrl.settings import datasets, plan, sections
 
 DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
-NO_COLLECTION = "nobody collects: the run learns from data alone"
+DEFAULT_POLICY = "default_policy"  # id of the policy that RLlib has by default
 # algorithm -> its core, if the model does not name one
 CORES = {"r2d2": "lstm", "rnnsac": "lstm", "dt": "gtrxl"}
 SWITCHES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
-NESTED = (
-    "model", "optimizer", "optimization", "replay_buffer_config", "multiagent", "policy_model_config",
-    "q_model_config", "policy_model", "Q_model", "checkpoint_config",
-)  # fmt: skip
-
-_RENAMED = {
-    "optimization_config": "optimization", "model_config": "model", "_model_config": "model",
-    "model_config_dict": "model", "multi_agent": "multiagent",
-}  # fmt: skip
 # environment steps of a train() of RLlib's algorithms with replay, by default
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _MOST_DEVICES = 65_537  # more than there can be
@@ -46,13 +37,12 @@ _ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 # keys of the replay section that data sets have, too
 _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}
-_SECTIONS = {
-    "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
-    "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
-    "env_runners": sections.EnvRunnersConfig, "multi_agent": sections.MultiAgentConfig, "run": sections.RunSettings,
-    "data": datasets.DataConfig,
-}  # fmt: skip
-_DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
+# section -> key -> jrl's default
+_DEFAULTS = {
+    name: {f.name: f.default for f in dataclasses.fields(cls)}
+    for name, hint in typing.get_type_hints(sections.RunConfig).items()
+    if (cls := schema.section_class(hint))
+}
 
 
 @dataclasses.dataclass
@@ -82,16 +72,15 @@ class Job:
     @cached_property
     def implied(self) -> dict[str, Any]:
         """RLlib's defaults of the keys that set the lengths of sequences and the rows of an update."""
-        if self.asked_core is None or self.prefix:
-            return {}
-        if not self.replays:
-            return {} if "model.max_seq_len" in self.spelled else {"model.max_seq_len": _SEQUENCE}
-        found = {"train_batch_size": _ROWS.get(self.source, sections.ReplayConfig().batch_size)}
-        if {"train_batch_size", "train_batch_size_per_learner"} & set(self.spelled):
-            found = {}
-        if self.source == "r2d2" and "training_intensity" not in self.spelled:
-            found["training_intensity"] = 150
-        return found
+        found: dict[str, Any] = {}
+        if self.asked_core and not self.prefix and not self.replays:
+            found["model.max_seq_len"] = _SEQUENCE
+        elif self.asked_core and not self.prefix:
+            if "train_batch_size_per_learner" not in self.spelled:
+                found["train_batch_size"] = _ROWS.get(self.source, sections.ReplayConfig().batch_size)
+            if self.source == "r2d2":
+                found["training_intensity"] = 150
+        return {key: value for key, value in found.items() if key not in self.spelled}
 
     @cached_property
     def spelled(self) -> dict[str, str]:
@@ -119,8 +108,14 @@ class Job:
         if self.prefix or not self.replays or self.with_clients:
             return False
         given = self.given.get("input_", self.settled("data.input"))
-        names = set(given) if isinstance(given, Mapping | list | tuple) else {given}
-        return learns_from(self.config_class) is Fixed or not names & {None, "", datasets.SAMPLER}
+        names = list(given) if isinstance(given, Mapping | list | tuple) else [given]
+        return learns_from(self.config_class) is Fixed or not any(x in names for x in (None, "", datasets.SAMPLER))
+
+    @cached_property
+    def has_one_policy(self) -> bool:
+        """Whether policies are named as RLlib names the only policy of a run."""
+        given = self.given.get("policies")
+        return given is not None and not isinstance(given, str) and set(given) <= {DEFAULT_POLICY}
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -145,10 +140,7 @@ class Job:
 
     def settled(self, ours: str) -> Any:
         """Returns the value of a key in `base`; None: it is not set there."""
-        found: Any = self.base
-        for part in ours.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+        return value_at(self.base, ours)
 
     def count(self, ours: str) -> int | None:
         """Returns the value of a key in `base` if it is a whole number above 0."""
@@ -163,10 +155,7 @@ class Job:
             return None
         good = is_number(value) and value >= least and abs(value) <= INT64
         if not good or (whole and value != int(value)):
-            bound = f" of at least {least}" if least > -math.inf else ""
-            fault = f"{self.prefix}{key}: expected a {'whole ' * whole}number{bound}, got {short(value)}"
-            self.faults += [fault] if fault not in self.faults else []
-            return None
+            return self.wrong(key, f"a {'whole ' * whole}number" + f" of at least {least}" * (least > -math.inf), value)
         return int(value) if whole else value
 
     # ------------------------------------------------------------ results of rules
@@ -187,9 +176,11 @@ class Job:
         defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
         if not self.inside and name in defaults and _is_same(value, defaults[name]):
             note = "; ".join(filter(None, [note, "jrl's default"]))
-        note = f"  ({note})" if note else ""
-        self.lines.append(f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}{note}")
-        return None
+        return self.say(key, f"{self.inside}{ours}", value, note)
+
+    def say(self, key: str, ours: str, value: Any, note: str = "") -> None:
+        """Adds the line of a key that becomes a value of jrl's."""
+        self.lines.append(f"{self.prefix}{key} -> {ours}: {shown(value)}" + (f"  ({note})" if note else ""))
 
     def _no_use(self, section: str, name: str) -> str | None:
         if self.with_clients:
@@ -202,8 +193,8 @@ class Job:
 
     def set(self, ours: str, value: Any, key: str) -> None:
         """Sets a key of jrl without a line; a mapping takes the place of the one before."""
+        section, _, name = ours.partition(".")
         if isinstance(value, Mapping):
-            section, _, name = ours.partition(".")
             self.tree.setdefault(section, {})[name] = dict(value)
         else:
             self.tree = schema.merge(self.tree, nested(ours, value))
@@ -214,12 +205,13 @@ class Job:
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
 
     def lack(self, key: str, reason: str) -> None:
-        """Reports that jrl does not have what a key asks for, so that something else would be learned without it."""
+        """Reports that jrl lacks what a key asks for, so that something else would be learned without it."""
         self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
         self.lacking.append(f"{self.prefix}{key}: {reason}")
 
     def wrong(self, key: str, expected: str, value: Any) -> None:
-        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {short(value)}")
+        fault = f"{self.prefix}{key}: expected {expected}, got {short(value)}"
+        self.faults += [fault] if fault not in self.faults else []
 
     def take_report(self, inner: "Job") -> None:
         """Adds the report of a translation of nested keys."""
@@ -372,32 +364,52 @@ def translate(job: Job, names: Iterable[str] | None = None) -> None:
             job.drop(spelled, "-1: not set")
         elif job.spelled.get(row.name, spelled) != spelled:
             job.drop(spelled, f"{job.spelled[row.name]} is given, too")
-        elif found := row.rule or RULES.get(row.name):
-            found(job, spelled, value)
-        elif row.ours:
-            job.put(spelled, row.ours, row.to(value) if row.to else value)
-        elif row.lacking and asks(value):
-            job.lack(spelled, row.note)
         else:
-            job.drop(spelled, row.note)
+            try:
+                _translate(job, row, spelled, value)
+            except InputError as e:
+                job.faults += e.errors
+
+
+def _translate(job: Job, row: Row, spelled: str, value: Any) -> None:
+    """Translates a key by its row: checks the value, and applies the rule or converts it."""
+    for reason, holds in row.unless.items():
+        if holds(job, value):
+            return job.drop(spelled, reason.format(algo=job.algo, value=shown(value)))
+    if row.takes == "mapping" and not isinstance(value, Mapping):
+        return job.wrong(spelled, "a mapping", value)
+    if row.takes == "mapping" and not value:
+        return job.drop(spelled, "it is empty")
+    if " or " in row.takes and value not in row.takes.split(" or "):
+        return job.wrong(spelled, row.takes, value)
+    if row.takes in ("whole", "number"):
+        value = job.number(row.name, least=row.least, whole=row.takes == "whole")
+        if value is None:
+            return None
+    if found := RULES.get(row.name):
+        return found(job, spelled, value)
+    if not row.ours:
+        return job.lack(spelled, row.note) if row.lacking and asks(value) else job.drop(spelled, row.note)
+    for ours in row.ours.split(", "):
+        note = row.said if isinstance(row.said, str) else row.said(job, value)
+        job.put(spelled, ours, row.to(job, value) if row.to else value, note)
+    return None
 
 
 def _unknown(job: Job, key: str) -> None:
     if key.rpartition(".")[2].startswith("_"):
         return job.drop(key, "an inner switch of RLlib")
     near = difflib.get_close_matches(key, KEYS, 1)
-    ours = KEYS[near[0]].ours if near else ""
-    is_ours = f", which is {ours} here" if ours else ""
-    line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}{is_ours}" if near else "")
+    line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}" if near else "")
+    line += f", which is {KEYS[near[0]].ours} here" if near and KEYS[near[0]].ours else ""
     job.lines.append(line)
-    job.lacking.append(line)
-    return None
+    return job.lacking.append(line)
 
 
 def begin(job: Job) -> None:
     """Sets what follows from the algorithm's name: its core, and RLlib's default sequences."""
     for key, value in job.implied.items():
-        RULES[key](job, f"{job.source.upper()}'s {key}", value)
+        _translate(job, KEYS[key], f"{job.source.upper()}'s {key}", value)
     if job.asked_core and not any(job.given.get(key) for key in SWITCHES):
         job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
 
@@ -405,8 +417,8 @@ def begin(job: Job) -> None:
 def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
     for name, value in data.items():
-        name = _RENAMED.get(str(name), str(name))
-        if name in NESTED and isinstance(value, Mapping) and value:
+        name = CONTAINERS.get(str(name), str(name))
+        if name in CONTAINERS and isinstance(value, Mapping) and value:
             yield from ((f"{name}.{inner}", given) for inner, given in value.items())
         else:
             yield name, value
@@ -420,6 +432,13 @@ def asks(value: Any) -> bool:
 def shown(value: Any) -> str:
     """Returns a value as text for a line."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def value_at(tree: Any, key: str) -> Any:
+    """Returns the value of a dotted key in a tree; None: it is not set there."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -1,14 +1,7 @@
 """Ray Tune with Algorithms as trainables. All of `ray.tune` is here, under its own names.
 
-    from jrl.api import PPOConfig, tune
-
-    config = PPOConfig().environment("CartPole-v1").training(lr=tune.grid_search([1e-2, 1e-3, 1e-4]))
-    results = tune.Tuner("PPO", param_space=config, run_config=tune.RunConfig(stop={"episode_return_mean": 150})).fit()
-    policy = jrl.load(results.get_best_result(metric="episode_return_mean", mode="max").checkpoint.path)
-
 `Tuner`, `run`, `with_resources` and `with_parameters` take the name of an algorithm or an Algorithm class beside what
-Tune itself takes. A trial is a process; many seeds and learning rates in one program are `jax.vmap`'s: see
-examples/functions.py.
+Tune itself takes. docs/tune.md has examples.
 """
 
 import functools
@@ -113,13 +106,12 @@ class _Trial:
 def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
     """Makes a subclass of `ray.tune.Trainable` that trains an algorithm.
 
-    Its config is what `Tuner` takes as `param_space`, without searches. One step is one `Algorithm.train`, whose result
-    Tune gets. Its checkpoints are the Algorithm's: `jrl.load` opens them. The resources that it asks for follow from
-    the config: see `resources`. Registered objects of the user's (`jrl.registry`) travel with it.
+    One step is one `Algorithm.train`, whose result Tune gets. Its checkpoints are the Algorithm's: `jrl.load` opens
+    them. The resources that it asks for follow from the config: see `resources`.
 
     Args:
       algorithm: a name, such as "PPO", or an Algorithm class.
-      space: its config with searches, whose objects travel; None: all that are registered now.
+      space: its config with searches, whose registered objects travel with it; None: all that are registered now.
     Raises:
       InputError: there is no such algorithm.
     """
@@ -248,11 +240,8 @@ def _begin_ray() -> None:
     """Begins Ray as Tune itself would, but on the loopback; unless there is one, here or under $RAY_ADDRESS."""
     import ray
 
-    if (
-        not ray.is_initialized()
-        and not os.environ.get("RAY_ADDRESS")
-        and os.environ.get("TUNE_DISABLE_AUTO_INIT") != "1"
-    ):
+    is_elsewhere = os.environ.get("RAY_ADDRESS") or os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1"
+    if not ray.is_initialized() and not is_elsewhere:
         with ray_cluster.on_loopback(ray):
             ray.init()
 
@@ -267,10 +256,8 @@ def _tuner() -> type:
         Args:
           trainable: the name of an algorithm, an Algorithm class, or what Tune takes: a function, a Trainable.
           param_space: for an algorithm an AlgorithmConfig with searches in it, a dict of the arguments that its methods
-            take (`{"env": "CartPole-v1", "lr": tune.grid_search([1e-3, 1e-4])}`), of sections of the config tree
-            (`{"algo": {"lr": ...}}`), or of RLlib's older keys.
-          tune_config, run_config: as Tune takes them. With `TuneConfig(reuse_actors=True)` a trial takes over the
-            process of one that has ended or paused, which saves the start of a process.
+            take, of sections of the config tree, or of RLlib's older keys.
+          tune_config, run_config: as Tune takes them. `TuneConfig(reuse_actors=True)` saves the starts of processes.
         Raises:
           InputError: all that is wrong with the first 100 variants of the space, before a trial starts.
         """

@@ -15,8 +15,7 @@ from jrl.run.policy import Trained
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.http_server import Address
 from jrl.serve.inference import Inference, Program, Weights
-from jrl.serve.policy_info import PolicyInfo
-from jrl.serve.server import Policy, Server
+from jrl.serve.server import ALONE, Agent, Policy, Server
 from jrl.serve.table import Table
 from jrl.settings import config, multi_agent
 from jrl.settings.external import ExternalConfig
@@ -66,21 +65,6 @@ def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, 
             continue
         found |= {one if len(runs) == 1 else f"{name}.{one}": (path, one) for one in several}
     return found
-
-
-def _info(trained: Trained) -> PolicyInfo:
-    spec = trained.spec
-    memory = bool(jax.tree.leaves(trained.algo.carry(1))) and trained.config.network.recurrent
-    return PolicyInfo(
-        config.algo_name(trained.config),
-        trained.observation or spec.observation,
-        spec.env_action or spec.action,
-        None,
-        _WHY,
-        learns=False,
-        remembers=memory,
-        policy_action=spec.action,
-    )
 
 
 def weights(found: Loaded) -> Weights:
@@ -136,16 +120,21 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     trained = found.trained
     before: PyTree = jax.tree.map(np.asarray, jax.device_get(trained.algo.carry(1)))
     initial = lambda column: jax.tree.map(lambda x: x[0], before)
-    program = Program(trained.algo.act, trained.to_env(), explore=False, most=64)
+    spec = trained.spec._replace(agents=(), kinds=())  # each agent plays an episode of its own
+    program = Program(trained.algo.act, trained.to_env(), spec, None, explore=False, most=64)
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
-    inference.warm_up(trained.spec._replace(agents=(), kinds=()))
-    info = _info(trained)
+    inference.warm_up()
+    name_of_algo, taken = config.algo_name(trained.config), spec.env_action or spec.action
     client_inference = ClientInference(
-        info.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),
+        name_of_algo, best_actions(trained.algo.act), trained.algo.carry(1), spec, trained.to_env(),
         explore=False, clips=False, random_steps=0, rows=ROWS,
     )  # fmt: skip
-    server.add(name, Policy(info, inference, client_inference))
+    agent = Agent(0, 0, trained.observation or spec.observation, taken, spec.action, None)
+    remembers = bool(jax.tree.leaves(before)) and trained.config.network.recurrent
+    server.by_name[name] = Policy(
+        name_of_algo, {ALONE: agent}, inference, client_inference, learns=False, why=_WHY, remembers=remembers
+    )
     return inference
 
 

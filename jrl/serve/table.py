@@ -33,6 +33,10 @@ class Order:
         if not count:
             self.chosen.set_result(([], version))
 
+    async def get(self, form: Callable[[list[PyTree], int], dict[str, Any]]) -> dict[str, Any]:
+        """Waits for the actions; returns the fields that `form` makes of them and their version."""
+        return form(*await self.chosen)
+
     def put(self, place: int, action: PyTree, version: int) -> None:
         """Adds an action."""
         self._actions[place] = action
@@ -42,14 +46,18 @@ class Order:
 
 
 class Answer(NamedTuple):
-    """The answer to an episode's latest request, which a repeated request gets, too."""
+    """The answer to an episode's latest turn, which a repeated request gets, too."""
 
     order: Order
-    fields: Callable[[list[PyTree], int], dict[str, Any]]  # of the actions of the order and their version
+    places: Mapping[str, int]  # agent -> place of its action in the order
+    step: int
 
-    async def get(self) -> dict[str, Any]:
-        """Waits for the actions."""
-        return self.fields(*await self.order.chosen)
+    def fields(self, actions: list[PyTree], version: int) -> dict[str, Any]:
+        """Returns the answer with the actions of the order and their version."""
+        return {
+            "actions": {name: actions[place] for name, place in self.places.items()}, "version": version,
+            "step": self.step,
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False)
@@ -80,11 +88,6 @@ class Episode:
     def is_pending(self) -> bool:
         """Returns whether its latest request waits for actions."""
         return self.answer is not None and not self.answer.order.chosen.done()
-
-    @property
-    def seat(self) -> "Seat":
-        """Returns the seat of its one agent."""
-        return self.seats[0]
 
     @property
     def learns(self) -> bool:
@@ -123,6 +126,17 @@ class Seat:
         if not found.final:
             self.steps += 1
         return found
+
+    @property
+    def is_under_way(self) -> bool:
+        """Returns whether the agent has acted and not ended."""
+        return self.steps > 0 and not self.over
+
+    def end(self, obs: PyTree, reward: float, *, truncated: bool) -> "list[Item]":
+        """Ends the agent; returns its last item, or none if nothing is learned from it."""
+        was_under_way, self.over = self.is_under_way, True
+        item = self.item(obs, reward, terminated=not truncated, truncated=truncated, final=True)
+        return [item] if was_under_way and self.column != UNLEARNED else []
 
 
 class Item(NamedTuple):
@@ -233,7 +247,7 @@ class Table:
         """Takes an episode off the table, and its column is free. With the lock held."""
         del self.episodes[episode.id]
         if episode.learns:
-            self._free.append(episode.seat.column // self._agents)
+            self._free.append(episode.seats[0].column // self._agents)
             self._free.sort(reverse=True)
         self._over[episode.id] = episode.client, why, answer
         if len(self._over) > _REMEMBERED:

@@ -5,7 +5,7 @@ import pytest
 import serving
 
 from jrl.serve import bodies
-from jrl.serve.client import PolicyClient, RequestRefused
+from jrl.serve.client import PolicyClient, RequestRefused, _Episode
 from jrl.serve.table import INFO, NAMES, Infos
 from jrl.serve.wire import Refused
 
@@ -57,11 +57,12 @@ def test_rows_have_the_means_of_what_was_told_since_the_row_before(kind):
 )
 def test_the_client_refuses_what_is_no_number_and_forgets_nothing(info, wrong):
     client = PolicyClient("http://127.0.0.1:1")
-    client._reward["id"] = 1.0
+    told = client._episodes["id"] = _Episode()
+    told.rewards[""] = 1.0
     client.log_returns("id", 1.0, {"speed": 2})
     with pytest.raises(ValueError, match=wrong):
         client.log_returns("id", 1.0, info)
-    assert (client._reward["id"], client._infos["id"]) == (2.0, {"speed": 2.0})
+    assert (told.reward, told.infos) == (2.0, {"speed": 2.0})
 
 
 def test_a_run_has_only_so_many_names():

@@ -12,11 +12,11 @@ import numpy as np
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
-from jrl.serve.client import INFO_LENGTH, INFOS
 from jrl.serve.space_values import LARGEST, NUMBER, array
 from jrl.serve.wire import NAME, Refused
 
 STEPS = 256  # steps of clients that act by themselves in one request, so that other clients do not wait for it
+INFOS, INFO_LENGTH = 32, 64  # names of infos in a request, and characters of each
 _NUMBER: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
 
 

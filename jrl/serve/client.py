@@ -17,6 +17,7 @@ Where the server is away, calls wait and try again. One that came back without i
 EpisodeLost: begin another. A client is for one thread.
 """
 
+import dataclasses
 import http.client
 import io
 import json
@@ -35,8 +36,6 @@ import numpy as np
 
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
-INFOS, INFO_LENGTH = 32, 64  # of infos: names of an episode in a request, and characters of each
-_GREATEST = float(np.finfo(np.float32).max)
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
 _SEND_S = 1.0  # seconds after which a client that acts by itself sends its steps, however few
 _INTERPRETER = ""  # source of interpreter.py where this file holds it
@@ -62,32 +61,30 @@ class Steps(NamedTuple):
     actions: Any  # [N, *]
 
 
+@dataclasses.dataclass
 class _Episode:
     """An episode under way, and what its next request tells by agent; one agent alone has the name ""."""
 
-    def __init__(self, *, several: bool = False):
-        self.several, self.step = several, 0
-        self.infos: dict[str, float] = {}
-        self.forget()
+    several: bool = False
+    step: int = 0
+    infos: dict[str, float] = dataclasses.field(default_factory=dict)
+    observations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+    terminated: dict[str, bool] = dataclasses.field(default_factory=dict)
+    truncated: dict[str, bool] = dataclasses.field(default_factory=dict)
 
-    def forget(self) -> None:
-        self.observations: dict[str, Any] = {}
-        self.rewards: dict[str, float] = {}
-        self.terminated: dict[str, bool] = {}
-        self.truncated: dict[str, bool] = {}
-
-    @property
-    def reward(self) -> float:
-        return self.rewards.get("", 0.0)
-
-    def went_on(self) -> None:
-        self.forget()
-        self.step += 1
+    def one(self) -> dict[str, Any]:
+        """Returns what a request of one agent has besides its observation."""
+        return {"reward": self.rewards.get("", 0.0), "step": self.step}
 
     def turn(self, observations: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """Returns the fields of a turn."""
         found = {"observations": {**self.observations, **observations}, "rewards": self.rewards, "step": self.step}
         return {**found, "terminated": self.terminated, "truncated": self.truncated, **more}
+
+    def went_on(self) -> None:
+        self.step += 1
+        self.observations, self.rewards, self.terminated, self.truncated = {}, {}, {}, {}
 
 
 class PolicyClient:
@@ -125,12 +122,9 @@ class PolicyClient:
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
-        if parts.scheme == "https":
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        tls = {"context": context} if parts.scheme == "https" else {}
+        kind: Any = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection: http.client.HTTPConnection = kind(parts.hostname, parts.port, timeout=timeout_s, **tls)
         self._address, self._patience_s = address, patience_s
         self._headers = {"Jrl-Client": uuid.uuid4().hex}
         if token is not None:
@@ -177,11 +171,11 @@ class PolicyClient:
             actions = self._turn(episode_id, _by_agent(agent, observation))
             return actions if agent is None else actions[agent]
         if self._acts_here:
-            row = {"rewards": np.array([told.reward], np.float32)}
+            row = {"rewards": np.array([told.one()["reward"]], np.float32)}
             told.went_on()
             _, action = self._act((episode_id,), {name: x[None] for name, x in flat("", observation)}, row)
             return _tree({name: x[0] for name, x in action.items()})
-        found = self._of(episode_id, "action", {"observation": observation, "reward": told.reward, "step": told.step})
+        found = self._of(episode_id, "action", {"observation": observation, **told.one()})
         self.version = int(found["version"])
         return _arrays(found["action"])
 
@@ -199,8 +193,7 @@ class PolicyClient:
             self._turn(episode_id, _by_agent(agent, observation), actions=_by_agent(agent, action), log_probs=known)
             return
         self._send((episode_id,))
-        fields = {"observation": observation, "action": action, "reward": told.reward, "step": told.step}
-        self._of(episode_id, "log", {**fields, "log_prob": log_prob})
+        self._of(episode_id, "log", {"observation": observation, "action": action, "log_prob": log_prob, **told.one()})
         if self._acts_here and self._player().remembers:
             self._player().act((episode_id,), {name: x[None] for name, x in flat("", observation)})
 
@@ -222,13 +215,14 @@ class PolicyClient:
           multiagent_done_dict: agents that have ended before the others do; `end_agent` says more.
           agent: see `reward`.
         Raises:
-          ValueError: an info is no finite number, or there are too many.
+          ValueError: an info is not a number; the server refuses more names than 32 with the next request.
         """
         told = self._episodes[episode_id]
-        told.infos, ended = _infos(told.infos, info or {}), multiagent_done_dict or {}
+        told.infos |= {name: float(x) for name, x in (info or {}).items()}
         for name, x in (_by_agent(agent, reward) if told.several else {"": reward}).items():
             told.rewards[name] = told.rewards.get(name, 0.0) + float(x)
-        told.terminated |= {name: True for name, over in ended.items() if over and name != "__all__"}
+        ended = (multiagent_done_dict or {}).items()
+        told.terminated |= {name: True for name, over in ended if over and name != "__all__"}
 
     def end_agent(self, episode_id: str, agent: str, observation: Any, truncated: bool = False) -> None:
         """Ends an agent before its episode, with the observation after its last action; with the next request."""
@@ -250,11 +244,11 @@ class PolicyClient:
         if told.several:
             if told.terminated or told.truncated:
                 self._turn(episode_id, {})
-            fields: dict[str, Any] = {"observations": dict(observation or {}), "rewards": told.rewards}
+            last = {"observations": dict(observation or {}), "rewards": told.rewards, "step": told.step}
         else:
             self._send((episode_id,))
-            fields = {"observation": observation, "reward": told.reward}
-        found = self._of(episode_id, "end", {**fields, "truncated": bool(truncated), "step": told.step})
+            last = {"observation": observation, **told.one()}
+        found = self._of(episode_id, "end", {**last, "truncated": bool(truncated)})
         del self._episodes[episode_id]
         if self._local is not None:
             self._local.go_on((episode_id,), ())
@@ -314,20 +308,15 @@ class PolicyClient:
 
     @property
     def too_old(self) -> int:
-        """Returns steps so far, chosen here, from which the server does not learn: their weights were too old
-        (max_lag).
-        """
-        return 0 if self._local is None else int(self._local.too_old)
+        """Returns steps chosen here from which the server does not learn: their weights were too old (max_lag)."""
+        return 0 if self._local is None else self._local.too_old
 
     def update_policy_weights(self) -> int:
-        """Gets the server's weights where they are others than those that act here; their version.
-
-        Does nothing where the server acts.
-        """
-        return int(self._player().update()) if self._acts_here else self.version
+        """Gets the server's weights if this process acts by others; returns their version."""
+        return self._player().update() if self._acts_here else self.version
 
     def _follow(self, policy: str | None) -> None:
-        """Acts for this policy from now on, where this process acts, so that what no client can do is refused early."""
+        """Acts for this policy from now on if this process acts: what no client can do is refused early."""
         if self._acts_here:
             self._player("" if policy is None else urllib.parse.urlencode({"policy": policy}))
 
@@ -374,9 +363,7 @@ class PolicyClient:
         return {id: of_one(found["turns"][id]) for id in told}
 
     def _act(self, ids: tuple[str, ...], obs: Any, row: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        """Returns (episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are
-        enough.
-        """
+        """Returns (episodes from now on, actions [N, *] by path); steps are sent once there are enough."""
         player = self._player()
         try:
             action, enough = player.step(ids, dict(flat("", obs)), dict(flat("", row)))
@@ -422,9 +409,7 @@ class PolicyClient:
         return found
 
     def _once(self, path: str, fields: Mapping[str, Any], *, npz: bool = True) -> dict[str, Any]:
-        """Returns the answer to steps, of which nobody knows whether they count where none comes. Raises
-        EpisodeLost.
-        """
+        """Sends steps once. Raises EpisodeLost: no answer came, and nobody knows if they count."""
         try:
             return self._post(path, fields, again=False, npz=npz)
         except ConnectionError as e:
@@ -438,25 +423,24 @@ class PolicyClient:
             buffer = io.BytesIO()
             np.savez(buffer, allow_pickle=False, **dict(flat("", fields)))
             return self._request("POST", path, buffer.getvalue(), {"Content-Type": _NPZ}, again=again)
-        body = json.dumps(fields, default=plain).encode()
+        body = json.dumps(fields, default=lambda x: x.tolist()).encode()
         return self._request("POST", path, body, {"Content-Type": "application/json"}, again=again)
 
-    def _answer(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Sends a request once; its answer and what that holds."""
+    def _answer(self, *request: Any) -> tuple[http.client.HTTPResponse, bytes]:
+        """Sends a request once; returns its answer and what that holds."""
+        is_broken = False
         try:
-            self._connection.request(method, path, body, headers)
+            self._connection.request(*request)
         except (BrokenPipeError, ConnectionResetError):
+            # a server that refuses a request before it is whole hangs up, and why stands in the socket
             if self._connection.sock is None:
                 raise
-            # a server that refuses a request before it is whole hangs up, and why stands in the socket
-            answer = self._connection.getresponse()
-            found = answer.read()
-            self._connection.close()
-            return answer, found
+            is_broken = True
         answer = self._connection.getresponse()
-        return answer, answer.read()
+        found = answer.read()
+        if is_broken:
+            self._connection.close()
+        return answer, found
 
     def _request(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, again: bool = True
@@ -482,21 +466,6 @@ class PolicyClient:
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in fields.items() if x is not None}
-
-
-def _infos(told: Mapping[str, float], info: Mapping[str, Any]) -> dict[str, float]:
-    """Adds `info` to the infos so far. Raises ValueError: these are no numbers by name."""
-    found = dict(told)
-    for name, x in info.items():
-        if not (isinstance(name, str) and 0 < len(name) <= INFO_LENGTH and name.isprintable()):
-            raise ValueError(f"info: expected names of 1 to {INFO_LENGTH} characters, got {name!r}")
-        number = isinstance(x, bool | int | float | np.bool_ | np.integer | np.floating)
-        if not number or not abs(x) <= _GREATEST:
-            raise ValueError(f"info/{name}: expected a finite number, got {x!r:.80}")
-        found[name] = float(x)
-    if len(found) > INFOS:
-        raise ValueError(f"info: expected at most {INFOS} names until the next request, got {len(found)}")
-    return found
 
 
 def _by_agent(agent: str | None, x: Any) -> dict[str, Any]:
@@ -553,11 +522,6 @@ def _size(tree: Any) -> int:
     if isinstance(tree, Mapping):
         return sum(map(_size, tree.values()))
     return tree.size if isinstance(tree, np.ndarray) else 1
-
-
-def plain(x: Any) -> Any:
-    """Returns an array as JSON holds it."""
-    return x.tolist()
 
 
 def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:

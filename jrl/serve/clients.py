@@ -107,23 +107,11 @@ class Clients:
             found.http.open()
             print("clients:", self.address, flush=True)
 
-        return _Serving(
+        return ClientSource(
             env, act, table=table, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
             max_lag=external.max_lag(cfg), version=iteration, length=length, carry=carry, explore=explore,
             server=found, **how,
         )  # fmt: skip
-
-
-class _Serving(ClientSource):
-    """A source that closes its server."""
-
-    def __init__(self, *args: Any, server: Server, **options: Any):
-        self._server = server
-        super().__init__(*args, **options)
-
-    def close(self) -> None:
-        self._server.close()
-        super().close()
 
 
 def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:

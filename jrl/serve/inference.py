@@ -145,30 +145,22 @@ def _placed(parts: Sequence[PyTree], at: np.ndarray, num: int) -> PyTree:
 
 
 class Histogram:
-    """Histogram of seconds. One thread adds to it.
-
-    Attributes:
-      counts: of values up to each of BOUNDS, and of those beyond, not cumulated.
-      total: of all values.
-    """
+    """Histogram of seconds. One thread adds to it."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
+        self.counts = [0] * (len(BOUNDS) + 1)  # values up to each of BOUNDS, and those beyond, not cumulated
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts a value."""
         self.counts[bisect.bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
-    def text(self, name: str, labels: str = "") -> str:
+    def text(self, name: str, labels: str) -> str:
         """Returns its lines in Prometheus' format; `labels` as `policy="main"`."""
-        among = f"{labels}," if labels else ""
-        cumulated = list(itertools.accumulate(self.counts))
-        buckets = zip([*BOUNDS, "+Inf"], cumulated, strict=True)
-        lines = [f'{name}_bucket{{{among}le="{bound}"}} {count}\n' for bound, count in buckets]
-        of = f"{{{labels}}}" if labels else ""
-        return "".join([*lines, f"{name}_sum{of} {self.total:.12g}\n", f"{name}_count{of} {cumulated[-1]}\n"])
+        buckets = zip([*BOUNDS, "+Inf"], itertools.accumulate(self.counts), strict=True)
+        lines = [f'{name}_bucket{{{labels},le="{bound}"}} {count}\n' for bound, count in buckets]
+        lines += [f"{name}_sum{{{labels}}} {self.total:.12g}\n", f"{name}_count{{{labels}}} {sum(self.counts)}\n"]
+        return "".join(lines)
 
 
 class Inference:
@@ -190,17 +182,11 @@ class Inference:
     """
 
     def __init__(
-        self,
-        table: Table,
-        program: Program,
-        initial: Callable[[int], PyTree],
-        deliver: Deliver,
-        *,
-        max_wait_ms: float,
+        self, table: Table, program: Program, initial: Callable[[int], PyTree], deliver: Deliver, *, max_wait_ms: float
     ):
         self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
         self._most, self._wait_s = program.sizes[-1], max_wait_ms / 1000
-        self._weights: Weights | None = None
+        self.weights: Weights  # that act, once `publish` was called
         self._items: collections.deque[tuple[Item, float]] = collections.deque()  # and when they asked
         self._asked = threading.Condition()
         self._closed = False
@@ -212,20 +198,14 @@ class Inference:
 
     def publish(self, weights: Weights) -> None:
         """Acts with these from the next call on; they must not be taken over by an update."""
-        self._weights = weights
+        self.weights = weights
         if not self._thread.is_alive() and not self._closed:
             self._thread.start()
 
     @property
     def version(self) -> int:
-        """Returns the version of the acting weights."""
-        return self._weights.version if self._weights is not None else 0
-
-    @property
-    def weights(self) -> Weights:
-        """Returns the acting weights."""
-        assert self._weights is not None
-        return self._weights
+        """Returns the version of the acting weights; 0 before there are any."""
+        return self.weights.version if hasattr(self, "weights") else 0
 
     def warm_up(self) -> None:
         """Compiles all programs."""
@@ -272,9 +252,7 @@ class Inference:
             return self._first()
 
     def _first(self) -> list[Item]:
-        """Returns the items of the next call; one that remembers what another of them sees is left for that after
-        it.
-        """
+        """Returns the items of the next call; a second item of a seat with memory waits for the call after it."""
         found: list[Item] = []
         seen: set[Seat] = set()
         now = time.perf_counter()
@@ -304,7 +282,7 @@ class Inference:
 
 
 def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
-    """Returns the actions and what goes with them, in whose place those stand that clients chose themselves."""
+    """Returns actions and extras in which the actions that clients chose replace the policy's."""
     own = [i for i, item in enumerate(items) if item.action is not None]
     if not own:
         return action, extras

@@ -1,7 +1,7 @@
 """Trained policies behind HTTP: `python -m jrl.serve RUN --no-learn`."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,16 +26,14 @@ _WHY = "these policies do not learn: there is nobody to log an action for"
 
 
 class Loaded(NamedTuple):
-    """A policy as it lies on disk."""
+    """A policy and its checkpoint."""
 
-    path: Path  # the checkpoint
+    path: Path
     trained: Trained
 
 
 def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
-    """Returns a policy of a run or a checkpoint: the one of this name. Raises InputError: there is none that can act
-    here.
-    """
+    """Returns the policy `one` of a run or a checkpoint. Raises InputError: it is missing, or cannot act here."""
     found = checkpoint.locate(Path(path), best=best)
     trained = policy.restore(found, policy=one)
     cfg = trained.config
@@ -101,7 +99,12 @@ def serve(
         pauses.settle()
         server.http.open()
         print("clients:", address.url, flush=True)
-        for _ in _seconds(interrupted):
+        look = time.monotonic()
+        while not interrupted:
+            if time.monotonic() < look:
+                time.sleep(0.05)
+                continue
+            look = time.monotonic() + _LOOK_S
             for name, (path, one) in named.items() if follow else ():
                 if (later := _later(path, best, found[name], one)) is not None:
                     found[name] = later
@@ -139,20 +142,9 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
 
 
 def _later(path: str, best: bool | None, now: Loaded, one: str | None) -> Loaded | None:
-    """Returns the checkpoint of a run that acts from now on; None: it is the same, or one that is still being
-    written.
-    """
+    """Returns the checkpoint of a run that acts from now on; None: the same, or it is still being written."""
     try:
         return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best, one)
     except InputError as e:
         print(f"{path}: {e}; the policy that was loaded before goes on", flush=True)
         return None
-
-
-def _seconds(interrupted: faults.Signals) -> Iterator[None]:
-    """Comes by every `_LOOK_S`, until a signal comes."""
-    while not interrupted:
-        yield
-        until = time.monotonic() + _LOOK_S
-        while not interrupted and time.monotonic() < until:
-            time.sleep(0.05)

@@ -18,6 +18,7 @@ from jrl.rollout.collect_async import EMPTY
 from jrl.rollout.sources import copied
 from jrl.serve.columns import Taken
 from jrl.serve.inference import STEP, Inference, Weights
+from jrl.serve.server import Server
 from jrl.serve.table import Table
 from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
 
@@ -40,8 +41,7 @@ class ClientSource(FromHost):
     Args:
       env: the spaces.
       act: `Algo.act`.
-      table: the episodes.
-      inference: answers them.
+      server, table, inference: answer clients; the source closes the server.
       begin: called once the first weights are there; clients may come.
       interrupted: whether the run is to end.
       max_lag: see above; None: all rows count.
@@ -54,6 +54,7 @@ class ClientSource(FromHost):
         env: Played,
         act: Callable[..., ActOut],
         *,
+        server: Server,
         table: Table,
         inference: Inference,
         begin: Callable[[], None],
@@ -65,6 +66,7 @@ class ClientSource(FromHost):
         **options: Any,
     ):
         assert table.columns is not None
+        self._server = server
         self._table, self._rows, self._inference = table, table.columns, inference
         self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
         self._calls, self._count_agents = 0, bool(options.get("count_agents"))
@@ -150,7 +152,7 @@ class ClientSource(FromHost):
             return self._table.infos.drain()
 
     def close(self) -> None:
-        self._inference.close()
+        self._server.close()
         super().close()
         pauses.restore()
 

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.responses import Response
 
 from jrl import errors
-from jrl.serve.client import flat, plain
+from jrl.serve.client import flat
 
 JSON, NPZ = "application/json", "application/x-npz"
 CLIENT = "jrl-client"  # header that names a client, the same in all its requests
@@ -21,7 +21,7 @@ def _not_finite(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON: all numbers must be finite")
 
 
-_DECODER, _ENCODER = json.JSONDecoder(parse_constant=_not_finite), json.JSONEncoder(default=plain)
+_DECODER, _ENCODER = json.JSONDecoder(parse_constant=_not_finite), json.JSONEncoder(default=lambda x: x.tolist())
 
 
 class Refused(Exception):

@@ -112,7 +112,7 @@ def read(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
     raise Refused(422, f"{name}: {expected}, got {str(fault['input'])[:80]!r}")
 
 
-class _Acting(Body):
+class ActionRequest(Body):
     observation: Observation
     reward: Reward = 0.0
     step: Step | None = None
@@ -126,11 +126,7 @@ class BeginRequest(Body):
     policy: Name | None = None
 
 
-class ActionRequest(_Acting):
-    pass
-
-
-class LogRequest(_Acting):
+class LogRequest(ActionRequest):
     action: Action
     log_prob: Number = 0.0
 
@@ -145,7 +141,7 @@ class AgentRewardRequest(Body):
     infos: Infos = {}
 
 
-class EndRequest(_Acting):
+class EndRequest(ActionRequest):
     truncated: Flag = False
 
 

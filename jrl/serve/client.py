@@ -163,8 +163,7 @@ class PolicyClient:
     def get_action(self, episode_id: str, observation: Any, agent: str | None = None) -> Any:
         """Returns the policy's action at an observation [*], as the environment takes it.
 
-        Of several agents the actions of those that act now, {agent: action}, at their observations {agent: [*]}; or of
-        one of them, which `agent` names.
+        Several agents: {agent: action} of those that act now, at {agent: [*]}; or the action of one, `agent`.
         """
         told = self._episodes[episode_id]
         if told.several:
@@ -182,10 +181,10 @@ class PolicyClient:
     def log_action(
         self, episode_id: str, observation: Any, action: Any, agent: str | None = None, log_prob: Any = None
     ) -> None:
-        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it.
+        """Reports an action that was chosen here; several agents as in `get_action`.
 
-        Of several agents by agent, as `get_action`. `log_prob` is the action's log-probability where it is known, of
-        which those algorithms make no use.
+        `log_prob` is the action's log-probability if it is known. Raises RequestRefused: the algorithm learns from
+        its own actions alone.
         """
         told = self._episodes[episode_id]
         if told.several:
@@ -485,17 +484,19 @@ def _read(body: bytes, kind: str) -> dict[str, Any]:
     if not kind.startswith(_NPZ):
         return json.loads(body)
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        return _nested({name: arrays[name] for name in arrays.files})
+        return nested({name: arrays[name] for name in arrays.files})
 
 
-def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays by their paths as mappings of mappings."""
+def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns arrays by their paths as mappings of mappings. Raises ValueError: a path is part of another."""
     found: dict[str, Any] = {}
     for name, x in arrays.items():
         *path, last = name.split("/")
         part = found
         for inner in path:
-            part = part.setdefault(inner, {})
+            part = part.setdefault(inner, {}) if isinstance(part, dict) else part
+        if not isinstance(part, dict) or last in part:
+            raise ValueError(f"{name} and a part or a whole of it are both there")
         part[last] = x
     return found
 
@@ -515,7 +516,7 @@ def _arrays(tree: Any) -> Any:
 
 def _tree(leaves: Mapping[str, Any]) -> Any:
     """Arrays by their paths as the tree that `flat` made them of."""
-    return leaves[""] if "" in leaves else _arrays(_nested(leaves))
+    return leaves[""] if "" in leaves else _arrays(nested(leaves))
 
 
 def _size(tree: Any) -> int:
@@ -560,10 +561,6 @@ class LocalPolicy:
     The program computes the parameters of distributions (`jrl/distributions.py`); actions and their log-probabilities
     are drawn here. The memory of an episode is kept here, too.
 
-    Attributes:
-      version: of the weights that act; below 0 without.
-      too_old: steps so far from which the server does not learn, since their weights were too old.
-
     Args:
       interpreter: `jrl/export/interpreter.py`.
       rng: draws.
@@ -574,17 +571,13 @@ class LocalPolicy:
     """
 
     def __init__(
-        self,
-        interpreter: Any,
-        rng: np.random.Generator,
-        get: Callable[[str], dict[str, Any]],
-        tell: Callable[[Mapping[str, Any]], dict[str, Any]],
-        interval: float | None = 0.0,
-        query: str = "",
-    ):
+        self, interpreter: Any, rng: np.random.Generator, get: Callable[[str], dict[str, Any]],
+        tell: Callable[[Mapping[str, Any]], dict[str, Any]], interval: float | None = 0.0, query: str = "",
+    ):  # fmt: skip
         self._interpreter, self._rng = interpreter, rng
         self._get, self._tell, self._interval, self.query = get, tell, interval, query
-        self.version, self.too_old = -1, 0
+        self.version = -1  # of the weights that act; below 0 without
+        self.too_old = 0  # steps so far from which the server does not learn, since their weights were too old
         self._start: list[np.ndarray] = []  # memory before an episode
         self._memory: dict[str, list[np.ndarray]] = {}  # memory after the latest step, by episode
         self._rows: dict[tuple[str, ...], list[Leaves]] = {}  # steps that were not sent, by episodes
@@ -606,13 +599,7 @@ class LocalPolicy:
     def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[Leaves, bool]:
         """Returns (actions [N, *] of the environment by path, whether it is time to send) of N episodes.
 
-        Args:
-          ids: their names.
-          obs: [N, *] by path.
-          row: what came before, by the names of /v1/played: rewards belong to the latest actions, so that a row is sent
-            with what came before its own.
-        Raises:
-          ValueError: observations of other shapes.
+        `row` has the results of their latest actions, by the names of /v1/played. Raises ValueError as `act`.
         """
         begins = np.logical_or(row.get("terminated", False), row.get("truncated", False))
         drawn, changed, log_prob, memory = self.act(ids, obs, begins)
@@ -632,12 +619,8 @@ class LocalPolicy:
     def act(
         self, episodes: Sequence[str], obs: Mapping[str, np.ndarray], begins: Any = False
     ) -> tuple[Leaves, Leaves, np.ndarray, Leaves]:
-        """Acts at observations [N, *], by path; the policy remembers them.
+        """Acts for N episodes at observations [N, *] by path; `begins` [N]: another episode begins under the same id.
 
-        Args:
-          episodes: N ids.
-          obs: see above.
-          begins: [N] bool, or one, where another episode begins under the same id.
         Returns:
           (the policy's actions [N, *], the environment's, log-probabilities [N] f32, the memory before [N, *]).
         Raises:
@@ -645,12 +628,11 @@ class LocalPolicy:
         """
         seen = []
         for path, dtype, shape in self._told["observation"]:
-            x = obs.get(path)
+            x, name = obs.get(path), f"observation{path and '/'}{path}"
             if x is None or list(x.shape[1:]) != shape:
-                got = "nothing" if x is None else list(x.shape[1:])
-                raise ValueError(f"observation{path and '/'}{path}: expected {dtype} {shape}, got {got}")
+                raise ValueError(f"{name}: expected {dtype} {shape}, got {x if x is None else list(x.shape[1:])}")
             if len(x) != len(episodes):
-                raise ValueError(f"observation{path and '/'}{path}: expected {len(episodes)} of them, got {len(x)}")
+                raise ValueError(f"{name}: expected {len(episodes)} of them, got {len(x)}")
             seen.append(x.astype(dtype, copy=False))
         before = self._before(episodes, begins)
         numbers, drawn, log_prob = iter(self._policy(*seen, *before)), [], np.zeros(len(episodes))

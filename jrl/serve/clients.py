@@ -108,7 +108,7 @@ class Clients:
             print("clients:", self.address, flush=True)
 
         return ClientSource(
-            env, act, table=table, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
+            env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
             max_lag=external.max_lag(cfg), version=iteration, length=length, carry=carry, explore=explore,
             server=found, **how,
         )  # fmt: skip

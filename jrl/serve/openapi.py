@@ -95,20 +95,12 @@ OPERATIONS = (
 
 
 def document(
-    observations: Sequence[Space],
-    actions: Sequence[Space],
-    agents: Mapping[str, Any] = {},
-    *,
-    most: int,
+    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any] = {}, *, most: int,
     token: bool = False,
-) -> dict[str, Any]:
-    """Returns the OpenAPI document of a server.
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the OpenAPI document of a server whose requests have at most `most` episodes.
 
-    Args:
-      observations, actions: spaces of all policies and agents.
-      agents: name -> object with `observation` and `action`, where episodes have several agents.
-      most: episodes in a request.
-      token: whether clients need one.
+    `observations` and `actions` are the spaces of all policies and agents, `agents` those by name of several agents.
     """
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:

@@ -74,16 +74,10 @@ def weights(found: Loaded) -> Weights:
 def serve(
     runs: Mapping[str, str], cfg: ExternalConfig, *, best: bool | None, follow: bool, interrupted: faults.Signals
 ) -> None:
-    """Answers until a signal comes.
+    """Answers until a signal comes, for policies by name: run directories or checkpoints.
 
-    Args:
-      runs: the name of each policy -> its run directory or checkpoint.
-      cfg: where, and for whom.
-      best: see `jrl.run.policy.load`.
-      follow: whether to go over to later checkpoints as they appear: with `best` not False to better ones.
-      interrupted: the signal.
-    Raises:
-      InputError: a policy cannot be loaded, or the address cannot be had.
+    With `follow` later checkpoints act as they appear, with `best` not False better ones. Raises InputError: a policy
+    cannot be loaded, or the address is taken.
     """
     address = Address(cfg)
     try:

@@ -553,7 +553,7 @@ def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
             item.order.put(item.place, action, version)
 
 
-def _turn_request(body: bodies.ActionRequest | bodies.LogRequest, **own: Any) -> TurnRequest:
+def _turn_request(body: bodies.ActionRequest, **own: Any) -> TurnRequest:
     return TurnRequest.model_construct(
         observations={ALONE: body.observation}, rewards={ALONE: body.reward}, step=body.step, infos=body.infos, **own
     )

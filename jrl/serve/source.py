@@ -19,7 +19,6 @@ from jrl.rollout.sources import copied
 from jrl.serve.columns import Taken
 from jrl.serve.inference import STEP, Inference, Weights
 from jrl.serve.server import Server
-from jrl.serve.table import Table
 from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
 
 LAG = "external/policy_lag"  # metric: updates that the weights which chose the rows are behind, on average
@@ -41,7 +40,7 @@ class ClientSource(FromHost):
     Args:
       env: the spaces.
       act: `Algo.act`.
-      server, table, inference: answer clients; the source closes the server.
+      server, inference: answer clients; the source closes the server.
       begin: called once the first weights are there; clients may come.
       interrupted: whether the run is to end.
       max_lag: see above; None: all rows count.
@@ -50,21 +49,11 @@ class ClientSource(FromHost):
     """
 
     def __init__(
-        self,
-        env: Played,
-        act: Callable[..., ActOut],
-        *,
-        server: Server,
-        table: Table,
-        inference: Inference,
-        begin: Callable[[], None],
-        interrupted: Callable[[], bool],
-        max_lag: int | None,
-        version: int,
-        length: int,
-        timers: Timers | None = None,
-        **options: Any,
-    ):
+        self, env: Played, act: Callable[..., ActOut], *, server: Server, inference: Inference,
+        begin: Callable[[], None], interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
+        timers: Timers | None = None, **options: Any,
+    ):  # fmt: skip
+        table = server.table
         assert table.columns is not None
         self._server = server
         self._table, self._rows, self._inference = table, table.columns, inference

@@ -67,7 +67,7 @@ class Program:
         self._kinds = agents.kinds if agents and agents.kinds else (tuple(range(self._size)),)
         # by agent: the number of its kind, and its own in it
         seats = {k: (q, j) for q, kind in enumerate(self._kinds) for j, k in enumerate(kind)}
-        self._kind, self._place = np.array([seats[k] for k in range(self._size)]).T
+        self._kind, self._place = zip(*(seats[k] for k in range(self._size)), strict=True)
         self._nothing = [zeros(element(one.observation)) for one in spaces.by_kind(spec)]
 
         def run(actor, obs, carry, key, count):
@@ -89,19 +89,23 @@ class Program:
 
     def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
         """Acts for N items."""
-        taken = collections.Counter[int]()
-        agent, row = np.zeros((2, len(items)), np.int64)
-        for i, item in enumerate(items):
-            agent[i], row[i] = item.seat.agent, taken[item.seat.agent]
-            taken[item.seat.agent] += 1
-        size = next(size for size in self.sizes if size >= max(taken.values()))
-        column, kind = row * self._size + agent, self._kind[agent]
-        # of each kind the rows of its items; others', which nobody reads, get the first
-        rows = [np.where(kind == q, row * len(own) + self._place[agent], 0) for q, own in enumerate(self._kinds)]
+        taken = [0] * self._size
+        agent, row = [item.seat.agent for item in items], list[int]()
+        for k in agent:
+            row.append(taken[k])
+            taken[k] += 1
+        size = next(size for size in self.sizes if size >= max(taken))
+        column = np.array(row) * self._size + np.array(agent)
+        # by kind: its items, and the rows of all items; row 0, which nobody reads, stands for items of other kinds
+        its: list[list[int]] = [[] for _ in self._kinds]
+        for i, k in enumerate(agent):
+            its[self._kind[k]].append(i)
+        rows = [np.zeros(len(items), np.int64) for _ in self._kinds]
         obs = []
-        for q, own in enumerate(self._kinds):
-            parts = [item.obs for item, its in zip(items, kind, strict=True) if its == q] or [self._nothing[q]]
-            obs.append(_placed(parts, rows[q][kind == q], size * len(own)))
+        for own, index, kind, nothing in zip(its, rows, self._kinds, self._nothing, strict=True):
+            index[own] = [row[i] * len(kind) + self._place[agent[i]] for i in own]
+            parts = [items[i].obs for i in own] or [nothing]
+            obs.append(_placed(parts, index[own], size * len(kind)))
         before = _placed([item.memory for item in items], column, size * self._size)
         several = bool(self._spec.kinds)
         action, to_env, extras, after = self.run(weights, tuple(obs) if several else obs[0], before, count)
@@ -112,12 +116,16 @@ class Program:
             extras = extras | {STEP: np.zeros(size * self._size, bool), LEADS: np.zeros(size * self._size, bool)}
             extras[STEP][column] = [item.first for item in items]
             extras[LEADS][column] = [item.leads for item in items]
+        acted: list[PyTree] = [None] * len(items)
+        for own, index, tree in zip(its, rows, of_kinds(to_env), strict=True):
+            for i, part in zip(own, _each(tree, index[own].tolist()), strict=True):
+                acted[i] = part
         return Chosen(
             joined([at(part, own) for part, own in zip(obs, rows, strict=True)]),
             joined([at(part, own) for part, own in zip(of_kinds(action), rows, strict=True)]),
             at(extras, column),
             at(before, column),
-            [(at(of_kinds(to_env)[q], rows[q][i]), at(after, column[i])) for i, q in enumerate(kind)],
+            list(zip(acted, _each(after, column.tolist()), strict=True)),
         )
 
     def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
@@ -131,6 +139,12 @@ class Program:
             rows = spaces.columns(self._spec._replace(num_envs=num))
             obs = zeros(spaces.elements(self._spec.observation, rows))
             self.run(weights, obs, jax.tree.map(lambda x, n=num: np.repeat(x[None], n, 0), initial), 0)
+
+
+def _each(tree: PyTree, index: Sequence[int]) -> list[PyTree]:
+    """Returns the rows of arrays, each as a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    return [jax.tree.unflatten(structure, [x[i] for x in leaves]) for i in index]
 
 
 def _placed(parts: Sequence[PyTree], at: np.ndarray, num: int) -> PyTree:

@@ -80,6 +80,19 @@ class Call(NamedTuple):
     query: Mapping[str, str]
 
 
+class _Fields(NamedTuple):
+    """The fields of a `TurnRequest`: a request of an episode of one agent as a turn."""
+
+    observations: Mapping[str, Any]
+    rewards: Mapping[str, float]
+    step: int | None
+    infos: Mapping[str, float]
+    actions: Mapping[str, Any] = {}
+    log_probs: Mapping[str, Any] = {}
+    terminated: Mapping[str, bool] = {}
+    truncated: Mapping[str, bool] = {}
+
+
 class _Turn(NamedTuple):
     """A turn of some agents of an episode, by name: values that are right. The episode has not changed yet."""
 
@@ -159,14 +172,18 @@ class Server:
 
     def action(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.ActionRequest, call.fields)
-        answer = self._ask(self._find(call, id, single=True), _turn_request(body))
+        fields = _Fields({ALONE: body.observation}, {ALONE: body.reward}, body.step, body.infos)
+        answer = self._ask(self._find(call, id, single=True), fields)
         place, step = answer.places[ALONE], answer.step
         return answer.order.get(lambda actions, version: {"action": actions[place], "version": version, "step": step})
 
     def log(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.LogRequest, call.fields)
-        own = {"actions": {ALONE: body.action}, "log_probs": {ALONE: body.log_prob}}
-        answer = self._ask(self._find(call, id, single=True), _turn_request(body, **own))
+        fields = _Fields(
+            {ALONE: body.observation}, {ALONE: body.reward}, body.step, body.infos,
+            actions={ALONE: body.action}, log_probs={ALONE: body.log_prob},
+        )  # fmt: skip
+        answer = self._ask(self._find(call, id, single=True), fields)
         return answer.order.get(lambda actions, version: {"step": answer.step})
 
     def turn(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
@@ -327,13 +344,13 @@ class Server:
         if step is not None and step != episode.steps:
             raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
 
-    def _ask(self, episode: Episode, body: TurnRequest) -> Answer:
+    def _ask(self, episode: Episode, body: TurnRequest | _Fields) -> Answer:
         """Returns the answer to a turn; the earlier answer if it was lost on its way, and the client asks again."""
         if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
             return episode.answer
         return self._take([self._read(episode, body)])[0]
 
-    def _read(self, episode: Episode, body: TurnRequest) -> _Turn:
+    def _read(self, episode: Episode, body: TurnRequest | _Fields) -> _Turn:
         """Returns a turn of a body. Raises Refused: a value is wrong; nothing has changed then."""
         self._check_turn(episode, body.step)
         self.table.infos.check(body.infos)
@@ -341,21 +358,24 @@ class Server:
         agents, ends = policy.agents, dict[str, bool]()
         rewards = _rewards(agents, episode, body.rewards, is_early=policy.is_single)
         for kind, flags in (("truncated", body.truncated), ("terminated", body.terminated)):  # both: terminated
-            of_agents = _known(agents, flags, kind, episode)
-            ends |= {name: kind == "truncated" for name, is_over in of_agents.items() if is_over}
+            known = _known(agents, flags, kind, episode)
+            ends |= {name: kind == "truncated" for name, is_over in known.items() if is_over}
         obs = {
             name: observed(agents[name], x, _label("observations", name), acts=name not in ends)
             for name, x in _known(agents, body.observations, "observations", episode).items()
         }
         obs |= {name: _last(agents, name, truncated=is_cut) for name, is_cut in ends.items() if name not in obs}
-        own = _own_actions(policy, episode, body, obs.keys() - ends.keys())
+        own = {}
+        if body.actions or body.log_probs:
+            own = _own_actions(policy, episode, body, obs.keys() - ends.keys())
         return _Turn(episode, obs, rewards, own, ends, body.infos)
 
     def _items(self, turn: _Turn) -> list[Item]:
         """Returns the items of a turn, which counts from now on."""
         episode, agents = turn.episode, self._policy(turn.episode).agents
         items, policies = list[Item](), set[int]()
-        for name in sorted(turn.obs, key=lambda name: agents[name].number):
+        names = sorted(turn.obs, key=lambda name: agents[name].number) if len(turn.obs) > 1 else turn.obs
+        for name in names:
             agent = agents[name]
             seat, reward = episode.seats[agent.number], turn.rewards.get(name, 0.0)
             if name in turn.ends:
@@ -364,8 +384,9 @@ class Server:
             flags = {"first": not policies, "leads": agent.policy not in policies}
             policies.add(agent.policy)
             items.append(seat.item(turn.obs[name], reward, **turn.own.get(name, {}), **flags))
-        for name in turn.rewards.keys() - turn.obs.keys():  # of agents that wait
-            episode.seats[agents[name].number].reward += turn.rewards[name]
+        for name, reward in turn.rewards.items():
+            if name not in turn.obs:  # the agent waits
+                episode.seats[agents[name].number].reward += reward
         self.table.infos.add(turn.infos)
         episode.steps += 1
         episode.length += bool(policies)
@@ -426,7 +447,8 @@ class Server:
             if over[i]:
                 items += self._finish(episode, {ALONE: _slice(last, i)}, reward, truncated=bool(truncated[i]))[0]
                 episode, reward = self._begin(episode.client, episode.policy, learns=episode.learns), {}
-            items += self._items(_Turn(episode, {ALONE: _slice(obs, i)}, reward, {ALONE: _slice(own, i)}))
+            chosen = {ALONE: _slice(own, i)} if own else {}
+            items += self._items(_Turn(episode, {ALONE: _slice(obs, i)}, reward, chosen))
         return items
 
     # ------------------------------------------------------------ clients that act by themselves
@@ -553,12 +575,6 @@ def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
             item.order.put(item.place, action, version)
 
 
-def _turn_request(body: bodies.ActionRequest, **own: Any) -> TurnRequest:
-    return TurnRequest.model_construct(
-        observations={ALONE: body.observation}, rewards={ALONE: body.reward}, step=body.step, infos=body.infos, **own
-    )
-
-
 def _end_request(call: Call, *, is_single: bool) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Returns a body, and its observations and rewards by agent."""
     if is_single:
@@ -592,7 +608,7 @@ def _rewards(
     found: dict[str, float] = {}
     for name, x in _known(agents, given, "rewards", episode).items():
         seat, label = episode.seats[agents[name].number], _label("rewards", name)
-        reward = float(space_values.array(NUMBER, x, (), label))
+        reward = space_values.number(x, label)
         if reward and not seat.steps and not is_early:
             raise Refused(409, f"{label}: it has no action yet that a reward could be for")
         space_values.summed(seat.reward, reward, label)
@@ -601,7 +617,7 @@ def _rewards(
 
 
 def _own_actions(
-    policy: Policy, episode: Episode, body: TurnRequest, acting: Collection[str]
+    policy: Policy, episode: Episode, body: TurnRequest | _Fields, acting: Collection[str]
 ) -> dict[str, dict[str, Any]]:
     """Returns the fields of Items about actions that the client chose itself, by agent."""
     chosen = _known(policy.agents, body.actions, "actions", episode)
@@ -616,10 +632,10 @@ def _own_actions(
     for name, x in chosen.items():
         agent = policy.agents[name]
         action = space_values.read(agent.action, x, _label("actions", name))
-        log_prob = space_values.array(NUMBER, known.get(name, 0.0), (), _label("log_probs", name))
+        log_prob = space_values.number(known.get(name, 0.0), _label("log_probs", name))
         if agent.own_action is None:
             raise Refused(422, policy.why)
-        found[name] = {"action": agent.own_action(action), "log_prob": float(log_prob)}
+        found[name] = {"action": agent.own_action(action), "log_prob": log_prob}
     return found
 
 

@@ -88,7 +88,7 @@ THIRD_PARTY = {
     "gym": {"numpy", "gymnasium", "pettingzoo"},  # what worker processes import
 }
 # modules that are copied without the others
-ALONE = ("serve/client.py", "serve/acting.py", "export/interpreter.py")
+ALONE = ("serve/client.py", "export/interpreter.py")
 # library -> where it may be imported, and then inside a function
 CONFINED = {
     "ray": ("rollout/runner_group.py", "rllib/"),

@@ -5,9 +5,12 @@ python -m jrl.serve --write-client FILE: the client as one file, to be copied.
 """
 
 import argparse
+import functools
 import importlib.util
+import pprint
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,9 +18,8 @@ import yaml
 from jrl import train
 from jrl.errors import InputError, shown
 from jrl.fields import schema
-from jrl.fields.paths import resolve
+from jrl.fields.paths import resolve, written
 from jrl.host import command, faults
-from jrl.serve import single_file
 from jrl.settings import paths
 from jrl.settings.external import ExternalConfig
 
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.write_client is not None:
         try:
-            single_file.write(args.write_client)
+            _write_client(args.write_client)
         except InputError as e:
             return command.refused(e)
         return 0
@@ -116,23 +118,32 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
     return paths.external(found)
 
 
+def _write_client(path: str) -> None:
+    """Writes `client.py` as one file that holds interpreter.py. Raises InputError: the file cannot be written."""
+    out = resolve(path, "--write-client", "new file")
+    if out.exists():
+        raise InputError(f"--write-client: {path} is there already: name another, or move it away")
+    here = Path(__file__).parent
+    interpreter = (here.parent / "export" / "interpreter.py").read_text(encoding="utf-8")
+    client = (here / "client.py").read_text(encoding="utf-8")
+    with written(out, "--write-client") as part:
+        part.write_text(f"{client}\n\n_INTERPRETER = {pprint.pformat(interpreter, width=118)}\n", encoding="utf-8")
+
+
 class _Clients:
     """`jrl.serve.clients.Clients`, which imports jax once it is asked."""
 
-    def __init__(self) -> None:
-        self._found: Any = None
-
+    @functools.cached_property
     def _clients(self) -> Any:
         from jrl.serve.clients import Clients
 
-        self._found = self._found or Clients()
-        return self._found
+        return Clients()
 
     def open(self, *given: Any) -> Any:
-        return self._clients().open(*given)
+        return self._clients.open(*given)
 
     def source(self, *given: Any) -> Any:
-        return self._clients().source(*given)
+        return self._clients.source(*given)
 
 
 if __name__ == "__main__":

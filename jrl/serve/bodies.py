@@ -12,18 +12,16 @@ import numpy as np
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
-from jrl.serve.client import INFO_LENGTH, INFOS
-from jrl.serve.space_values import LARGEST, NUMBER, array
+from jrl.serve.space_values import LARGEST, number
 from jrl.serve.wire import NAME, Refused
 
 STEPS = 256  # steps of clients that act by themselves in one request, so that other clients do not wait for it
+INFOS, INFO_LENGTH = 32, 64  # names of infos in a request, and characters of each
 _NUMBER: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
 
 
 def _number(x: Any, info: pydantic.ValidationInfo) -> float:
-    if type(x) is float and abs(x) <= LARGEST:
-        return x
-    return float(array(NUMBER, x, (), str(info.field_name)))
+    return number(x, str(info.field_name))
 
 
 def _printable(x: str) -> str:
@@ -38,7 +36,7 @@ def _infos(x: Any) -> dict[str, float]:
     for name in x:
         if not (0 < len(name) <= INFO_LENGTH and name.isprintable()):
             raise Refused(422, f"infos: expected names of 1 to {INFO_LENGTH} characters, got {name[:80]!r}")
-    return {name: float(array(NUMBER, number, (), f"infos/{name}")) for name, number in x.items()}
+    return {name: number(value, f"infos/{name}") for name, value in x.items()}
 
 
 def component(name: str) -> WithJsonSchema:
@@ -112,7 +110,7 @@ def read(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
     raise Refused(422, f"{name}: {expected}, got {str(fault['input'])[:80]!r}")
 
 
-class _Acting(Body):
+class ActionRequest(Body):
     observation: Observation
     reward: Reward = 0.0
     step: Step | None = None
@@ -126,11 +124,7 @@ class BeginRequest(Body):
     policy: Name | None = None
 
 
-class ActionRequest(_Acting):
-    pass
-
-
-class LogRequest(_Acting):
+class LogRequest(ActionRequest):
     action: Action
     log_prob: Number = 0.0
 
@@ -145,7 +139,7 @@ class AgentRewardRequest(Body):
     infos: Infos = {}
 
 
-class EndRequest(_Acting):
+class EndRequest(ActionRequest):
     truncated: Flag = False
 
 

@@ -1,7 +1,7 @@
 """Plays episodes with the policy of a jrl server: `python -m jrl.serve CONFIG`. Needs numpy and this file alone.
 
-With inference_mode "local" it needs two more, `jrl/serve/acting.py` and `jrl/export/interpreter.py`: copied beside it,
-or held in it, as `python -m jrl.serve --write-client FILE` writes it.
+With inference_mode "local" it needs `jrl/export/interpreter.py`, too: copied beside it, or held in it, as
+`python -m jrl.serve --write-client FILE` writes it.
 
     client = PolicyClient("http://127.0.0.1:9900")
     episode = client.start_episode()
@@ -17,8 +17,8 @@ Where the server is away, calls wait and try again. One that came back without i
 EpisodeLost: begin another. A client is for one thread.
 """
 
+import dataclasses
 import http.client
-import importlib.util
 import io
 import json
 import random
@@ -27,7 +27,8 @@ import time
 import types
 import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,10 +36,10 @@ import numpy as np
 
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
-INFOS, INFO_LENGTH = 32, 64  # of infos: names of an episode in a request, and characters of each
-_GREATEST = float(np.finfo(np.float32).max)
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
-_HELD: dict[str, str] = {}  # sources of what lies beside this file, by name, where it was written as one
+_SEND_S = 1.0  # seconds after which a client that acts by itself sends its steps, however few
+_INTERPRETER = ""  # source of interpreter.py where this file holds it
+Leaves = dict[str, np.ndarray]  # arrays of a tree by their paths, such as "goal/0"; "" of one that is an array
 
 
 class RequestRefused(ValueError):
@@ -58,6 +59,32 @@ class Steps(NamedTuple):
 
     episodes: list[str]  # in the places of those that have ended others have begun
     actions: Any  # [N, *]
+
+
+@dataclasses.dataclass
+class _Episode:
+    """An episode under way, and what its next request tells by agent; one agent alone has the name ""."""
+
+    several: bool = False
+    step: int = 0
+    infos: dict[str, float] = dataclasses.field(default_factory=dict)
+    observations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+    terminated: dict[str, bool] = dataclasses.field(default_factory=dict)
+    truncated: dict[str, bool] = dataclasses.field(default_factory=dict)
+
+    def one(self) -> dict[str, Any]:
+        """Returns what a request of one agent has besides its observation."""
+        return {"reward": self.rewards.get("", 0.0), "step": self.step}
+
+    def turn(self, observations: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """Returns the fields of a turn."""
+        found = {"observations": {**self.observations, **observations}, "rewards": self.rewards, "step": self.step}
+        return {**found, "terminated": self.terminated, "truncated": self.truncated, **more}
+
+    def went_on(self) -> None:
+        self.step += 1
+        self.observations, self.rewards, self.terminated, self.truncated = {}, {}, {}, {}
 
 
 class PolicyClient:
@@ -95,23 +122,17 @@ class PolicyClient:
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
-        if parts.scheme == "https":
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        tls = {"context": context} if parts.scheme == "https" else {}
+        kind: Any = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection: http.client.HTTPConnection = kind(parts.hostname, parts.port, timeout=timeout_s, **tls)
         self._address, self._patience_s = address, patience_s
         self._headers = {"Jrl-Client": uuid.uuid4().hex}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._reward: dict[str, float] = {}  # since the latest action, by episode
-        self._step: dict[str, int] = {}
-        self._infos: dict[str, dict[str, float]] = {}  # since the latest request, by episode
-        self._turns: dict[str, dict[str, dict[str, Any]]] = {}  # what the next request tells of several agents
+        self._episodes: dict[str, _Episode] = {}
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
-        self._local: Any = None  # `acting.Player`
+        self._local: LocalPolicy | None = None
         self._interval = update_interval
 
     # ------------------------------------------------------------ one episode
@@ -136,49 +157,44 @@ class PolicyClient:
                 raise  # of a name of our own: the answer to the first try was lost
             known = self.policies()
             found = known[policy or next(iter(known))]
-        self._reward[id], self._step[id] = 0.0, 0
-        if found.get("agents"):
-            self._turns[id] = _nothing_told()
+        self._episodes[id] = _Episode(several=bool(found.get("agents")))
         return id
 
     def get_action(self, episode_id: str, observation: Any, agent: str | None = None) -> Any:
         """Returns the policy's action at an observation [*], as the environment takes it.
 
-        Of several agents the actions of those that act now, {agent: action}, at their observations {agent: [*]}; or of
-        one of them, which `agent` names.
+        Several agents: {agent: action} of those that act now, at {agent: [*]}; or the action of one, `agent`.
         """
-        if episode_id in self._turns:
+        told = self._episodes[episode_id]
+        if told.several:
             actions = self._turn(episode_id, _by_agent(agent, observation))
             return actions if agent is None else actions[agent]
         if self._acts_here:
-            row = {"rewards": np.array([self._reward[episode_id]], np.float32)}
-            self._went_on(episode_id)
+            row = {"rewards": np.array([told.one()["reward"]], np.float32)}
+            told.went_on()
             _, action = self._act((episode_id,), {name: x[None] for name, x in flat("", observation)}, row)
             return _tree({name: x[0] for name, x in action.items()})
-        fields = {"observation": observation, "reward": self._reward[episode_id], "step": self._step[episode_id]}
-        found = self._of(episode_id, "action", fields)
-        self._went_on(episode_id)
+        found = self._of(episode_id, "action", {"observation": observation, **told.one()})
         self.version = int(found["version"])
         return _arrays(found["action"])
 
     def log_action(
         self, episode_id: str, observation: Any, action: Any, agent: str | None = None, log_prob: Any = None
     ) -> None:
-        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it.
+        """Reports an action that was chosen here; several agents as in `get_action`.
 
-        Of several agents by agent, as `get_action`. `log_prob` is the action's log-probability where it is known, of
-        which those algorithms make no use.
+        `log_prob` is the action's log-probability if it is known. Raises RequestRefused: the algorithm learns from
+        its own actions alone.
         """
-        if episode_id in self._turns:
+        told = self._episodes[episode_id]
+        if told.several:
             known = None if log_prob is None else _by_agent(agent, log_prob)
-            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action), known)
+            self._turn(episode_id, _by_agent(agent, observation), actions=_by_agent(agent, action), log_probs=known)
             return
         self._send((episode_id,))
-        fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
-        self._of(episode_id, "log", {**fields, "log_prob": log_prob, "step": self._step[episode_id]})
-        self._went_on(episode_id)
+        self._of(episode_id, "log", {"observation": observation, "action": action, "log_prob": log_prob, **told.one()})
         if self._acts_here and self._player().remembers:
-            self._local.act((episode_id,), {name: x[None] for name, x in flat("", observation)})
+            self._player().act((episode_id,), {name: x[None] for name, x in flat("", observation)})
 
     def log_returns(
         self,
@@ -198,25 +214,20 @@ class PolicyClient:
           multiagent_done_dict: agents that have ended before the others do; `end_agent` says more.
           agent: see `reward`.
         Raises:
-          ValueError: an info is no finite number, or there are too many.
+          ValueError: an info is not a number; the server refuses more names than 32 with the next request.
         """
-        infos = _infos(self._infos.get(episode_id, {}), info or {})
-        if episode_id not in self._turns:
-            self._reward[episode_id] += float(reward)
-            self._infos[episode_id] = infos
-            return
-        told = self._turns[episode_id]
-        self._infos[episode_id] = infos
-        for name, x in _by_agent(agent, reward).items():
-            told["rewards"][name] = told["rewards"].get(name, 0.0) + float(x)
-        ended = multiagent_done_dict or {}
-        told["terminated"] |= {name: True for name, over in ended.items() if over and name != "__all__"}
+        told = self._episodes[episode_id]
+        told.infos |= {name: float(x) for name, x in (info or {}).items()}
+        for name, x in (_by_agent(agent, reward) if told.several else {"": reward}).items():
+            told.rewards[name] = told.rewards.get(name, 0.0) + float(x)
+        ended = (multiagent_done_dict or {}).items()
+        told.terminated |= {name: True for name, over in ended if over and name != "__all__"}
 
     def end_agent(self, episode_id: str, agent: str, observation: Any, truncated: bool = False) -> None:
         """Ends an agent before its episode, with the observation after its last action; with the next request."""
-        told = self._turns[episode_id]
-        told["observations"][agent] = observation
-        told["truncated" if truncated else "terminated"][agent] = True
+        told = self._episodes[episode_id]
+        told.observations[agent] = observation
+        (told.truncated if truncated else told.terminated)[agent] = True
 
     def end_episode(self, episode_id: str, observation: Any = None, truncated: bool = False) -> dict[str, Any]:
         """Ends an episode with the observation after its last action; its `return` and `length`.
@@ -228,40 +239,28 @@ class PolicyClient:
         Returns:
           Of several agents the sum of their returns, the steps in which any acted, and `returns`, {agent: return}.
         """
-        if episode_id in self._turns:
-            return self._end_turns(episode_id, observation or {}, truncated=truncated)
-        self._send((episode_id,))
-        fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
-        found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
-        del self._reward[episode_id], self._step[episode_id]
+        told = self._episodes[episode_id]
+        if told.several:
+            if told.terminated or told.truncated:
+                self._turn(episode_id, {})
+            last = {"observations": dict(observation or {}), "rewards": told.rewards, "step": told.step}
+        else:
+            self._send((episode_id,))
+            last = {"observation": observation, **told.one()}
+        found = self._of(episode_id, "end", {**last, "truncated": bool(truncated)})
+        del self._episodes[episode_id]
         if self._local is not None:
             self._local.go_on((episode_id,), ())
-        return {name: float(found[name]) for name in ("return", "length")}
+        ended: dict[str, Any] = {name: float(found[name]) for name in ("return", "length")}
+        if told.several:
+            return {**ended, "returns": {name: float(x) for name, x in found["returns"].items()}}
+        return ended
 
-    def _turn(
-        self,
-        id: str,
-        observations: Mapping[str, Any],
-        actions: Mapping[str, Any] | None = None,
-        log_probs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        told = self._turns[id]
-        seen = {"observations": {**told["observations"], **observations}, "step": self._step[id]}
-        found = self._of(id, "turn", {**told, **seen, "actions": actions or None, "log_probs": log_probs or None})
-        self._turns[id] = _nothing_told()
-        self._step[id] += 1
+    def _turn(self, id: str, observations: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+        """Sends a turn; `own` has the actions that the client chose. Returns actions by agent."""
+        found = self._of(id, "turn", self._episodes[id].turn(observations, **own))
         self.version = int(found["version"])
         return {name: _arrays(x) for name, x in found.get("actions", {}).items()}
-
-    def _end_turns(self, id: str, observations: Mapping[str, Any], *, truncated: bool) -> dict[str, Any]:
-        if self._turns[id]["terminated"] or self._turns[id]["truncated"]:
-            self._turn(id, {})
-        told = self._turns[id]
-        fields = {"observations": dict(observations), "rewards": told["rewards"], "truncated": bool(truncated)}
-        found = self._of(id, "end", {**fields, "step": self._step[id]})
-        del self._turns[id], self._reward[id], self._step[id]
-        returns = {name: float(x) for name, x in found["returns"].items()}
-        return {"return": float(found["return"]), "length": float(found["length"]), "returns": returns}
 
     # ------------------------------------------------------------ many episodes in one request
 
@@ -271,8 +270,8 @@ class PolicyClient:
         fields = {"count": count, "training_enabled": bool(training_enabled), "policy": policy}
         found = self._post("/v1/episodes", fields)
         ids = [str(id) for id in found["episode_ids"]]
-        for id in ids if found.get("agents") else ():
-            self._reward[id], self._step[id], self._turns[id] = 0.0, 0, _nothing_told()
+        if found.get("agents"):
+            self._episodes |= {id: _Episode(several=True) for id in ids}
         return ids
 
     def steps(
@@ -308,34 +307,29 @@ class PolicyClient:
 
     @property
     def too_old(self) -> int:
-        """Returns steps so far, chosen here, from which the server does not learn: their weights were too old
-        (max_lag).
-        """
-        return 0 if self._local is None else int(self._local.too_old)
+        """Returns steps chosen here from which the server does not learn: their weights were too old (max_lag)."""
+        return 0 if self._local is None else self._local.too_old
 
     def update_policy_weights(self) -> int:
-        """Gets the server's weights where they are others than those that act here; their version.
-
-        Does nothing where the server acts.
-        """
-        return int(self._player().update()) if self._acts_here else self.version
+        """Gets the server's weights if this process acts by others; returns their version."""
+        return self._player().update() if self._acts_here else self.version
 
     def _follow(self, policy: str | None) -> None:
-        """Acts for this policy from now on, where this process acts, so that what no client can do is refused early."""
+        """Acts for this policy from now on if this process acts: what no client can do is refused early."""
         if self._acts_here:
             self._player("" if policy is None else urllib.parse.urlencode({"policy": policy}))
 
-    def _player(self, query: str | None = None) -> Any:
-        """Returns the player of a query's policy, or of the one before. Raises RequestRefused: it cannot."""
+    def _player(self, query: str | None = None) -> "LocalPolicy":
+        """Returns the policy of a query, or the one before. Raises RequestRefused: it cannot act here."""
         if self._local is None:
-            acting, interpreter = _beside("acting.py"), _beside("interpreter.py", "export")
             get = lambda path: self._request("GET", path, b"", {})
-            found = acting.Player(interpreter, self._rng, get, self._played, self._interval, query or "")
-            found.ready()
+            found = LocalPolicy(_interpreter(), self._rng, get, self._played, self._interval, query or "")
+            found.update()
             self._local = found  # a policy that was refused is not the one for which it acts
         elif query not in (None, self._local.query):
             raise ValueError("policy: with inference_mode local a client acts for one: make another client")
-        self._local.ready()
+        elif self._local.version < 0:
+            self._local.update()
         return self._local
 
     def _played(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,23 +351,18 @@ class PolicyClient:
           EpisodeLost: no answer came; nobody knows whether the turns count.
           RequestRefused: one of them is wrong, which the message names; none of them counts.
         """
-        told: dict[str, dict[str, Any]] = {}
-        for id, seen in observations.items():
-            before = self._turns[id]
-            told[id] = {**before, "observations": {**before["observations"], **seen}, "step": self._step[id]}
-            told[id] |= {"infos": self._infos[id]} if self._infos.get(id) else {}
-        found = self._once("/v1/turns", {"turns": told}, npz=False)
-        for id in told:
-            self._infos.pop(id, None)
-            self._turns[id], self._step[id] = _nothing_told(), self._step[id] + 1
+        told = {id: self._episodes[id] for id in observations}
+        turns = {id: told[id].turn(seen, infos=told[id].infos) for id, seen in observations.items()}
+        found = self._once("/v1/turns", {"turns": turns}, npz=False)
+        for one in told.values():
+            one.went_on()
+            one.infos = {}
         self.version = int(found["version"])
         of_one = lambda one: {agent: _arrays(x) for agent, x in one.get("actions", {}).items()}
         return {id: of_one(found["turns"][id]) for id in told}
 
     def _act(self, ids: tuple[str, ...], obs: Any, row: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        """Returns (episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are
-        enough.
-        """
+        """Returns (episodes from now on, actions [N, *] by path); steps are sent once there are enough."""
         player = self._player()
         try:
             action, enough = player.step(ids, dict(flat("", obs)), dict(flat("", row)))
@@ -402,28 +391,24 @@ class PolicyClient:
         """Closes the connection."""
         self._connection.close()
 
-    def _went_on(self, id: str) -> None:
-        self._reward[id], self._step[id] = 0.0, self._step[id] + 1
-
     def _of(self, id: str, what: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        infos = self._infos.get(id)
+        """Sends a request of an episode, which goes on by it. Raises EpisodeLost."""
+        told = self._episodes[id]
         try:
             path = f"/v1/episodes/{urllib.parse.quote(id, safe='')}/{what}"
-            found = self._post(path, {**fields, "infos": infos} if infos else fields)
+            found = self._post(path, {**fields, "infos": told.infos or None})
         except RequestRefused as e:
-            self._infos.pop(id, None)  # or all that follows would be refused for them
+            told.infos = {}  # or all that follows would be refused for them
             if e.status not in (404, 410):
                 raise
-            for told in (self._reward, self._step, self._turns):
-                told.pop(id, None)
+            del self._episodes[id]
             raise EpisodeLost(str(e)) from e
-        self._infos.pop(id, None)
+        told.infos = {}
+        told.went_on()
         return found
 
     def _once(self, path: str, fields: Mapping[str, Any], *, npz: bool = True) -> dict[str, Any]:
-        """Returns the answer to steps, of which nobody knows whether they count where none comes. Raises
-        EpisodeLost.
-        """
+        """Sends steps once. Raises EpisodeLost: no answer came, and nobody knows if they count."""
         try:
             return self._post(path, fields, again=False, npz=npz)
         except ConnectionError as e:
@@ -437,25 +422,24 @@ class PolicyClient:
             buffer = io.BytesIO()
             np.savez(buffer, allow_pickle=False, **dict(flat("", fields)))
             return self._request("POST", path, buffer.getvalue(), {"Content-Type": _NPZ}, again=again)
-        body = json.dumps(fields, default=plain).encode()
+        body = json.dumps(fields, default=lambda x: x.tolist()).encode()
         return self._request("POST", path, body, {"Content-Type": "application/json"}, again=again)
 
-    def _answer(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Sends a request once; its answer and what that holds."""
+    def _answer(self, *request: Any) -> tuple[http.client.HTTPResponse, bytes]:
+        """Sends a request once; returns its answer and what that holds."""
+        is_broken = False
         try:
-            self._connection.request(method, path, body, headers)
+            self._connection.request(*request)
         except (BrokenPipeError, ConnectionResetError):
+            # a server that refuses a request before it is whole hangs up, and why stands in the socket
             if self._connection.sock is None:
                 raise
-            # a server that refuses a request before it is whole hangs up, and why stands in the socket
-            answer = self._connection.getresponse()
-            found = answer.read()
-            self._connection.close()
-            return answer, found
+            is_broken = True
         answer = self._connection.getresponse()
-        return answer, answer.read()
+        found = answer.read()
+        if is_broken:
+            self._connection.close()
+        return answer, found
 
     def _request(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, again: bool = True
@@ -483,25 +467,6 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in fields.items() if x is not None}
 
 
-def _nothing_told() -> dict[str, dict[str, Any]]:
-    return {name: {} for name in ("observations", "rewards", "terminated", "truncated")}
-
-
-def _infos(told: Mapping[str, float], info: Mapping[str, Any]) -> dict[str, float]:
-    """Adds `info` to the infos so far. Raises ValueError: these are no numbers by name."""
-    found = dict(told)
-    for name, x in info.items():
-        if not (isinstance(name, str) and 0 < len(name) <= INFO_LENGTH and name.isprintable()):
-            raise ValueError(f"info: expected names of 1 to {INFO_LENGTH} characters, got {name!r}")
-        number = isinstance(x, bool | int | float | np.bool_ | np.integer | np.floating)
-        if not number or not abs(x) <= _GREATEST:
-            raise ValueError(f"info/{name}: expected a finite number, got {x!r:.80}")
-        found[name] = float(x)
-    if len(found) > INFOS:
-        raise ValueError(f"info: expected at most {INFOS} names until the next request, got {len(found)}")
-    return found
-
-
 def _by_agent(agent: str | None, x: Any) -> dict[str, Any]:
     return dict(x) if agent is None else {agent: x}
 
@@ -519,17 +484,19 @@ def _read(body: bytes, kind: str) -> dict[str, Any]:
     if not kind.startswith(_NPZ):
         return json.loads(body)
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        return _nested({name: arrays[name] for name in arrays.files})
+        return nested({name: arrays[name] for name in arrays.files})
 
 
-def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays by their paths as mappings of mappings."""
+def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns arrays by their paths as mappings of mappings. Raises ValueError: a path is part of another."""
     found: dict[str, Any] = {}
     for name, x in arrays.items():
         *path, last = name.split("/")
         part = found
         for inner in path:
-            part = part.setdefault(inner, {})
+            part = part.setdefault(inner, {}) if isinstance(part, dict) else part
+        if not isinstance(part, dict) or last in part:
+            raise ValueError(f"{name} and a part or a whole of it are both there")
         part[last] = x
     return found
 
@@ -549,18 +516,13 @@ def _arrays(tree: Any) -> Any:
 
 def _tree(leaves: Mapping[str, Any]) -> Any:
     """Arrays by their paths as the tree that `flat` made them of."""
-    return leaves[""] if "" in leaves else _arrays(_nested(leaves))
+    return leaves[""] if "" in leaves else _arrays(nested(leaves))
 
 
 def _size(tree: Any) -> int:
     if isinstance(tree, Mapping):
         return sum(map(_size, tree.values()))
     return tree.size if isinstance(tree, np.ndarray) else 1
-
-
-def plain(x: Any) -> Any:
-    """Returns an array as JSON holds it."""
-    return x.tolist()
 
 
 def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
@@ -574,21 +536,195 @@ def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
     return [found for key, part in parts for found in flat(f"{name}/{key}" if name else key, part)]
 
 
-def _beside(name: str, room: str = "serve") -> Any:
-    """Returns the module that is held in this file, lies beside it, or in its room of jrl. Raises FileNotFoundError."""
-    if name in _HELD:
-        held = types.ModuleType(f"jrl_client_{name[:-3]}")
-        exec(compile(_HELD[name], name, "exec"), held.__dict__)
-        return held
-    here = Path(__file__)
-    files = (here.with_name(name), here.parents[1] / room / name)
-    file = next((file for file in files if file.exists()), None)
-    spec = file and importlib.util.spec_from_file_location(f"jrl_client_{name[:-3]}", file)
-    if not spec or spec.loader is None:
-        raise FileNotFoundError(
-            f"{files[0]}: inference_mode local needs jrl/{room}/{name}: copy it there, or take the file "
-            "that `python -m jrl.serve --write-client FILE` writes"
-        )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _interpreter() -> Any:
+    """Returns the module that is held in this file, lies beside it, or in jrl. Raises FileNotFoundError."""
+    module, here = types.ModuleType("jrl_interpreter"), Path(__file__)
+    text, files = _INTERPRETER, (here.with_name("interpreter.py"), here.parents[1] / "export" / "interpreter.py")
+    if not text:
+        file = next((file for file in files if file.exists()), None)
+        if file is None:
+            raise FileNotFoundError(
+                f"{files[0]}: inference_mode local needs jrl/export/interpreter.py: copy it there, or take the file "
+                "that `python -m jrl.serve --write-client FILE` writes"
+            )
+        text = file.read_text(encoding="utf-8")
+    exec(compile(text, "interpreter.py", "exec"), module.__dict__)
     return module
+
+
+# ---------------------------------------------------------------- acting with numpy
+
+
+class LocalPolicy:
+    """A policy of the server that acts here with numpy: `/v1/program` and `/v1/weights` have it.
+
+    The program computes the parameters of distributions (`jrl/distributions.py`); actions and their log-probabilities
+    are drawn here. The memory of an episode is kept here, too.
+
+    Args:
+      interpreter: `jrl/export/interpreter.py`.
+      rng: draws.
+      get: gives the server's answer at a path.
+      tell: sends the fields of /v1/played; the answer.
+      interval: see `PolicyClient`.
+      query: names the policy for which it acts.
+    """
+
+    def __init__(
+        self, interpreter: Any, rng: np.random.Generator, get: Callable[[str], dict[str, Any]],
+        tell: Callable[[Mapping[str, Any]], dict[str, Any]], interval: float | None = 0.0, query: str = "",
+    ):  # fmt: skip
+        self._interpreter, self._rng = interpreter, rng
+        self._get, self._tell, self._interval, self.query = get, tell, interval, query
+        self.version = -1  # of the weights that act; below 0 without
+        self.too_old = 0  # steps so far from which the server does not learn, since their weights were too old
+        self._start: list[np.ndarray] = []  # memory before an episode
+        self._memory: dict[str, list[np.ndarray]] = {}  # memory after the latest step, by episode
+        self._rows: dict[tuple[str, ...], list[Leaves]] = {}  # steps that were not sent, by episodes
+        self._sent = time.monotonic()
+
+    def update(self) -> int:
+        """Gets the weights if the server has others; returns their version."""
+        if self.version < 0:
+            self._told = self._get(f"/v1/program?{self.query}")
+        if found := self._get(f"/v1/weights?newer_than={self.version}&{self.query}"):
+            self._policy = self._interpreter.made(self._told["program"], found.get("policy", {}))
+            change = self._told["to_env"]
+            self._to_env = change and self._interpreter.made(change, found.get("to_env", {}))
+            start = found.get("memory", {})
+            self._start = [start[str(i)] for i in range(len(start))]
+            self.version, self._loaded = int(found["version"]), time.monotonic()
+        return self.version
+
+    def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[Leaves, bool]:
+        """Returns (actions [N, *] of the environment by path, whether it is time to send) of N episodes.
+
+        `row` has the results of their latest actions, by the names of /v1/played. Raises ValueError as `act`.
+        """
+        begins = np.logical_or(row.get("terminated", False), row.get("truncated", False))
+        drawn, changed, log_prob, memory = self.act(ids, obs, begins)
+        under = lambda name, leaves: {f"{name}/{path}" if path else name: x for path, x in leaves.items()}
+        chosen = {"log_probs": log_prob, "versions": np.full(len(log_prob), self.version)}
+        rows = self._rows.setdefault(ids, [])
+        rows.append(row | under("observations", obs) | under("actions", drawn) | under("memory", memory) | chosen)
+        # steps in one request, and of one episode, as the server will have it
+        most = len(rows) >= self._told["rows"] or (len(rows) + 1) * len(ids) > self._told["most"]
+        return changed, most or time.monotonic() - self._sent > _SEND_S
+
+    @property
+    def remembers(self) -> bool:
+        """Returns whether actions depend on earlier observations of an episode."""
+        return bool(self._start)
+
+    def act(
+        self, episodes: Sequence[str], obs: Mapping[str, np.ndarray], begins: Any = False
+    ) -> tuple[Leaves, Leaves, np.ndarray, Leaves]:
+        """Acts for N episodes at observations [N, *] by path; `begins` [N]: another episode begins under the same id.
+
+        Returns:
+          (the policy's actions [N, *], the environment's, log-probabilities [N] f32, the memory before [N, *]).
+        Raises:
+          ValueError: observations of other shapes.
+        """
+        seen = []
+        for path, dtype, shape in self._told["observation"]:
+            x, name = obs.get(path), f"observation{path and '/'}{path}"
+            if x is None or list(x.shape[1:]) != shape:
+                raise ValueError(f"{name}: expected {dtype} {shape}, got {x if x is None else list(x.shape[1:])}")
+            if len(x) != len(episodes):
+                raise ValueError(f"{name}: expected {len(episodes)} of them, got {len(x)}")
+            seen.append(x.astype(dtype, copy=False))
+        before = self._before(episodes, begins)
+        numbers, drawn, log_prob = iter(self._policy(*seen, *before)), [], np.zeros(len(episodes))
+        for part in self._told["actions"]:
+            action, own = _DRAWN[part["kind"]](part, numbers, self._rng)
+            drawn.append(action.astype(part["dtype"]))
+            log_prob += own.reshape(len(own), -1).sum(1)
+        if self._start:
+            self._memory.update(zip(episodes, map(list, zip(*numbers, strict=True)), strict=True))
+        changed = self._to_env(*drawn) if self._to_env else drawn
+        paths = [part["path"] for part in self._told["actions"]]
+        by_path = lambda leaves: dict(zip(paths, leaves, strict=True))
+        memory = {str(i): x for i, x in enumerate(before)}
+        return by_path(drawn), by_path(changed), log_prob.astype(np.float32), memory
+
+    def go_on(self, episodes: Sequence[str], ids: Sequence[str]) -> None:
+        """Remembers these episodes under other ids; nothing more of them where there are none."""
+        memory = [self._memory.pop(id, self._start) for id in episodes]
+        self._memory.update(zip(ids, memory) if self._start else ())
+
+    def _before(self, episodes: Sequence[str], begins: Any) -> list[np.ndarray]:
+        if not self._start:
+            return []
+        begins = np.broadcast_to(begins, len(episodes))
+        kept = [self._start if new else self._memory.get(id, self._start) for id, new in zip(episodes, begins)]
+        return [np.stack(parts) for parts in zip(*kept, strict=True)]
+
+    def send(self, ids: tuple[str, ...]) -> list[str]:
+        """Sends the steps of these episodes; the episodes that go on. Raises what `tell` does: they do not go on."""
+        rows, self._sent = self._rows.pop(ids, []), time.monotonic()
+        if not rows:
+            return list(ids)
+        like = {name: np.zeros_like(x) for row in rows for name, x in row.items()}  # of what a row does not have
+        stacked = {name: np.stack([row.get(name, zero) for row in rows]) for name, zero in like.items()}
+        try:
+            found = self._tell({"episode_ids": list(ids), **stacked})
+        except Exception:
+            self.go_on(ids, ())
+            self.version = -1  # a server that has begun anew knows other versions
+            raise
+        new, late = [str(id) for id in found["episode_ids"]], int(found.get("too_old", 0))
+        if late and not self.too_old:
+            warnings.warn(
+                f"the server does not learn from {late} steps, whose weights are older than its external.max_lag: get "
+                "others more often (update_interval, update_policy_weights), or raise that; `too_old` counts the steps",
+                stacklevel=4,
+            )
+        self.too_old += late
+        is_other = int(found["version"]) != self.version
+        if is_other and self._interval is not None and time.monotonic() - self._loaded >= self._interval:
+            self.update()
+        self.go_on(ids, new)
+        return new
+
+
+def _categorical(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    logits = next(numbers).astype(float)
+    sizes = part.get("sizes", [logits.shape[-1]])
+    actions, log_probs = [], []
+    for some in np.split(logits, np.cumsum(sizes)[:-1], axis=-1):
+        action = np.argmax(some + rng.gumbel(size=some.shape), axis=-1)
+        log_probs.append(np.take_along_axis(some, action[:, None], -1)[:, 0] - np.logaddexp.reduce(some, axis=-1))
+        actions.append(action)
+    return np.stack(actions, -1) if "sizes" in part else actions[0], np.stack(log_probs, -1)
+
+
+def _bernoulli(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    logits = next(numbers).astype(float)
+    action = np.log(rng.uniform(size=logits.shape)) < -np.logaddexp(0.0, -logits)
+    return action, -np.logaddexp(0.0, np.where(action, -logits, logits))
+
+
+def _gaussian(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    mean, log_std = next(numbers).astype(float), next(numbers).astype(float)
+    noise = rng.normal(size=mean.shape)
+    action, log_prob = mean + np.exp(log_std) * noise, -0.5 * (noise**2 + np.log(2 * np.pi)) - log_std
+    if part["kind"] == "TanhGaussian":
+        log_prob -= 2.0 * (np.log(2.0) - action - np.logaddexp(0.0, -2.0 * action))
+        action = np.tanh(action)
+    return np.clip(action, part.get("low"), part.get("high")) if "low" in part else action, log_prob
+
+
+def _best(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    action = next(numbers)
+    return action, np.zeros(len(action))
+
+
+_DRAWN = {  # (how an array is drawn, what the program computed, ...) -> ([N, *], log-probabilities [N, *])
+    "Best": _best,
+    "Categorical": _categorical,
+    "MultiCategorical": _categorical,
+    "Bernoulli": _bernoulli,
+    "DiagGaussian": _gaussian,
+    "TanhGaussian": _gaussian,
+}

@@ -33,30 +33,20 @@ class ClientInference:
     Its program is made when a client first asks, in a thread of its own: no other request waits for it.
 
     Args:
-      name: of the algorithm, for errors.
-      choice: `Algo.choice`, or None where it has none; or of `best_actions`.
-      memory: what the policy and its exploration remember before an episode, [1, ...]; such exploration is refused.
-      spec: the spaces.
-      to_env: from the policy's actions to the environment's; None: they are the same.
+      name: algorithm, for errors.
+      choice: `Algo.choice` or `best_actions`; None: the algorithm has no probabilities.
+      memory: of the policy and its exploration before an episode, [1, ...]; such exploration is refused.
+      spec, to_env: spaces, and the policy's actions as the environment's; None: they are the same.
       explore: whether actions are drawn; else the best ones are taken.
-      clips: actions of a Box are clipped to it when they are drawn, as noise on actions is.
+      clips: whether drawn actions of a Box are clipped to it, as noise on actions is.
       random_steps: at the start of the run, with actions that no policy chooses.
       rows: of an episode that clients send at once, at most: those that the learner takes.
     """
 
     def __init__(
-        self,
-        name: str,
-        choice: Callable[..., tuple[Any, PyTree]] | None,
-        memory: PyTree,
-        spec: EnvSpec,
-        to_env: Callable[[PyTree], PyTree] | None,
-        *,
-        explore: bool,
-        clips: bool,
-        random_steps: int,
-        rows: int,
-    ):
+        self, name: str, choice: Callable[..., tuple[Any, PyTree]] | None, memory: PyTree, spec: EnvSpec,
+        to_env: Callable[[PyTree], PyTree] | None, *, explore: bool, clips: bool, random_steps: int, rows: int,
+    ):  # fmt: skip
         self._name, self._choice, self._spec = name, choice, spec
         leaves, self._structure = jax.tree.flatten(memory)
         self._start = [np.asarray(x[0]) for x in jax.device_get(leaves)]

@@ -8,23 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl import spaces
 from jrl.envs import played
 from jrl.envs.played import Played
 from jrl.host import faults
 from jrl.rollout.source import Source
 from jrl.run import build_policies
-from jrl.serve import inference
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.columns import Columns
 from jrl.serve.http_server import Address
-from jrl.serve.inference import GameProgram, Inference, Program
-from jrl.serve.policy_info import AgentInfo, PolicyInfo
-from jrl.serve.server import Policy, Server
+from jrl.serve.inference import Inference, Program, zeros
+from jrl.serve.server import ALONE, Agent, Policy, Server
 from jrl.serve.source import ClientSource, capacity
 from jrl.serve.table import Table
 from jrl.settings import config, external
 from jrl.settings.config import RunConfig
-from jrl.types import ActOut, EnvSpec, PyTree, Space, element
+from jrl.types import ActOut, EnvSpec, PyTree, element
 
 
 class Clients:
@@ -81,11 +80,8 @@ class Clients:
         most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
         agents, size = build_policies.agents_of(cfg, spec) if spec.agents else None, max(1, len(spec.agents))
         table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, size)
-        how_to: dict[str, Any] = {"explore": explore, "most": max(spec.games, min(given.max_batch, 64))}
-        if agents is None:
-            program = Program(act, env.to_env, **how_to)
-        else:
-            program = GameProgram(act, env.to_env, spec, agents, **how_to)
+        at_once = max(spec.games, min(given.max_batch, 64))
+        program = Program(act, env.to_env, spec, agents, explore=explore, most=at_once)
         if self._address is None or self._address.is_taken:
             self._address = Address(given)
             self.address = self._address.url
@@ -99,53 +95,45 @@ class Clients:
             config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
             clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
         )  # fmt: skip
-        found.add("default", Policy(_info(cfg, spec), inference, client_inference))
+        learns_any, name = cfg.replay is not None, config.algo_name(cfg)
+        found.by_name["default"] = Policy(
+            name, _agents(cfg, spec, learns_any=learns_any), inference, client_inference, learns=True,
+            why=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any",
+            max_lag=external.max_lag(cfg),
+        )  # fmt: skip
 
         def begin() -> None:
-            inference.warm_up(spec)
+            inference.warm_up()
             found.http.open()
             print("clients:", self.address, flush=True)
 
-        return _Serving(
-            env, act, table=table, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
+        return ClientSource(
+            env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
             max_lag=external.max_lag(cfg), version=iteration, length=length, carry=carry, explore=explore,
             server=found, **how,
         )  # fmt: skip
 
 
-class _Serving(ClientSource):
-    """A source that closes its server."""
+def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:
+    parts = spaces.by_kind(spec)
 
-    def __init__(self, *args: Any, server: Server, **options: Any):
-        self._server = server
-        super().__init__(*args, **options)
+    def own(kind: int, action: PyTree) -> PyTree:
+        one = parts[kind]
+        found = played.from_env(one.action, one.env_action or one.action, action)
+        if not spec.kinds:
+            return found
+        return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))
 
-    def close(self) -> None:
-        self._server.close()
-        super().close()
-
-
-def _info(cfg: RunConfig, spec: EnvSpec) -> PolicyInfo:
-    name, taken = config.algo_name(cfg), spec.env_action or spec.action
-    learns_any = cfg.replay is not None
-    own = functools.partial(played.from_env, spec.action, taken) if learns_any else None
-    why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
-    seen = spec.env_observation or spec.observation
-    agents = _agents(cfg, spec, learns_any=learns_any) if spec.agents else {}
-    lag = external.max_lag(cfg)
-    return PolicyInfo(name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=agents, max_lag=lag)
-
-
-def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, AgentInfo]:
-    def own(kind: int, policy: Space, env: Space, action: PyTree) -> PyTree:
-        return inference.embedded(spec, kind, played.from_env(policy, env, action))
-
-    found, follows = {}, build_policies.agents_of(cfg, spec).policies
-    for number, (name, of) in enumerate(zip(spec.agents, inference.of_agents(spec), strict=True)):
-        kind, seen, acts, taken = of
-        choose = functools.partial(own, kind, acts, taken) if learns_any else None
-        found[name] = AgentInfo(number, follows[number], seen, taken, choose)
-    return found
+    names = spec.agents or (ALONE,)
+    follows = build_policies.agents_of(cfg, spec).policies if spec.agents else (0,)
+    found = {}
+    for kind, one in enumerate(parts):
+        seen, taken = one.env_observation or one.observation, one.env_action or one.action
+        choose = functools.partial(own, kind) if learns_any else None
+        for name in one.agents or names:
+            number = names.index(name)
+            found[name] = Agent(number, follows[number], seen, taken, one.action, choose)
+    return {name: found[name] for name in names}
 
 
 def _bytes(spec: EnvSpec) -> int:

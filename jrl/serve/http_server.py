@@ -48,7 +48,6 @@ class Address:
     """The address of the `external` section, taken; connections are refused until a server answers there.
 
     Attributes:
-      socket, token, url: the bound socket; bytes that clients have to show, or None; http://HOST:PORT.
       is_taken: whether a server answers there, or did.
 
     Raises:
@@ -150,17 +149,12 @@ class Gate:
 
     Routes find `headers` and `body` in scope["state"].
 
-    Args:
-      routes: application behind the checks.
-      address: token, origins and limits.
-    Attributes:
-      requests, refused: so far.
     """
 
     def __init__(self, routes: ASGIApp, address: Address):
         self._routes, self._cfg, self._token, self._origins = routes, address.cfg, address.token, address.origins
         self._most = address.most_bytes
-        self.requests = self.refused = 0
+        self.requests = self.refused = 0  # so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
@@ -420,22 +414,12 @@ class Connection(HttpToolsProtocol):
 
 
 class HttpServer:
-    """uvicorn in a thread of its own.
-
-    Args:
-      routes: ASGI application behind `Gate`.
-      address: where, and the limits.
-      tick: called every second, in the server's thread.
-    Attributes:
-      gate: counts requests.
-      admitted: connections that have a place.
-      is_closed: whether `stop` was called.
-    """
+    """uvicorn in a thread of its own, which also calls `tick` every second; `routes` are behind `Gate`."""
 
     def __init__(self, routes: ASGIApp, address: Address, tick: Callable[[], None]):
         self.address, self.gate, self._tick = address, Gate(routes, address), tick
-        self.admitted: set[Connection] = set()
-        self.is_closed = False
+        self.admitted: set[Connection] = set()  # connections that have a place
+        self.is_closed = False  # whether `stop` was called
         connection: Any = functools.partial(Connection, self)
         config = uvicorn.Config(
             self.gate, http=connection, ws="none", lifespan="off", interface="asgi3", proxy_headers=False,

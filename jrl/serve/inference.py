@@ -5,7 +5,7 @@ import collections
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,93 +44,43 @@ class Chosen(NamedTuple):
 
 
 class Program:
-    """`act` for any number of rows: they are padded to the next of a few sizes, each of which compiles once.
+    """`act` for the seats that ask: the r-th item of agent k is acted for in column r * A + k.
+
+    Policies act column by column, so that it does not matter whose episodes stand beside each other. Columns are padded
+    to the next of a few sizes, each of which compiles once.
 
     Args:
       act: `Algo.act`.
       to_env: from its actions to the environment's; None: they are the same.
+      spec: spaces of the agents.
+      agents: policies of the agents, and where policies record what goes with their actions; None: one agent.
       explore: passed to `act`.
-      most: rows of a call.
-    """
-
-    def __init__(self, act: Callable[..., ActOut], to_env: Any, *, explore: bool, most: int):
-        self.sizes = sorted({min(4**i, most) for i in range(12)})
-
-        def run(actor, obs, carry, key, count):
-            out = act(actor, obs, carry, jax.random.fold_in(key, count), explore)
-            return out.action, out.action if to_env is None else to_env(out.action), out.extras, out.carry
-
-        self._run = jax.jit(run)
-
-    def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
-        """Acts for N items."""
-        num, stack = len(items), lambda *parts: np.stack(parts)
-        size = self.size(num)
-        obs: PyTree = jax.tree.map(stack, *(item.obs for item in items))
-        before = jax.tree.map(stack, *(item.memory for item in items))
-        padded = lambda tree: jax.tree.map(lambda x: _padded(x, size), tree)
-        found = self.run(weights, padded(obs), padded(before), count)
-        action, to_env, extras, after = jax.tree.map(lambda x: x[:num], found) if size != num else found
-        return Chosen(
-            obs, action, extras, before, [jax.tree.map(lambda x, i=i: x[i], (to_env, after)) for i in range(num)]
-        )
-
-    def size(self, num: int) -> int:
-        """Returns rows of the program that acts for so many."""
-        return next(size for size in self.sizes if size >= num)
-
-    def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
-        """Returns (actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
-        return jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
-
-    def warm_up(self, weights: Weights, spec: EnvSpec, initial: PyTree) -> None:
-        """Compiles for all sizes, of observations of zeros and memories [*] as before an episode."""
-        agents = max(1, len(spec.agents))
-        for size in self.sizes:
-            rows = spaces.columns(spec._replace(num_envs=size * agents))
-            obs = zeros(spaces.elements(spec.observation, rows))
-            self.run(weights, obs, jax.tree.map(lambda x, n=size * agents: np.repeat(x[None], n, 0), initial), 0)
-
-
-def _padded(x: np.ndarray, size: int) -> np.ndarray:
-    if len(x) == size:
-        return x
-    out = np.zeros((size, *x.shape[1:]), x.dtype)
-    out[: len(x)] = x
-    return out
-
-
-class GameProgram(Program):
-    """Program of several agents: the r-th item of agent k is acted for in column r * A + k.
-
-    Policies act column by column, so that it does not matter whose games stand beside each other.
-
-    Args:
-      spec, agents: what the agents see, whom they follow, and where policies record what goes with their actions.
-      act, to_env, explore, most: as `Program`; `most` items of one agent.
+      most: items of one agent in a call.
     """
 
     def __init__(
-        self, act: Callable[..., ActOut], to_env: Any, spec: EnvSpec, agents: Agents, *, explore: bool, most: int
+        self, act: Callable[..., ActOut], to_env: Any, spec: EnvSpec, agents: Agents | None, *, explore: bool, most: int
     ):
-        self._agents, self._size = agents, len(agents.policies)
-        self._kinds = agents.kinds or (tuple(range(self._size)),)
+        self.sizes = sorted({min(4**i, most) for i in range(12)})
+        self._spec, self._agents = spec, agents
+        self._size = len(agents.policies) if agents else 1
+        self._kinds = agents.kinds if agents and agents.kinds else (tuple(range(self._size)),)
         # by agent: the number of its kind, and its own in it
         seats = {k: (q, j) for q, kind in enumerate(self._kinds) for j, k in enumerate(kind)}
-        self._kind, self._place = np.array([seats[k] for k in range(self._size)]).T
-        self._nothing = [element(one.observation) for one in spaces.by_kind(spec)]
+        self._kind, self._place = zip(*(seats[k] for k in range(self._size)), strict=True)
+        self._nothing = [zeros(element(one.observation)) for one in spaces.by_kind(spec)]
 
-        def everywhere(actor: PyTree, obs: PyTree, carry: PyTree, key: Any, explore: bool) -> ActOut:
-            out = act(actor, obs, carry, key, explore)
+        def run(actor, obs, carry, key, count):
+            out = act(actor, obs, carry, jax.random.fold_in(key, count), explore)
             num = len(jax.tree.leaves(obs)[0]) // len(self._kinds[0]) * self._size
-            return out._replace(extras=self._everywhere(out.extras, num))
+            return out.action, out.action if to_env is None else to_env(out.action), self._whole(out, num), out.carry
 
-        super().__init__(everywhere, to_env, explore=explore, most=most)
+        self._run = jax.jit(run)
 
-    def _everywhere(self, extras: Mapping[str, PyTree], num: int) -> dict[str, PyTree]:
+    def _whole(self, out: ActOut, num: int) -> dict[str, PyTree]:
         """Returns what acting recorded as arrays of all columns, zeros where there is nothing."""
-        own = complete.columns_of(self._agents, num, (), extras)
-        leaves, structure = jax.tree.flatten(dict(extras))
+        own = complete.columns_of(self._agents, num, (), out.extras)
+        leaves, structure = jax.tree.flatten(dict(out.extras))
         whole = [
             x if columns is None else jnp.zeros((num, *x.shape[1:]), x.dtype).at[columns].set(x)
             for x, columns in zip(leaves, own, strict=True)
@@ -138,78 +88,93 @@ class GameProgram(Program):
         return jax.tree.unflatten(structure, whole)
 
     def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
-        agent = np.array([item.seat.agent for item in items])
-        row, taken = np.zeros(len(items), np.int64), np.zeros(self._size, np.int64)
-        for i, k in enumerate(agent):
-            row[i] = taken[k]
+        """Acts for N items."""
+        taken = [0] * self._size
+        agent, row = [item.seat.agent for item in items], list[int]()
+        for k in agent:
+            row.append(taken[k])
             taken[k] += 1
-        size = self.size(int(taken.max()))
-        column, kind = row * self._size + agent, self._kind[agent]
-        # of each kind the rows of its items; others', which nobody reads, get the first
-        rows = [np.where(kind == q, row * len(own) + self._place[agent], 0) for q, own in enumerate(self._kinds)]
-        empty = lambda tree, n: jax.tree.map(lambda x: np.zeros((n, *x.shape), x.dtype), tree)
-        seen = [empty(part, size * len(own)) for own, part in zip(self._kinds, self._nothing, strict=True)]
-        for i, item in enumerate(items):
-            jax.tree.map(lambda whole, x, at=rows[kind[i]][i]: whole.__setitem__(at, x), seen[kind[i]], item.obs)
-        initial = empty(items[0].memory, size * self._size)
-        for i, item in enumerate(items):
-            jax.tree.map(lambda whole, x, at=column[i]: whole.__setitem__(at, x), initial, item.memory)
-        several = bool(self._agents.kinds)
-        action, to_env, extras, after = self.run(weights, tuple(seen) if several else seen[0], initial, count)
+        size = next(size for size in self.sizes if size >= max(taken))
+        column = np.array(row) * self._size + np.array(agent)
+        # by kind: its items, and the rows of all items; row 0, which nobody reads, stands for items of other kinds
+        its: list[list[int]] = [[] for _ in self._kinds]
+        for i, k in enumerate(agent):
+            its[self._kind[k]].append(i)
+        rows = [np.zeros(len(items), np.int64) for _ in self._kinds]
+        obs = []
+        for own, index, kind, nothing in zip(its, rows, self._kinds, self._nothing, strict=True):
+            index[own] = [row[i] * len(kind) + self._place[agent[i]] for i in own]
+            parts = [items[i].obs for i in own] or [nothing]
+            obs.append(_placed(parts, index[own], size * len(kind)))
+        before = _placed([item.memory for item in items], column, size * self._size)
+        several = bool(self._spec.kinds)
+        action, to_env, extras, after = self.run(weights, tuple(obs) if several else obs[0], before, count)
         of_kinds = lambda tree: tree if several else (tree,)
-        at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
         joined = lambda parts: tuple(parts) if several else parts[0]
-        flags = {STEP: np.array([item.first for item in items]), LEADS: np.array([item.leads for item in items])}
+        at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+        if self._spec.agents:
+            extras = extras | {STEP: np.zeros(size * self._size, bool), LEADS: np.zeros(size * self._size, bool)}
+            extras[STEP][column] = [item.first for item in items]
+            extras[LEADS][column] = [item.leads for item in items]
+        acted: list[PyTree] = [None] * len(items)
+        for own, index, tree in zip(its, rows, of_kinds(to_env), strict=True):
+            for i, part in zip(own, _each(tree, index[own].tolist()), strict=True):
+                acted[i] = part
         return Chosen(
-            joined([at(part, own) for part, own in zip(seen, rows, strict=True)]),
+            joined([at(part, own) for part, own in zip(obs, rows, strict=True)]),
             joined([at(part, own) for part, own in zip(of_kinds(action), rows, strict=True)]),
-            at(extras, column) | flags,
-            at(initial, column),
-            [(at(of_kinds(to_env)[q], rows[q][i]), at(after, column[i])) for i, q in enumerate(kind)],
+            at(extras, column),
+            at(before, column),
+            list(zip(acted, _each(after, column.tolist()), strict=True)),
         )
 
+    def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
+        """Returns (actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
+        return jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
 
-def of_agents(spec: EnvSpec) -> list[tuple[int, Any, Any, Any]]:
-    """Returns (number of its kind, observation space, action space of the policy, of the environment) of each agent."""
-    found: dict[str, tuple[int, Any, Any, Any]] = {}
-    for q, one in enumerate(spaces.by_kind(spec)):
-        found |= dict.fromkeys(one.agents, (q, one.observation, one.action, one.env_action or one.action))
-    return [found[name] for name in spec.agents]
+    def warm_up(self, weights: Weights, initial: PyTree) -> None:
+        """Compiles for all sizes, of observations of zeros and memories [*] as before an episode."""
+        for size in self.sizes:
+            num = size * self._size
+            rows = spaces.columns(self._spec._replace(num_envs=num))
+            obs = zeros(spaces.elements(self._spec.observation, rows))
+            self.run(weights, obs, jax.tree.map(lambda x, n=num: np.repeat(x[None], n, 0), initial), 0)
 
 
-def embedded(spec: EnvSpec, kind: int, action: PyTree) -> PyTree:
-    """Returns an agent's action as what acting gives has it: a tuple by kind where there are kinds."""
-    if not spec.kinds:
-        return action
-    parts = spaces.by_kind(spec)
-    return tuple(action if q == kind else zeros(element(one.action)) for q, one in enumerate(parts))
+def _each(tree: PyTree, index: Sequence[int]) -> list[PyTree]:
+    """Returns the rows of arrays, each as a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    return [jax.tree.unflatten(structure, [x[i] for x in leaves]) for i in index]
+
+
+def _placed(parts: Sequence[PyTree], at: np.ndarray, num: int) -> PyTree:
+    """Returns arrays of `num` rows, which have the parts in the rows `at`, and zeros elsewhere."""
+
+    def put(*leaves: np.ndarray) -> np.ndarray:
+        out = np.zeros((num, *leaves[0].shape), leaves[0].dtype)
+        out[at] = leaves
+        return out
+
+    return jax.tree.map(put, *parts)
 
 
 class Histogram:
-    """Histogram of seconds. One thread adds to it.
-
-    Attributes:
-      counts: of values up to each of BOUNDS, and of those beyond, not cumulated.
-      total: of all values.
-    """
+    """Histogram of seconds. One thread adds to it."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
+        self.counts = [0] * (len(BOUNDS) + 1)  # values up to each of BOUNDS, and those beyond, not cumulated
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts a value."""
         self.counts[bisect.bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
-    def text(self, name: str, labels: str = "") -> str:
+    def text(self, name: str, labels: str) -> str:
         """Returns its lines in Prometheus' format; `labels` as `policy="main"`."""
-        among = f"{labels}," if labels else ""
-        cumulated = list(itertools.accumulate(self.counts))
-        buckets = zip([*BOUNDS, "+Inf"], cumulated, strict=True)
-        lines = [f'{name}_bucket{{{among}le="{bound}"}} {count}\n' for bound, count in buckets]
-        of = f"{{{labels}}}" if labels else ""
-        return "".join([*lines, f"{name}_sum{of} {self.total:.12g}\n", f"{name}_count{of} {cumulated[-1]}\n"])
+        buckets = zip([*BOUNDS, "+Inf"], itertools.accumulate(self.counts), strict=True)
+        lines = [f'{name}_bucket{{{labels},le="{bound}"}} {count}\n' for bound, count in buckets]
+        lines += [f"{name}_sum{{{labels}}} {self.total:.12g}\n", f"{name}_count{{{labels}}} {sum(self.counts)}\n"]
+        return "".join(lines)
 
 
 class Inference:
@@ -231,17 +196,11 @@ class Inference:
     """
 
     def __init__(
-        self,
-        table: Table,
-        program: Program,
-        initial: Callable[[int], PyTree],
-        deliver: Deliver,
-        *,
-        max_wait_ms: float,
+        self, table: Table, program: Program, initial: Callable[[int], PyTree], deliver: Deliver, *, max_wait_ms: float
     ):
         self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
         self._most, self._wait_s = program.sizes[-1], max_wait_ms / 1000
-        self._weights: Weights | None = None
+        self.weights: Weights  # that act, once `publish` was called
         self._items: collections.deque[tuple[Item, float]] = collections.deque()  # and when they asked
         self._asked = threading.Condition()
         self._closed = False
@@ -253,24 +212,18 @@ class Inference:
 
     def publish(self, weights: Weights) -> None:
         """Acts with these from the next call on; they must not be taken over by an update."""
-        self._weights = weights
+        self.weights = weights
         if not self._thread.is_alive() and not self._closed:
             self._thread.start()
 
     @property
     def version(self) -> int:
-        """Returns the version of the acting weights."""
-        return self._weights.version if self._weights is not None else 0
+        """Returns the version of the acting weights; 0 before there are any."""
+        return self.weights.version if hasattr(self, "weights") else 0
 
-    @property
-    def weights(self) -> Weights:
-        """Returns the acting weights."""
-        assert self._weights is not None
-        return self._weights
-
-    def warm_up(self, spec: EnvSpec) -> None:
+    def warm_up(self) -> None:
         """Compiles all programs."""
-        self._program.warm_up(self.weights, spec, self.initial(0))
+        self._program.warm_up(self.weights, self.initial(0))
 
     def ask(self, items: Sequence[Item]) -> None:
         """Orders actions; `deliver` gets them."""
@@ -313,9 +266,7 @@ class Inference:
             return self._first()
 
     def _first(self) -> list[Item]:
-        """Returns the items of the next call; one that remembers what another of them sees is left for that after
-        it.
-        """
+        """Returns the items of the next call; a second item of a seat with memory waits for the call after it."""
         found: list[Item] = []
         seen: set[Seat] = set()
         now = time.perf_counter()
@@ -345,7 +296,7 @@ class Inference:
 
 
 def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
-    """Returns the actions and what goes with them, in whose place those stand that clients chose themselves."""
+    """Returns actions and extras in which the actions that clients chose replace the policy's."""
     own = [i for i, item in enumerate(items) if item.action is not None]
     if not own:
         return action, extras

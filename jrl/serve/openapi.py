@@ -95,20 +95,12 @@ OPERATIONS = (
 
 
 def document(
-    observations: Sequence[Space],
-    actions: Sequence[Space],
-    agents: Mapping[str, Any] = {},
-    *,
-    most: int,
+    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any] = {}, *, most: int,
     token: bool = False,
-) -> dict[str, Any]:
-    """Returns the OpenAPI document of a server.
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the OpenAPI document of a server whose requests have at most `most` episodes.
 
-    Args:
-      observations, actions: spaces of all policies and agents.
-      agents: name -> object with `observation` and `action`, where episodes have several agents.
-      most: episodes in a request.
-      token: whether clients need one.
+    `observations` and `actions` are the spaces of all policies and agents, `agents` those by name of several agents.
     """
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
@@ -217,16 +209,12 @@ def page(document: Mapping[str, Any]) -> str:
             body = route.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema", {})
             needed = body.get("required", ())
             fields = ", ".join(f"<b>{f}</b>" if f in needed else f for f in body.get("properties", ()))
-            summary = html.escape(route["summary"])
-            rows.append(
-                f"<tr><td>{method.upper()}</td><td><code>{path}</code></td><td>{summary}</td><td>{fields}</td></tr>"
-            )
+            cells = (method.upper(), path, html.escape(route["summary"]), fields)
+            rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     spaces = {name: document["components"]["schemas"][name] for name in ("Observation", "Action")}
-    shown = html.escape(json.dumps(spaces, indent=1))
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>jrl</title>'
-        "<style>body{font:16px sans-serif;margin:2em}td{padding:.3em 1em .3em 0;vertical-align:top}</style>"
-        "<h1>jrl</h1><p>A policy behind HTTP. Fields in bold are needed. <a href='/openapi.json'>OpenAPI</a>, "
-        "<a href='/metrics'>metrics</a>.</p>"
-        f"<table>{''.join(rows)}</table><h2>Spaces</h2><pre>{shown}</pre></html>"
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>jrl</title><h1>jrl</h1>'
+        "<p>A policy behind HTTP. Fields in bold are needed. <a href='/openapi.json'>OpenAPI</a>, "
+        f"<a href='/metrics'>metrics</a>.</p><table>{''.join(rows)}</table>"
+        f"<h2>Spaces</h2><pre>{html.escape(json.dumps(spaces, indent=1))}</pre></html>"
     )

@@ -1,7 +1,7 @@
 """Trained policies behind HTTP: `python -m jrl.serve RUN --no-learn`."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +15,7 @@ from jrl.run.policy import Trained
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.http_server import Address
 from jrl.serve.inference import Inference, Program, Weights
-from jrl.serve.policy_info import PolicyInfo
-from jrl.serve.server import Policy, Server
+from jrl.serve.server import ALONE, Agent, Policy, Server
 from jrl.serve.table import Table
 from jrl.settings import config, multi_agent
 from jrl.settings.external import ExternalConfig
@@ -27,16 +26,14 @@ _WHY = "these policies do not learn: there is nobody to log an action for"
 
 
 class Loaded(NamedTuple):
-    """A policy as it lies on disk."""
+    """A policy and its checkpoint."""
 
-    path: Path  # the checkpoint
+    path: Path
     trained: Trained
 
 
 def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
-    """Returns a policy of a run or a checkpoint: the one of this name. Raises InputError: there is none that can act
-    here.
-    """
+    """Returns the policy `one` of a run or a checkpoint. Raises InputError: it is missing, or cannot act here."""
     found = checkpoint.locate(Path(path), best=best)
     trained = policy.restore(found, policy=one)
     cfg = trained.config
@@ -68,21 +65,6 @@ def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, 
     return found
 
 
-def _info(trained: Trained) -> PolicyInfo:
-    spec = trained.spec
-    memory = bool(jax.tree.leaves(trained.algo.carry(1))) and trained.config.network.recurrent
-    return PolicyInfo(
-        config.algo_name(trained.config),
-        trained.observation or spec.observation,
-        spec.env_action or spec.action,
-        None,
-        _WHY,
-        learns=False,
-        remembers=memory,
-        policy_action=spec.action,
-    )
-
-
 def weights(found: Loaded) -> Weights:
     """Puts the weights that act on the device."""
     actor, key = jax.device_put((found.trained.actor, jax.random.key(0)))
@@ -92,16 +74,10 @@ def weights(found: Loaded) -> Weights:
 def serve(
     runs: Mapping[str, str], cfg: ExternalConfig, *, best: bool | None, follow: bool, interrupted: faults.Signals
 ) -> None:
-    """Answers until a signal comes.
+    """Answers until a signal comes, for policies by name: run directories or checkpoints.
 
-    Args:
-      runs: the name of each policy -> its run directory or checkpoint.
-      cfg: where, and for whom.
-      best: see `jrl.run.policy.load`.
-      follow: whether to go over to later checkpoints as they appear: with `best` not False to better ones.
-      interrupted: the signal.
-    Raises:
-      InputError: a policy cannot be loaded, or the address cannot be had.
+    With `follow` later checkpoints act as they appear, with `best` not False better ones. Raises InputError: a policy
+    cannot be loaded, or the address is taken.
     """
     address = Address(cfg)
     try:
@@ -117,7 +93,12 @@ def serve(
         pauses.settle()
         server.http.open()
         print("clients:", address.url, flush=True)
-        for _ in _seconds(interrupted):
+        look = time.monotonic()
+        while not interrupted:
+            if time.monotonic() < look:
+                time.sleep(0.05)
+                continue
+            look = time.monotonic() + _LOOK_S
             for name, (path, one) in named.items() if follow else ():
                 if (later := _later(path, best, found[name], one)) is not None:
                     found[name] = later
@@ -136,34 +117,28 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     trained = found.trained
     before: PyTree = jax.tree.map(np.asarray, jax.device_get(trained.algo.carry(1)))
     initial = lambda column: jax.tree.map(lambda x: x[0], before)
-    program = Program(trained.algo.act, trained.to_env(), explore=False, most=64)
+    spec = trained.spec._replace(agents=(), kinds=())  # each agent plays an episode of its own
+    program = Program(trained.algo.act, trained.to_env(), spec, None, explore=False, most=64)
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
-    inference.warm_up(trained.spec._replace(agents=(), kinds=()))
-    info = _info(trained)
+    inference.warm_up()
+    name_of_algo, taken = config.algo_name(trained.config), spec.env_action or spec.action
     client_inference = ClientInference(
-        info.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),
+        name_of_algo, best_actions(trained.algo.act), trained.algo.carry(1), spec, trained.to_env(),
         explore=False, clips=False, random_steps=0, rows=ROWS,
     )  # fmt: skip
-    server.add(name, Policy(info, inference, client_inference))
+    agent = Agent(0, 0, trained.observation or spec.observation, taken, spec.action, None)
+    remembers = bool(jax.tree.leaves(before)) and trained.config.network.recurrent
+    server.by_name[name] = Policy(
+        name_of_algo, {ALONE: agent}, inference, client_inference, learns=False, why=_WHY, remembers=remembers
+    )
     return inference
 
 
 def _later(path: str, best: bool | None, now: Loaded, one: str | None) -> Loaded | None:
-    """Returns the checkpoint of a run that acts from now on; None: it is the same, or one that is still being
-    written.
-    """
+    """Returns the checkpoint of a run that acts from now on; None: the same, or it is still being written."""
     try:
         return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best, one)
     except InputError as e:
         print(f"{path}: {e}; the policy that was loaded before goes on", flush=True)
         return None
-
-
-def _seconds(interrupted: faults.Signals) -> Iterator[None]:
-    """Comes by every `_LOOK_S`, until a signal comes."""
-    while not interrupted:
-        yield
-        until = time.monotonic() + _LOOK_S
-        while not interrupted and time.monotonic() < until:
-            time.sleep(0.05)

@@ -1,11 +1,15 @@
-"""The routes: requests of clients, and their answers."""
+"""The routes: requests of clients, and their answers.
+
+An episode is a mapping of agents. Requests of an episode of one agent are turns of the agent `ALONE`.
+"""
 
 import asyncio
 import functools
 import inspect
+import itertools
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,17 +22,18 @@ from starlette.types import Receive, Scope, Send
 
 from jrl import spaces
 from jrl.data.spaces_json import plain, space_to_json
-from jrl.serve import bodies, openapi, space_values, turns, wire
+from jrl.serve import bodies, openapi, space_values, wire
+from jrl.serve.bodies import AgentEndRequest, TurnRequest
 from jrl.serve.client_inference import ClientInference
 from jrl.serve.http_server import Address, HttpServer
-from jrl.serve.inference import Inference
+from jrl.serve.inference import Inference, zeros
 from jrl.serve.openapi import OPERATIONS, Operation
-from jrl.serve.policy_info import PolicyInfo, observed
 from jrl.serve.space_values import FLAG, NUMBER, WHOLE
 from jrl.serve.table import UNLEARNED, Answer, Episode, Item, Order, Seat, Table
 from jrl.serve.wire import NPZ, Refused
-from jrl.types import PyTree, Space
+from jrl.types import Dict, Leaf, PyTree, Space, element
 
+ALONE = ""  # name of the agent of an episode that has one
 _LARGE = 2**18  # bytes of a body that is decoded in another thread, so that other clients do not wait for it
 # an episode of clients without that header belongs to whoever knows its id, which nobody must be able to guess
 _NAMELESS = (
@@ -37,12 +42,34 @@ _NAMELESS = (
 )
 
 
+class Agent(NamedTuple):
+    """An agent of a policy's episodes, as its clients see it."""
+
+    number: int
+    policy: int  # number of the policy that it follows
+    observation: Space
+    action: Space
+    policy_action: Space  # in the policy's units
+    # from actions of the environment to actions of the policy, [*]; None: clients may not choose
+    own_action: Callable[[PyTree], PyTree] | None
+
+
 class Policy(NamedTuple):
     """A policy that clients may ask."""
 
-    info: PolicyInfo
+    algorithm: str
+    agents: Mapping[str, Agent]  # by name; ALONE if an episode has one
     inference: Inference
     client_inference: ClientInference
+    learns: bool
+    why: str  # reason if clients may not choose actions
+    remembers: bool = False  # actions depend on earlier observations of an episode
+    max_lag: int | None = None  # updates that weights may be behind when their steps are learned from; None: any number
+
+    @property
+    def is_single(self) -> bool:
+        """Returns whether an episode has one agent."""
+        return ALONE in self.agents
 
 
 class Call(NamedTuple):
@@ -53,8 +80,32 @@ class Call(NamedTuple):
     query: Mapping[str, str]
 
 
+class _Fields(NamedTuple):
+    """The fields of a `TurnRequest`: a request of an episode of one agent as a turn."""
+
+    observations: Mapping[str, Any]
+    rewards: Mapping[str, float]
+    step: int | None
+    infos: Mapping[str, float]
+    actions: Mapping[str, Any] = {}
+    log_probs: Mapping[str, Any] = {}
+    terminated: Mapping[str, bool] = {}
+    truncated: Mapping[str, bool] = {}
+
+
+class _Turn(NamedTuple):
+    """A turn of some agents of an episode, by name: values that are right. The episode has not changed yet."""
+
+    episode: Episode
+    obs: Mapping[str, PyTree]  # of agents that act, and of agents that end
+    rewards: Mapping[str, float]
+    own: Mapping[str, Mapping[str, Any]] = {}  # fields of an Item about actions that the client chose
+    ends: Mapping[str, bool] = {}  # agents that end -> whether they are truncated
+    infos: Mapping[str, float] = {}
+
+
 class Server:
-    """Answers the requests of clients by the policies that `add` names: the first is the default.
+    """Answers the requests of clients by the policies of `by_name`: the first is the default.
 
     Routes are called with the table's lock held, in the server's thread. They return the fields of the answer, a
     response, or what to wait for until there are such fields.
@@ -76,15 +127,6 @@ class Server:
         self._started = time.monotonic()
         self._asked_once = 0
 
-    @property
-    def most_episodes(self) -> int:
-        """Returns the number of episodes that a request may have."""
-        return self._cfg.max_batch
-
-    def add(self, name: str, policy: Policy) -> None:
-        """Adds a policy, which clients may ask for by its name."""
-        self.by_name[name] = policy
-
     def close(self) -> None:
         """Closes all connections, and the threads that choose actions."""
         self.http.close()
@@ -98,69 +140,30 @@ class Server:
         if self._is_interrupted():
             self.http.stop()
 
-    # ------------------------------------------------------------ actions
-
-    def order(self, items: Sequence[Item]) -> Order:
-        """Asks for the actions of the items of one request that are not final."""
-        inference = self.by_name[items[0].seat.episode.policy].inference
-        order, asked, count = Order(sum(not item.final for item in items), inference.version), list[Item](), 0
-        for item in items:
-            asked.append(item if item.final else item._replace(order=order, place=count))
-            count += not item.final
-        inference.ask(asked)
-        return order
-
     def deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
         """Gives actions to the requests that asked; called by the thread that chose them."""
         self.http.soon(_deliver, chosen)
 
-    # ------------------------------------------------------------ episodes
-
-    def find(self, call: Call, id: str) -> tuple[Episode, PolicyInfo]:
-        """Returns the episode of an id and its policy. Raises Refused as `Table.find`."""
-        episode = self.table.find(id, call.client)
-        return episode, self.by_name[episode.policy].info
-
-    def check_turn(self, episode: Episode, step: int | None) -> None:
-        """Raises Refused: a request of the episode is under way, or this is not its next step."""
-        if episode.is_pending:
-            raise Refused(409, f"a request of episode {episode.id!r} is under way: wait for its answer")
-        if step is not None and step != episode.steps:
-            raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
-
-    def _find_single(self, call: Call, id: str) -> tuple[Episode, PolicyInfo]:
-        episode, info = self.find(call, id)
-        if info.agents:
-            raise Refused(422, f"episode {id!r} has several agents: send their turns (POST /v1/episodes/ID/turn)")
-        return episode, info
-
-    def _named(self, name: str | None) -> tuple[str, Policy]:
-        name = name or next(iter(self.by_name))
-        if name not in self.by_name:
-            raise Refused(404, f"policy: there is no {name[:128]!r}: expected one of {', '.join(self.by_name)}")
-        return name, self.by_name[name]
+    # ------------------------------------------------------------ one episode
 
     def begin(self, call: Call) -> dict[str, Any]:
         body = bodies.read(bodies.BeginRequest, call.fields)
         name, policy = self._named(body.policy)
-        learns = body.training_enabled and policy.info.learns
-        begin = functools.partial(
-            self.table.begin, call.client, learns=learns, policy=name, carry=policy.inference.initial
-        )
+        begin = functools.partial(self._begin, call.client, name, learns=body.training_enabled and policy.learns)
         found: dict[str, Any] = {"version": policy.inference.version}
-        if policy.info.agents:
-            found["agents"] = list(policy.info.agents)
+        if not policy.is_single:
+            found["agents"] = list(policy.agents)
         if body.count is None:
             if body.episode_id is not None and not call.client:
                 raise Refused(400, _NAMELESS)
             return {"episode_id": begin(body.episode_id).id, **found}
-        if body.episode_id is not None or body.count > self.most_episodes:
-            expected = f"expected 1 to {self.most_episodes}, without an episode_id: the server gives each its own"
-            raise Refused(422, f"count: {expected}")
+        most = self._cfg.max_batch
+        if body.episode_id is not None or body.count > most:
+            raise Refused(422, f"count: expected 1 to {most}, without an episode_id: the server gives each its own")
         begun: list[Episode] = []
         try:
             for _ in range(body.count):
-                begun.append(begin(None))
+                begun.append(begin())
         except Refused:
             for episode in begun:
                 self.table.close(episode, "was never begun")
@@ -169,121 +172,122 @@ class Server:
 
     def action(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.ActionRequest, call.fields)
-        episode, info = self._find_single(call, id)
-        self.table.infos.check(body.infos)
-        obs = observed(info, body.observation, "observation")
-        if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
-            return episode.answer.get()  # asked again, since the answer was lost on its way
-        self.check_turn(episode, body.step)
-        item = _item(episode, obs, body.reward)
-        self.table.infos.add(body.infos)
-        episode.answer = _answer(self.order([item]), 0, episode)
-        return episode.answer.get()
+        fields = _Fields({ALONE: body.observation}, {ALONE: body.reward}, body.step, body.infos)
+        answer = self._ask(self._find(call, id, single=True), fields)
+        place, step = answer.places[ALONE], answer.step
+        return answer.order.get(lambda actions, version: {"action": actions[place], "version": version, "step": step})
 
     def log(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.LogRequest, call.fields)
-        episode, info = self._find_single(call, id)
-        self.table.infos.check(body.infos)
-        obs = observed(info, body.observation, "observation")
-        action = space_values.read(info.action, body.action, "action")
-        if info.own_action is None:
-            raise Refused(422, info.why)
-        logged = lambda actions, version, step=body.step: {"step": step}
-        if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
-            return Answer(episode.answer.order, logged).get()
-        self.check_turn(episode, body.step)
-        step = episode.steps
-        item = _item(episode, obs, body.reward, action=info.own_action(action), log_prob=body.log_prob)
-        self.table.infos.add(body.infos)
-        episode.answer = _answer(self.order([item]), 0, episode)
-        return Answer(episode.answer.order, lambda actions, version: {"step": step}).get()
+        fields = _Fields(
+            {ALONE: body.observation}, {ALONE: body.reward}, body.step, body.infos,
+            actions={ALONE: body.action}, log_probs={ALONE: body.log_prob},
+        )  # fmt: skip
+        answer = self._ask(self._find(call, id, single=True), fields)
+        return answer.order.get(lambda actions, version: {"step": answer.step})
+
+    def turn(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
+        body = bodies.read(TurnRequest, call.fields)
+        answer = self._ask(self._find(call, id, single=False), body)
+        return answer.order.get(answer.fields)
 
     def reward(self, call: Call, id: str) -> dict[str, Any]:
-        episode, info = self.find(call, id)
-        if info.agents:
-            return turns.reward(self, episode, info, call.fields)
-        body = bodies.read(bodies.RewardRequest, call.fields)
+        episode = self.table.find(id, call.client)
+        agents, is_single = self._policy(episode).agents, self._policy(episode).is_single
+        body: Any = bodies.read(bodies.RewardRequest if is_single else bodies.AgentRewardRequest, call.fields)
         self.table.infos.check(body.infos)
-        self.check_turn(episode, None)
-        if not episode.steps:
-            raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
-        episode.seat.reward = space_values.summed(episode.seat.reward, body.reward, "reward")
+        self._check_turn(episode, None)
+        found = _rewards(agents, episode, {ALONE: body.reward} if is_single else body.rewards)
+        for name, x in found.items():
+            episode.seats[agents[name].number].reward += x
         self.table.infos.add(body.infos)
-        return {"reward": episode.seat.reward}
+        sums = {name: episode.seats[agents[name].number].reward for name in found}
+        return {"reward": sums[ALONE]} if is_single else {"rewards": sums}
 
     def end(self, call: Call, id: str) -> dict[str, Any]:
         if (answer := self.table.ended_with(id, call.client)) is not None:
             return answer  # asked again
-        episode, info = self.find(call, id)
-        if info.agents:
-            return turns.end(self, episode, info, call.fields)
-        body = bodies.read(bodies.EndRequest, call.fields)
+        episode = self.table.find(id, call.client)
+        policy = self._policy(episode)
+        agents, body, observations, rewards = policy.agents, *_end_request(call, is_single=policy.is_single)
         self.table.infos.check(body.infos)
-        obs = space_values.read(info.observation, body.observation, "observation")
-        self.check_turn(episode, body.step)
-        items = self._end(episode, obs, body.reward, truncated=body.truncated)
+        self._check_turn(episode, body.step)
+        rewards = _rewards(agents, episode, rewards, is_early=policy.is_single)
+        known = _known(agents, observations, "observations")
+        obs = {name: observed(agents[name], x, _label("observations", name), acts=False) for name, x in known.items()}
+        for name, agent in agents.items():
+            if episode.seats[agent.number].is_under_way and name not in obs:
+                obs[name] = _last(agents, name, truncated=body.truncated)
+        items, answer = self._finish(episode, obs, rewards, truncated=body.truncated)
         self.table.infos.add(body.infos)
-        answer = {"return": episode.total, "length": episode.steps}
-        self.table.close(episode, "has ended", answer)
-        if items:
-            self.by_name[episode.policy].inference.ask(items)
+        policy.inference.ask(items)
         return answer
-
-    def _end(self, episode: Episode, obs: PyTree, reward: float, *, truncated: bool) -> list[Item]:
-        """Returns the last item of an episode; none if nothing is learned from it."""
-        self.table.ended += 1
-        item = _item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
-        return [item] if episode.steps and episode.learns else []
-
-    def turn(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
-        return turns.turn(self, call, id)
-
-    def turns(self, call: Call) -> Awaitable[dict[str, Any]]:
-        return turns.turns(self, call)
 
     def once(self, call: Call) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.OnceRequest, call.fields)
         name, policy = self._named(body.policy)
-        if policy.info.remembers:
-            raise Refused(422, f"policy {name} remembers earlier observations: begin an episode (POST /v1/episodes)")
-        if policy.info.agents:
-            raise Refused(422, f"policy {name} is of several agents: begin an episode (POST /v1/episodes)")
-        obs = observed(policy.info, body.observation, "observation")
+        if policy.remembers or not policy.is_single:
+            why = "remembers earlier observations" if policy.remembers else "is of several agents"
+            raise Refused(422, f"policy {name} {why}: begin an episode (POST /v1/episodes)")
+        obs = observed(policy.agents[ALONE], body.observation, "observation")
         self._asked_once += 1
         episode = Episode(f"/{self._asked_once}", "", name)  # of its own, which no request can name
         episode.seats.append(Seat(episode, 0, UNLEARNED, policy.inference.initial(0)))
-        fields = lambda actions, version: {"action": actions[0], "version": version}
-        return Answer(self.order([Item(episode.seat, obs, 0.0)]), fields).get()
+        order = self._order(policy.inference, [Item(episode.seats[0], obs, 0.0)])
+        return order.get(lambda actions, version: {"action": actions[0], "version": version})
 
-    # ------------------------------------------------------------ steps of many episodes
+    # ------------------------------------------------------------ many episodes in a request
+
+    def turns(self, call: Call) -> Awaitable[dict[str, Any]]:
+        given, most = bodies.read(bodies.TurnsRequest, call.fields).turns, self._cfg.max_batch
+        if not 1 <= len(given) <= most:
+            raise Refused(422, f"turns: expected a mapping of 1 to {most} episodes, by their ids")
+        turns: list[_Turn] = []
+        for id, fields in given.items():
+            try:
+                if not isinstance(fields, Mapping):
+                    raise Refused(422, "expected a mapping, the fields of a turn")
+                body = bodies.read(TurnRequest, {name: x for name, x in fields.items() if x is not None})
+                turns.append(self._read(self._find(call, id, single=False), body))
+                if turns[-1].episode.policy != turns[0].episode.policy:
+                    raise Refused(422, "it follows another policy: send a request for each")
+            except Refused as e:
+                raise Refused(e.status, f"turns/{id[:80]}: {e.message}") from None
+        answers = dict(zip(given, self._take(turns), strict=True))
+        each = lambda *chosen: {id: answer.fields(*chosen) for id, answer in answers.items()}
+        order = next(iter(answers.values())).order
+        return order.get(lambda actions, version: {"turns": each(actions, version), "version": version})
 
     def steps(self, call: Call) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.StepsRequest, call.fields)
-        episodes, info = self._find_several(call, body.episode_ids)
-        items = self._items(episodes, _results(info, body, (len(episodes),)))
+        episodes, policy = self._find_many(call, body.episode_ids)
+        items = self._step(episodes, _results(policy.agents[ALONE], body, (len(episodes),)))
+        order = self._order(policy.inference, items)
         going = [item.seat.episode for item in items if not item.final]
-        order, ids = self.order(items), [episode.id for episode in going]
         for place, episode in enumerate(going):
-            episode.answer = _answer(order, place, episode)
-        stacked = lambda actions: spaces.map_leaves(lambda leaf, *parts: np.stack(parts), info.action, *actions)
-        return Answer(
-            order,
-            lambda actions, version: {"episode_ids": ids, "actions": stacked(actions), "version": version},
-        ).get()
+            episode.answer = Answer(order, {ALONE: place}, episode.steps - 1)
+        ids, space = [episode.id for episode in going], policy.agents[ALONE].action
+        stacked = lambda actions: spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
+        return order.get(
+            lambda actions, version: {"episode_ids": ids, "actions": stacked(actions), "version": version}
+        )
 
     def played(self, call: Call) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.PlayedRequest, call.fields)
-        episodes, info = self._find_several(call, body.episode_ids)
-        inference, items, count = self.by_name[episodes[0].policy].inference, list[Item](), len(episodes)
+        episodes, policy = self._find_many(call, body.episode_ids)
+        inference, items, count = policy.inference, list[Item](), len(episodes)
         rows = len(body.versions) if isinstance(body.versions, list | np.ndarray) else 0
         if not 1 <= rows * count <= bodies.STEPS:
             raise Refused(422, f"versions: expected 1 to {bodies.STEPS} steps, got {rows}")
-        results = _results(info, body, (rows, count))
-        chosen = self._chosen(episodes, body, (rows, count))
-        late = self._count_late(episodes, chosen["version"])
+        results = _results(policy.agents[ALONE], body, (rows, count))
+        chosen = _chosen(policy, body, (rows, count))
+        late = 0
+        if policy.max_lag is not None:
+            is_learned = np.array([episode.learns for episode in episodes])
+            late = int(((chosen["version"] < inference.version - policy.max_lag) & is_learned).sum())
+            self.table.too_old += late
         for k in range(rows):
-            own = [_slice(chosen, (k, i)) for i in range(count)]
-            found = self._items(episodes, _slice(results, k), own)
+            found = self._step(episodes, _slice(results, k), _slice(chosen, k))
             episodes = [item.seat.episode for item in found if not item.final]
             items += found
         ids = [episode.id for episode in episodes]
@@ -292,66 +296,159 @@ class Server:
         order = Order(bool(learned), inference.version)
         if learned:
             inference.ask([*learned[:-1], learned[-1]._replace(order=order)])
-        fields = lambda actions, version: {"episode_ids": ids, "version": inference.version, "too_old": late}
-        return Answer(order, fields).get()
+        return order.get(
+            lambda actions, version: {"episode_ids": ids, "version": inference.version, "too_old": late}
+        )
 
-    def _chosen(self, episodes: list[Episode], body: bodies.PlayedRequest, lead: tuple[int, int]) -> dict[str, Any]:
-        """Returns the fields of Items about actions [K, N, *] that the client chose. Raises Refused."""
-        info, inference, client_inference = self.by_name[episodes[0].policy]
-        action = space_values.read(info.policy_action or info.action, body.actions, "actions", lead)
-        log_prob = space_values.array(NUMBER, body.log_probs, lead, "log_probs")
-        version = space_values.array(WHOLE, body.versions, lead, "versions")
-        memory = client_inference.memory(body.memory, lead)
-        # without learning they go back to older weights where the best checkpoint is taken away
-        if (version < 0).any() or (info.learns and version.max() > inference.version):
-            raise Refused(409, f"versions: there are none beyond {inference.version} here: get the weights again")
-        return {"action": action, "log_prob": log_prob, "version": version, "carry": memory}
+    # ------------------------------------------------------------ episodes and their turns
 
-    def _count_late(self, episodes: list[Episode], version: np.ndarray) -> int:
-        """Counts the steps [K, N] that are not learned from, since their weights are too old by now."""
-        info, inference, _ = self.by_name[episodes[0].policy]
-        if info.max_lag is None:
-            return 0
-        learns = np.array([episode.learns for episode in episodes])
-        late = int(((version < inference.version - info.max_lag) & learns).sum())
-        self.table.too_old += late
-        return late
+    def _named(self, name: str | None) -> tuple[str, Policy]:
+        name = name or next(iter(self.by_name))
+        if name not in self.by_name:
+            raise Refused(404, f"policy: there is no {name[:128]!r}: expected one of {', '.join(self.by_name)}")
+        return name, self.by_name[name]
 
-    def _find_several(self, call: Call, ids: list[str]) -> tuple[list[Episode], PolicyInfo]:
+    def _policy(self, episode: Episode) -> Policy:
+        return self.by_name[episode.policy]
+
+    def _begin(self, client: str, policy: str, id: str | None = None, *, learns: bool) -> Episode:
+        carry = self.by_name[policy].inference.initial
+        return self.table.begin(client, id, learns=learns, policy=policy, carry=carry)
+
+    def _find(self, call: Call, id: str, *, single: bool) -> Episode:
+        """Returns the episode of an id. Raises Refused: as `Table.find`, or it has several agents, or is `single`."""
+        episode = self.table.find(id, call.client)
+        if self._policy(episode).is_single != single:
+            has = (
+                "several agents: send their turns (POST /v1/episodes/ID/turn)" if single
+                else "one agent: ask for its action (POST /v1/episodes/ID/action)"
+            )  # fmt: skip
+            raise Refused(422, f"episode {id!r} has {has}")
+        return episode
+
+    def _find_many(self, call: Call, ids: list[str]) -> tuple[list[Episode], Policy]:
         """Returns different episodes of one policy, each of which takes its next step."""
-        if not 1 <= len(ids) <= self.most_episodes or len(set(ids)) < len(ids):
-            raise Refused(422, f"episode_ids: expected 1 to {self.most_episodes} different ids, got {len(ids)}")
-        episodes = [self._find_single(call, id)[0] for id in ids]
+        if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
+            raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {len(ids)}")
+        episodes = [self._find(call, id, single=True) for id in ids]
         if len({episode.policy for episode in episodes}) > 1:
             raise Refused(422, "episode_ids: they follow different policies: send a request for each")
         for episode in episodes:
-            self.check_turn(episode, None)
-        return episodes, self.by_name[episodes[0].policy].info
+            self._check_turn(episode, None)
+        return episodes, self._policy(episodes[0])
 
-    def _items(
-        self,
-        episodes: list[Episode],
-        results: tuple[PyTree, ...],
-        chosen: Sequence[Mapping[str, Any]] = (),
-    ) -> list[Item]:
-        """Returns the items of several episodes; another begins in place of each that is over.
+    def _check_turn(self, episode: Episode, step: int | None) -> None:
+        """Raises Refused: a request of the episode is under way, or this is not its next step."""
+        if episode.is_pending:
+            raise Refused(409, f"a request of episode {episode.id!r} is under way: wait for its answer")
+        if step is not None and step != episode.steps:
+            raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
+
+    def _ask(self, episode: Episode, body: TurnRequest | _Fields) -> Answer:
+        """Returns the answer to a turn; the earlier answer if it was lost on its way, and the client asks again."""
+        if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
+            return episode.answer
+        return self._take([self._read(episode, body)])[0]
+
+    def _read(self, episode: Episode, body: TurnRequest | _Fields) -> _Turn:
+        """Returns a turn of a body. Raises Refused: a value is wrong; nothing has changed then."""
+        self._check_turn(episode, body.step)
+        self.table.infos.check(body.infos)
+        policy = self._policy(episode)
+        agents, ends = policy.agents, dict[str, bool]()
+        rewards = _rewards(agents, episode, body.rewards, is_early=policy.is_single)
+        for kind, flags in (("truncated", body.truncated), ("terminated", body.terminated)):  # both: terminated
+            known = _known(agents, flags, kind, episode)
+            ends |= {name: kind == "truncated" for name, is_over in known.items() if is_over}
+        obs = {
+            name: observed(agents[name], x, _label("observations", name), acts=name not in ends)
+            for name, x in _known(agents, body.observations, "observations", episode).items()
+        }
+        obs |= {name: _last(agents, name, truncated=is_cut) for name, is_cut in ends.items() if name not in obs}
+        own = {}
+        if body.actions or body.log_probs:
+            own = _own_actions(policy, episode, body, obs.keys() - ends.keys())
+        return _Turn(episode, obs, rewards, own, ends, body.infos)
+
+    def _items(self, turn: _Turn) -> list[Item]:
+        """Returns the items of a turn, which counts from now on."""
+        episode, agents = turn.episode, self._policy(turn.episode).agents
+        items, policies = list[Item](), set[int]()
+        names = sorted(turn.obs, key=lambda name: agents[name].number) if len(turn.obs) > 1 else turn.obs
+        for name in names:
+            agent = agents[name]
+            seat, reward = episode.seats[agent.number], turn.rewards.get(name, 0.0)
+            if name in turn.ends:
+                items += seat.end(turn.obs[name], reward, truncated=turn.ends[name])
+                continue
+            flags = {"first": not policies, "leads": agent.policy not in policies}
+            policies.add(agent.policy)
+            items.append(seat.item(turn.obs[name], reward, **turn.own.get(name, {}), **flags))
+        for name, reward in turn.rewards.items():
+            if name not in turn.obs:  # the agent waits
+                episode.seats[agents[name].number].reward += reward
+        self.table.infos.add(turn.infos)
+        episode.steps += 1
+        episode.length += bool(policies)
+        return items
+
+    def _order(self, inference: Inference, items: Sequence[Item]) -> Order:
+        """Asks for the actions of the items of one request that are not final."""
+        order, asked, count = Order(sum(not item.final for item in items), inference.version), list[Item](), 0
+        for item in items:
+            asked.append(item if item.final else item._replace(order=order, place=count))
+            count += not item.final
+        inference.ask(asked)
+        return order
+
+    def _take(self, turns: Sequence[_Turn]) -> list[Answer]:
+        """Orders the actions of turns in one request; returns the answer of each, which its episode keeps."""
+        policy = self._policy(turns[0].episode)
+        each, names = [self._items(turn) for turn in turns], list(policy.agents)
+        order = self._order(policy.inference, [item for items in each for item in items])
+        answers, count = list[Answer](), itertools.count()
+        for turn, items in zip(turns, each, strict=True):
+            acting = {names[item.seat.agent]: next(count) for item in items if not item.final}
+            # several agents get no actions back that the client chose
+            places = {name: place for name, place in acting.items() if name == ALONE or name not in turn.own}
+            turn.episode.answer = Answer(order, places, turn.episode.steps - 1)
+            answers.append(turn.episode.answer)
+        return answers
+
+    def _finish(
+        self, episode: Episode, obs: Mapping[str, PyTree], rewards: Mapping[str, float], *, truncated: bool
+    ) -> tuple[list[Item], dict[str, Any]]:
+        """Ends an episode with the last observations of its agents; returns their items, and the answer."""
+        agents, items, table = self._policy(episode).agents, list[Item](), self.table
+        for name, x in obs.items():
+            if not (seat := episode.seats[agents[name].number]).over:
+                items += seat.end(x, rewards.get(name, 0.0), truncated=truncated)
+        table.ended += 1
+        answer: dict[str, Any] = {"return": episode.total, "length": episode.length}
+        if ALONE not in agents:
+            answer["returns"] = {name: episode.seats[agent.number].total for name, agent in agents.items()}
+        if episode.learns and episode.length:
+            table.finished.append((episode.total, episode.length))
+        table.close(episode, "has ended", answer)
+        return items, answer
+
+    def _step(self, episodes: list[Episode], results: tuple[PyTree, ...], own: Mapping[str, Any] = {}) -> list[Item]:
+        """Returns the items of a step of N episodes of one agent; another begins in place of each that is over.
 
         Args:
-          episodes: N, of one agent.
+          episodes: N.
           results: of `_results`, [N, *].
-          chosen: fields of Items about actions that the client chose.
+          own: fields [N, *] of Items about actions that the client chose.
         """
         obs, rewards, truncated, over, last = results
         items: list[Item] = []
         for i, episode in enumerate(episodes):
-            reward = float(rewards[i])
+            reward = {ALONE: float(rewards[i])}
             if over[i]:
-                items += self._end(episode, _slice(last, i), reward, truncated=bool(truncated[i]))
-                self.table.close(episode, "has ended", {"return": episode.total, "length": episode.steps})
-                carry = self.by_name[episode.policy].inference.initial
-                client, policy, learns = episode.client, episode.policy, episode.learns
-                episode, reward = self.table.begin(client, None, learns=learns, policy=policy, carry=carry), 0.0
-            items.append(_item(episode, _slice(obs, i), reward, **(chosen[i] if chosen else {})))
+                items += self._finish(episode, {ALONE: _slice(last, i)}, reward, truncated=bool(truncated[i]))[0]
+                episode, reward = self._begin(episode.client, episode.policy, learns=episode.learns), {}
+            chosen = {ALONE: _slice(own, i)} if own else {}
+            items += self._items(_Turn(episode, {ALONE: _slice(obs, i)}, reward, chosen))
         return items
 
     # ------------------------------------------------------------ clients that act by themselves
@@ -368,10 +465,10 @@ class Server:
         return Response(file, media_type=NPZ) if is_other else Response(status_code=204, media_type=NPZ)
 
     async def _client_program(self, call: Call) -> tuple[dict[str, Any], int, bytes]:
-        name, (info, inference, client_inference) = self._named(call.query.get("policy"))
-        if info.agents:
+        name, policy = self._named(call.query.get("policy"))
+        if not policy.is_single:
             raise Refused(422, f"policy {name} is of several agents: let the server act (inference_mode: remote)")
-        return await asyncio.wrap_future(client_inference.get(inference))
+        return await asyncio.wrap_future(policy.client_inference.get(policy.inference))
 
     # ------------------------------------------------------------ the server itself
 
@@ -381,11 +478,12 @@ class Server:
 
     def policies(self, call: Call) -> dict[str, Any]:
         found = {}
-        for name, (info, inference, _) in self.by_name.items():
-            facts = {"algorithm": info.algorithm, "learns": info.learns, "remembers": info.remembers}
-            agents = {agent: _spaces(of.observation, of.action) for agent, of in info.agents.items()}
-            own = {"agents": agents} if agents else _spaces(info.observation, info.action)
-            found[name] = {**facts, **own, "version": inference.version}
+        for name, policy in self.by_name.items():
+            agents = {agent: _spaces(one) for agent, one in policy.agents.items()}
+            found[name] = {
+                "algorithm": policy.algorithm, "learns": policy.learns, "remembers": policy.remembers,
+                **(agents[ALONE] if policy.is_single else {"agents": agents}), "version": policy.inference.version,
+            }  # fmt: skip
         return {"policies": found}
 
     def metrics(self, call: Call) -> Response:
@@ -407,21 +505,18 @@ class Server:
         inferences = [(f'policy="{name}"', policy.inference) for name, policy in self.by_name.items()]
         lines += ["# TYPE jrl_weights_version gauge\n"]
         lines += [f"jrl_weights_version{{{label}}} {inference.version}\n" for label, inference in inferences]
-        lines += ["# TYPE jrl_wait_seconds histogram\n"]
-        lines += [inference.waits.text("jrl_wait_seconds", label) for label, inference in inferences]
-        lines += ["# TYPE jrl_inference_seconds histogram\n"]
-        lines += [inference.calls.text("jrl_inference_seconds", label) for label, inference in inferences]
+        for name, attribute in (("jrl_wait_seconds", "waits"), ("jrl_inference_seconds", "calls")):
+            lines += [f"# TYPE {name} histogram\n"]
+            lines += [getattr(inference, attribute).text(name, label) for label, inference in inferences]
         return Response("".join(lines), media_type="text/plain; version=0.0.4")
 
     def openapi(self, call: Call) -> dict[str, Any]:
-        observations, actions, agents = list[Space](), list[Space](), dict[str, Any]()
-        for policy in self.by_name.values():
-            agents |= policy.info.agents
-            parts = policy.info.agents.values() or (policy.info,)
-            observations += [part.observation for part in parts]
-            actions += [part.action for part in parts]
-        token = self.address.token is not None
-        return openapi.document(observations, actions, agents, most=self.most_episodes, token=token)
+        every = [pair for policy in self.by_name.values() for pair in policy.agents.items()]
+        return openapi.document(
+            [agent.observation for _, agent in every], [agent.action for _, agent in every],
+            {name: agent for name, agent in every if name != ALONE},
+            most=self._cfg.max_batch, token=self.address.token is not None,
+        )  # fmt: skip
 
     def docs(self, call: Call) -> Response:
         return Response(openapi.page(self.openapi(call)), media_type="text/html")
@@ -456,6 +551,22 @@ class _Endpoint:
         await response(scope, receive, send)
 
 
+def observed(
+    agent: Agent, given: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True
+) -> PyTree:
+    """Returns observations [*lead, *].
+
+    Raises:
+      Refused: as `space_values.read`; with `acts` also a mask that allows no action. An episode's last observation may
+        allow none; elsewhere the learner would end the run for it.
+    """
+    found = space_values.read(agent.observation, given, name, lead)
+    mask = found.get(spaces.ACTION_MASK) if acts and isinstance(agent.observation, Dict) else None
+    if mask is not None and not spaces.any_allowed(agent.action, mask).all():
+        raise Refused(422, f"{name}/{spaces.ACTION_MASK}: it allows no action: end the episode there, or allow one")
+    return found
+
+
 def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
     now = time.monotonic()
     for item, action, version in chosen:
@@ -464,38 +575,109 @@ def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
             item.order.put(item.place, action, version)
 
 
-def _answer(order: Order, place: int, episode: Episode) -> Answer:
-    """Returns the answer to an episode's latest step."""
-    step = episode.steps - 1
-    return Answer(order, lambda actions, version: {"action": actions[place], "version": version, "step": step})
+def _end_request(call: Call, *, is_single: bool) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Returns a body, and its observations and rewards by agent."""
+    if is_single:
+        one = bodies.read(bodies.EndRequest, call.fields)
+        return one, {ALONE: one.observation}, {ALONE: one.reward}
+    body = bodies.read(AgentEndRequest, call.fields)
+    return body, body.observations, body.rewards
 
 
-def _item(episode: Episode, obs: PyTree, reward: float, **fields: Any) -> Item:
-    """Returns the next item of an episode with one agent, with the rewards since its latest action."""
-    item = episode.seat.item(obs, reward, **fields)
-    episode.steps = episode.seat.steps
-    return item
+def _label(field: str, agent: str) -> str:
+    """Returns the name of an agent's part of a field, in the singular if an episode has one agent."""
+    return f"{field}/{agent}" if agent else field[:-1]
+
+
+def _known(
+    agents: Mapping[str, Agent], given: Mapping[str, Any], field: str, episode: Episode | None = None
+) -> Mapping[str, Any]:
+    """Returns a field by agent. Raises Refused: an agent is not known, or has ended in this episode."""
+    for name in given:
+        if name not in agents:
+            raise Refused(422, f"{field}: there is no agent {name[:80]!r}: expected {', '.join(agents)[:200]}")
+        if episode is not None and episode.seats[agents[name].number].over:
+            raise Refused(409, f"{field}/{name}: it has ended in episode {episode.id!r}: leave it out")
+    return given
+
+
+def _rewards(
+    agents: Mapping[str, Agent], episode: Episode, given: Mapping[str, Any], *, is_early: bool = False
+) -> dict[str, float]:
+    """Returns rewards by agent. Raises Refused; with `is_early` not for a reward before the first action."""
+    found: dict[str, float] = {}
+    for name, x in _known(agents, given, "rewards", episode).items():
+        seat, label = episode.seats[agents[name].number], _label("rewards", name)
+        reward = space_values.number(x, label)
+        if reward and not seat.steps and not is_early:
+            raise Refused(409, f"{label}: it has no action yet that a reward could be for")
+        space_values.summed(seat.reward, reward, label)
+        found[name] = reward
+    return found
+
+
+def _own_actions(
+    policy: Policy, episode: Episode, body: TurnRequest | _Fields, acting: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns the fields of Items about actions that the client chose itself, by agent."""
+    chosen = _known(policy.agents, body.actions, "actions", episode)
+    known = _known(policy.agents, body.log_probs, "log_probs", episode)
+    for field, names, whole, among in (
+        ("actions", chosen, acting, "observations of those that act"),
+        ("log_probs", known, chosen, "actions"),
+    ):
+        if lost := [name for name in names if name not in whole]:
+            raise Refused(422, f"{field}/{lost[0]}: it is not among the {among}")
+    found = {}
+    for name, x in chosen.items():
+        agent = policy.agents[name]
+        action = space_values.read(agent.action, x, _label("actions", name))
+        log_prob = space_values.number(known.get(name, 0.0), _label("log_probs", name))
+        if agent.own_action is None:
+            raise Refused(422, policy.why)
+        found[name] = {"action": agent.own_action(action), "log_prob": log_prob}
+    return found
+
+
+def _last(agents: Mapping[str, Agent], name: str, *, truncated: bool) -> PyTree:
+    """Returns zeros for a last observation that was not sent: nothing looks at it behind a true end."""
+    if truncated:
+        raise Refused(400, f"observations/{name} is missing: what is truncated ends with the observation after it")
+    return zeros(element(agents[name].observation))
+
+
+def _chosen(policy: Policy, body: bodies.PlayedRequest, lead: tuple[int, int]) -> dict[str, Any]:
+    """Returns the fields of Items about actions [K, N, *] that the client chose. Raises Refused."""
+    version = space_values.array(WHOLE, body.versions, lead, "versions")
+    found = {
+        "action": space_values.read(policy.agents[ALONE].policy_action, body.actions, "actions", lead),
+        "log_prob": space_values.array(NUMBER, body.log_probs, lead, "log_probs"),
+        "version": version,
+        "carry": policy.client_inference.memory(body.memory, lead),
+    }
+    newest = policy.inference.version
+    # without learning they go back to older weights where the best checkpoint is taken away
+    if (version < 0).any() or (policy.learns and version.max() > newest):
+        raise Refused(409, f"versions: there are none beyond {newest} here: get the weights again")
+    return found
 
 
 def _results(
-    info: PolicyInfo, body: bodies.StepsRequest | bodies.PlayedRequest, lead: tuple[int, ...]
+    agent: Agent, body: bodies.StepsRequest | bodies.PlayedRequest, lead: tuple[int, ...]
 ) -> tuple[PyTree, ...]:
     """Returns (observations, rewards, truncated, over, last observations) of steps, [*lead, *]."""
 
-    def flags(name: str) -> np.ndarray:
+    def read(name: str, leaf: Leaf) -> np.ndarray:
         given = getattr(body, name)
-        return np.zeros(lead, bool) if given is None else space_values.array(FLAG, given, lead, name)
+        return np.zeros(lead, leaf.dtype) if given is None else space_values.array(leaf, given, lead, name)
 
-    obs = observed(info, body.observations, "observations", lead)
-    rewards = np.zeros(lead, np.float32)
-    if body.rewards is not None:
-        rewards = space_values.array(NUMBER, body.rewards, lead, "rewards")
-    terminated, truncated = flags("terminated"), flags("truncated")
+    obs = observed(agent, body.observations, "observations", lead)
+    rewards, terminated, truncated = read("rewards", NUMBER), read("terminated", FLAG), read("truncated", FLAG)
     over, last = terminated | truncated, obs
     if over.any():
         if body.final_observations is None:
             raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
-        last = space_values.read(info.observation, body.final_observations, "final_observations", lead)
+        last = space_values.read(agent.observation, body.final_observations, "final_observations", lead)
     return obs, rewards, truncated & ~terminated, over, last
 
 
@@ -503,5 +685,8 @@ def _slice(tree: PyTree, i: Any) -> PyTree:
     return jax.tree.map(lambda x: x[i], tree)
 
 
-def _spaces(observation: Space, action: Space) -> dict[str, Any]:
-    return {"observation": plain(space_to_json(observation)), "action": plain(space_to_json(action))}
+def _spaces(agent: Agent) -> dict[str, Any]:
+    return {
+        "observation": plain(space_to_json(agent.observation)),
+        "action": plain(space_to_json(agent.action)),
+    }

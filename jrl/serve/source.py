@@ -18,7 +18,7 @@ from jrl.rollout.collect_async import EMPTY
 from jrl.rollout.sources import copied
 from jrl.serve.columns import Taken
 from jrl.serve.inference import STEP, Inference, Weights
-from jrl.serve.table import Table
+from jrl.serve.server import Server
 from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
 
 LAG = "external/policy_lag"  # metric: updates that the weights which chose the rows are behind, on average
@@ -40,8 +40,7 @@ class ClientSource(FromHost):
     Args:
       env: the spaces.
       act: `Algo.act`.
-      table: the episodes.
-      inference: answers them.
+      server, inference: answer clients; the source closes the server.
       begin: called once the first weights are there; clients may come.
       interrupted: whether the run is to end.
       max_lag: see above; None: all rows count.
@@ -50,21 +49,13 @@ class ClientSource(FromHost):
     """
 
     def __init__(
-        self,
-        env: Played,
-        act: Callable[..., ActOut],
-        *,
-        table: Table,
-        inference: Inference,
-        begin: Callable[[], None],
-        interrupted: Callable[[], bool],
-        max_lag: int | None,
-        version: int,
-        length: int,
-        timers: Timers | None = None,
-        **options: Any,
-    ):
+        self, env: Played, act: Callable[..., ActOut], *, server: Server, inference: Inference,
+        begin: Callable[[], None], interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
+        timers: Timers | None = None, **options: Any,
+    ):  # fmt: skip
+        table = server.table
         assert table.columns is not None
+        self._server = server
         self._table, self._rows, self._inference = table, table.columns, inference
         self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
         self._calls, self._count_agents = 0, bool(options.get("count_agents"))
@@ -150,7 +141,7 @@ class ClientSource(FromHost):
             return self._table.infos.drain()
 
     def close(self) -> None:
-        self._inference.close()
+        self._server.close()
         super().close()
         pauses.restore()
 

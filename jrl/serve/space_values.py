@@ -46,6 +46,11 @@ def read(space: Space, x: Any, name: str, lead: tuple[int, ...] = ()) -> PyTree:
     return array(space, x, lead, name)
 
 
+def number(x: Any, name: str) -> float:
+    """Returns a number. Raises Refused as `read`."""
+    return x if type(x) is float and abs(x) <= LARGEST else float(array(NUMBER, x, (), name))
+
+
 def array(leaf: Leaf, x: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
     """Returns [*lead, *shape] of the dtype of a space of arrays. Raises Refused as `read`."""
     dtype, shape = np.dtype(leaf.dtype), (*lead, *leaf.shape)

@@ -20,11 +20,7 @@ UNLEARNED = -1  # the column of an episode that nobody learns from
 
 
 class Order:
-    """Actions that one request asked for; in the server's thread.
-
-    Attributes:
-      chosen: future of (actions in order, version of the weights that chose).
-    """
+    """Actions that one request asked for, and the version of the weights that chose; in the server's thread."""
 
     def __init__(self, count: int, version: int):
         self.chosen: asyncio.Future[tuple[list[PyTree], int]] = asyncio.get_running_loop().create_future()
@@ -32,6 +28,10 @@ class Order:
         self._left = count
         if not count:
             self.chosen.set_result(([], version))
+
+    async def get(self, form: Callable[[list[PyTree], int], dict[str, Any]]) -> dict[str, Any]:
+        """Waits for the actions; returns the fields that `form` makes of them and their version."""
+        return form(*await self.chosen)
 
     def put(self, place: int, action: PyTree, version: int) -> None:
         """Adds an action."""
@@ -42,49 +42,38 @@ class Order:
 
 
 class Answer(NamedTuple):
-    """The answer to an episode's latest request, which a repeated request gets, too."""
+    """The answer to an episode's latest turn, which a repeated request gets, too."""
 
     order: Order
-    fields: Callable[[list[PyTree], int], dict[str, Any]]  # of the actions of the order and their version
+    places: Mapping[str, int]  # agent -> place of its action in the order
+    step: int
 
-    async def get(self) -> dict[str, Any]:
-        """Waits for the actions."""
-        return self.fields(*await self.order.chosen)
+    def fields(self, actions: list[PyTree], version: int) -> dict[str, Any]:
+        """Returns the answer with the actions of the order and their version."""
+        return {
+            "actions": {name: actions[place] for name, place in self.places.items()}, "version": version,
+            "step": self.step,
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False)
 class Episode:
-    """One episode under way.
-
-    Attributes:
-      id, client, policy: its name, and those of its client and its policy.
-      seats: of its agents, by number.
-      steps: requests so far that count: repeated ones have the number of the first.
-      length: steps so far in which an agent acted.
-      total: all rewards so far.
-      answer: to the latest request for actions.
-      heard: time of its client's last request, by time.monotonic.
-    """
+    """One episode under way."""
 
     id: str
     client: str
     policy: str
-    seats: list["Seat"] = dataclasses.field(default_factory=list)
-    steps: int = 0
-    length: int = 0
-    total: float = 0.0
-    answer: Answer | None = None
-    heard: float = 0.0
+    seats: list["Seat"] = dataclasses.field(default_factory=list)  # of its agents, by number
+    steps: int = 0  # requests so far that count: repeated ones have the number of the first
+    length: int = 0  # steps so far in which an agent acted
+    total: float = 0.0  # all rewards so far
+    answer: Answer | None = None  # to the latest turn
+    heard: float = 0.0  # time of its client's last request, by time.monotonic
 
     @property
     def is_pending(self) -> bool:
         """Returns whether its latest request waits for actions."""
         return self.answer is not None and not self.answer.order.chosen.done()
-
-    @property
-    def seat(self) -> "Seat":
-        """Returns the seat of its one agent."""
-        return self.seats[0]
 
     @property
     def learns(self) -> bool:
@@ -94,25 +83,16 @@ class Episode:
 
 @dataclasses.dataclass(eq=False)
 class Seat:
-    """An agent of an episode.
-
-    Attributes:
-      episode, agent: whose, and its number.
-      column: whose rows it fills; UNLEARNED of one that is not learned from.
-      carry: what the policy remembers of it, [*] without a leading axis.
-      steps: actions that were asked for so far.
-      reward, total: that came since the latest action, and in all.
-      over: it has ended, before its episode.
-    """
+    """An agent of an episode."""
 
     episode: Episode
     agent: int
-    column: int
-    carry: PyTree
-    steps: int = 0
-    reward: float = 0.0
+    column: int  # whose rows it fills; UNLEARNED if nobody learns from it
+    carry: PyTree  # memory of the policy, [*] without a leading axis
+    steps: int = 0  # actions that were asked for so far
+    reward: float = 0.0  # since the latest action
     total: float = 0.0
-    over: bool = False
+    over: bool = False  # the agent has ended, before its episode
 
     def item(self, obs: PyTree, reward: float, **how: Any) -> "Item":
         """Makes the item of the next observation, with the rewards since the latest action; `how` is its rest."""
@@ -123,6 +103,17 @@ class Seat:
         if not found.final:
             self.steps += 1
         return found
+
+    @property
+    def is_under_way(self) -> bool:
+        """Returns whether the agent has acted and not ended."""
+        return self.steps > 0 and not self.over
+
+    def end(self, obs: PyTree, reward: float, *, truncated: bool) -> "list[Item]":
+        """Ends the agent; returns its last item, or none if nothing is learned from it."""
+        was_under_way, self.over = self.is_under_way, True
+        item = self.item(obs, reward, terminated=not truncated, truncated=truncated, final=True)
+        return [item] if was_under_way and self.column != UNLEARNED else []
 
 
 class Item(NamedTuple):
@@ -182,13 +173,8 @@ class Table:
     def begin(
         self, client: str, id: str | None, *, learns: bool, policy: str, carry: Callable[[int], PyTree]
     ) -> Episode:
-        """Makes a new episode. With the lock held.
+        """Makes an episode; `carry` gives the memory before it in a column. With the lock held.
 
-        Args:
-          client, policy: who plays, and who acts.
-          id: its name; None: a new one.
-          learns: whether it gets a column.
-          carry: a column's number -> what the policy remembers before an episode.
         Raises:
           Refused: the id is taken, or there is no room.
         """
@@ -212,9 +198,7 @@ class Table:
         return episode
 
     def find(self, id: str, client: str) -> Episode:
-        """Returns the episode of an id. Raises Refused: there is none, it is over, or somebody else's. With the lock
-        held.
-        """
+        """Returns the episode of an id. Raises Refused: there is none, it is over, or another client's."""
         episode = self.episodes.get(id)
         if episode is None:
             _, why, _ = self._over.get(id, ("", "", None))
@@ -233,7 +217,7 @@ class Table:
         """Takes an episode off the table, and its column is free. With the lock held."""
         del self.episodes[episode.id]
         if episode.learns:
-            self._free.append(episode.seat.column // self._agents)
+            self._free.append(episode.seats[0].column // self._agents)
             self._free.sort(reverse=True)
         self._over[episode.id] = episode.client, why, answer
         if len(self._over) > _REMEMBERED:
@@ -255,11 +239,7 @@ class Table:
 
 
 class Infos:
-    """Sums of the numbers that clients send beside rewards, by name, until a row takes them. With the lock held.
-
-    Args:
-      kept: whether a run has rows for them; otherwise they are dropped.
-    """
+    """Sums of clients' infos by name until a row takes them; without `kept` infos are dropped. With the lock held."""
 
     def __init__(self, *, kept: bool):
         self._kept = kept

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.responses import Response
 
 from jrl import errors
-from jrl.serve.client import flat, plain
+from jrl.serve.client import flat, nested
 
 JSON, NPZ = "application/json", "application/x-npz"
 CLIENT = "jrl-client"  # header that names a client, the same in all its requests
@@ -21,7 +21,7 @@ def _not_finite(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON: all numbers must be finite")
 
 
-_DECODER, _ENCODER = json.JSONDecoder(parse_constant=_not_finite), json.JSONEncoder(default=plain)
+_DECODER, _ENCODER = json.JSONDecoder(parse_constant=_not_finite), json.JSONEncoder(default=lambda x: x.tolist())
 
 
 class Refused(Exception):
@@ -73,24 +73,12 @@ def _from_npz(body: bytes, most: int) -> dict[str, Any]:
         if size > most:
             raise Refused(413, f"the body unpacks to {size:,} bytes: at most {most:,} are allowed")
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-            flat = {name: arrays[name] for name in arrays.files}
+            found = {name: arrays[name] for name in arrays.files}
+            return nested({name: x.item() if x.ndim == 0 else x for name, x in found.items()})
     except Refused:
         raise
     except Exception as e:  # numpy and zipfile raise errors of many kinds for bytes that are not npz
         raise Refused(400, f"the body is not npz of numpy: {str(e)[:200]}") from None
-    found: dict[str, Any] = {}
-    for name, x in flat.items():
-        at, *rest = name.split("/")
-        part = found
-        for inner in rest:
-            part = part.setdefault(at, {})
-            if not isinstance(part, dict):
-                raise Refused(400, f"the body has both {at} and {name}")
-            at = inner
-        if at in part:
-            raise Refused(400, f"the body has {name} twice")
-        part[at] = x.item() if isinstance(x, np.ndarray) and x.ndim == 0 else x
-    return found
 
 
 def encoded(fields: Mapping[str, Any], headers: Mapping[bytes, bytes] | None = None, status: int = 200) -> Response:

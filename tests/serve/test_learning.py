@@ -74,7 +74,7 @@ def free_port():
 @pytest.fixture
 def players(tmp_path):
     """Begins players, with the client's files alone beside them; ends them afterwards."""
-    for name in ("serve/client.py", "serve/acting.py", "export/interpreter.py"):
+    for name in ("serve/client.py", "export/interpreter.py"):
         (tmp_path / Path(name).name).write_bytes((ROOT / "jrl" / name).read_bytes())
     (tmp_path / "player.py").write_text(PLAYER)
     begun = []

@@ -16,7 +16,7 @@ import serving
 from serving import asked
 
 from jrl.serve import space_values, wire
-from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
+from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused, _Episode
 
 OBS = [0.1, 0.2, 0.3, 0.4]
 
@@ -249,7 +249,7 @@ def test_episodes_of_others_and_of_nobody(run, good, client):
     assert asked(run.address, "GET", "/v1/episodes")[0] == 405
     episode = client.start_episode()
     client.end_episode(episode, OBS)
-    client._reward[episode] = client._step[episode] = 0
+    client._episodes[episode] = _Episode()
     with pytest.raises(EpisodeLost, match="has ended"):
         client.get_action(episode, OBS)
     with pytest.raises(RequestRefused, match="got \\[2\\]"):
@@ -402,7 +402,9 @@ def test_many_episodes_in_one_request(run, client):
         client.steps(again.episodes, obs[:2])
     over = np.ones(3, bool)
     ended = client.steps(again.episodes, obs, np.ones(3), terminated=over, final_observations=obs)
-    client._reward, client._step = (dict.fromkeys(ended.episodes, x) for x in (0.0, 1))
+    for id in ended.episodes:
+        client._episodes[id] = _Episode()
+        client._episodes[id].step = 1
     assert [client.end_episode(id, OBS)["length"] for id in ended.episodes] == [1, 1, 1]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jrl import algos, callbacks, envs, registry
 from jrl.envs import played
 from jrl.envs.context import EnvContext, OnFailure, Place
+from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -128,7 +129,7 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     """
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
-    longest, length = complete.longest_episode(cfg.env.horizon, spec.max_episode_steps), plan.rollout_length(cfg)
+    longest, length = complete.longest_episode(spec.max_episode_steps), plan.rollout_length(cfg)
     # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
     each = [multi_agent.policy_config(cfg, name) for name in multi_agent.followers(cfg)] or [cfg]
     sequence = lambda own: (own.network.recurrent and own.network.max_seq_len) or 1
@@ -209,11 +210,8 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
         "explore": cfg.rollout.explore,
         "length": plan.rollout_length(cfg),
         "carry": algo.carry,
-        "reward_transform": envs.reward_transform(
-            cfg.env.clip_rewards,
-            is_atari=envs.is_atari(cfg.env.id),
-            scale=cfg.env.reward_scale,
-            custom=registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None,
+        "reward_transform": learner_reward(
+            cfg.env, registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
         ),
         "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
         **({"record": True} if build_policies.watches_games(cfg) else {}),

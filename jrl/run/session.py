@@ -487,7 +487,7 @@ class Session(Policies):
         of_others = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
         metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(of_others))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
-        more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
+        more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
         more |= {"data": dict(run.data)} if run.data else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
         return checkpoint.meta(

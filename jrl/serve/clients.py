@@ -79,8 +79,8 @@ class Clients:
         before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
         initial = lambda column: jax.tree.map(lambda x: x[column], before)
         most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
-        agents, size = build_policies.agents_of(cfg, spec) if spec.agents else None, max(1, len(spec.agents))
-        table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, size)
+        agents = build_policies.agents_if_any(cfg, spec)
+        table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, spec.num_agents)
         how_to: dict[str, Any] = {"explore": explore, "most": max(spec.games, min(given.max_batch, 64))}
         if agents is None:
             program = Program(act, env.to_env, **how_to)
@@ -92,7 +92,7 @@ class Clients:
         found = Server(table, self._address, lambda: bool(interrupted))
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
-        memory = carry(size) if agents is None else ()  # of several agents no client acts by itself
+        memory = carry(1) if agents is None else ()  # of several agents no client acts by itself
         if choice is not None and not explore and cfg.replay is not None:
             choice = best_actions(act)  # nobody asks for the probability, and a policy of one action has none
         client_inference = ClientInference(
@@ -131,7 +131,7 @@ def _info(cfg: RunConfig, spec: EnvSpec) -> PolicyInfo:
     own = functools.partial(played.from_env, spec.action, taken) if learns_any else None
     why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
     seen = spec.env_observation or spec.observation
-    agents = _agents(cfg, spec, learns_any=learns_any) if spec.agents else {}
+    agents = _agents(cfg, spec, learns_any=learns_any) if spec.is_multi_agent else {}
     lag = external.max_lag(cfg)
     return PolicyInfo(name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=agents, max_lag=lag)
 

@@ -85,11 +85,9 @@ class Program:
 
     def warm_up(self, weights: Weights, spec: EnvSpec, initial: PyTree) -> None:
         """Compiles for all sizes, of observations of zeros and memories [*] as before an episode."""
-        agents = max(1, len(spec.agents))
         for size in self.sizes:
-            rows = spaces.columns(spec._replace(num_envs=size * agents))
-            obs = zeros(spaces.elements(spec.observation, rows))
-            self.run(weights, obs, jax.tree.map(lambda x, n=size * agents: np.repeat(x[None], n, 0), initial), 0)
+            obs, rows = zeros(spaces.elements(spec.observation, spaces.columns(spec, size))), size * spec.num_agents
+            self.run(weights, obs, jax.tree.map(lambda x, n=rows: np.repeat(x[None], n, 0), initial), 0)
 
 
 def _padded(x: np.ndarray, size: int) -> np.ndarray:
@@ -114,7 +112,7 @@ class GameProgram(Program):
         self, act: Callable[..., ActOut], to_env: Any, spec: EnvSpec, agents: Agents, *, explore: bool, most: int
     ):
         self._agents, self._size = agents, len(agents.policies)
-        self._kinds = agents.kinds or (tuple(range(self._size)),)
+        self._kinds = spec.groups
         # by agent: the number of its kind, and its own in it
         seats = {k: (q, j) for q, kind in enumerate(self._kinds) for j, k in enumerate(kind)}
         self._kind, self._place = np.array([seats[k] for k in range(self._size)]).T
@@ -154,7 +152,7 @@ class GameProgram(Program):
         initial = empty(items[0].memory, size * self._size)
         for i, item in enumerate(items):
             jax.tree.map(lambda whole, x, at=column[i]: whole.__setitem__(at, x), initial, item.memory)
-        several = bool(self._agents.kinds)
+        several = len(self._kinds) > 1
         action, to_env, extras, after = self.run(weights, tuple(seen) if several else seen[0], initial, count)
         of_kinds = lambda tree: tree if several else (tree,)
         at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
@@ -171,17 +169,17 @@ class GameProgram(Program):
 
 def of_agents(spec: EnvSpec) -> list[tuple[int, Any, Any, Any]]:
     """Returns (number of its kind, observation space, action space of the policy, of the environment) of each agent."""
-    found: dict[str, tuple[int, Any, Any, Any]] = {}
-    for q, one in enumerate(spaces.by_kind(spec)):
-        found |= dict.fromkeys(one.agents, (q, one.observation, one.action, one.env_action or one.action))
-    return [found[name] for name in spec.agents]
+    found: dict[int, tuple[int, Any, Any, Any]] = {}
+    for q, (group, one) in enumerate(zip(spec.groups, spaces.by_kind(spec), strict=True)):
+        found |= dict.fromkeys(group, (q, one.observation, one.action, one.env_action or one.action))
+    return [found[k] for k in range(spec.num_agents)]
 
 
 def embedded(spec: EnvSpec, kind: int, action: PyTree) -> PyTree:
     """Returns an agent's action as what acting gives has it: a tuple by kind where there are kinds."""
-    if not spec.kinds:
-        return action
     parts = spaces.by_kind(spec)
+    if len(parts) == 1:
+        return action
     return tuple(action if q == kind else zeros(element(one.action)) for q, one in enumerate(parts))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from jrl.errors import counted, short
 from jrl.fields import bounds
 from jrl.fields.data import traits
+from jrl.fields.env import ASYNCHRONOUS, PROCESSES
 from jrl.settings import datasets, external, replay_faults
 from jrl.settings.plan import (
     columns,
@@ -105,8 +106,8 @@ def _memory_faults(cfg: Any) -> Iterator[Fault]:
             _ROW_BYTES * envs * rollout_length(cfg) * passes(cfg.algo).circular_buffer_num_batches
         ),
     }
-    if cfg.env.remote_worker_envs:
-        needed["env.num_envs", "env.remote_worker_envs"] = _PROCESS_BYTES * cfg.env.num_envs
+    if cfg.env.num_processes:
+        needed["env.num_envs", PROCESSES] = _PROCESS_BYTES * cfg.env.num_processes
     if replay is not None:
         steps = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
         steps = max(steps, sequence_length(cfg) + replay.burn_in if cfg.network.recurrent else 1)
@@ -179,7 +180,7 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
             "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0",
         )
     if cfg.checkpoint.exact and (runners.num or not cfg.env.waits):
-        keys = ("checkpoint.exact", "env_runners.num", "env.batch_size", "env.batch_wait_ms")
+        keys = ("checkpoint.exact", "env_runners.num", *ASYNCHRONOUS)
         who = "env_runners" if runners.num else "environments that do not wait for each other"
         yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
     if cfg.checkpoint.exact and cfg.evaluation.parallel and evaluates(cfg):
@@ -258,9 +259,9 @@ def _episode_faults(cfg: Any) -> Iterator[Fault]:
     yield from env.faults()
     if rollout.batch_mode == "complete_episodes" and not env.waits:
         yield (
-            ("rollout.batch_mode", "env.batch_size", "env.batch_wait_ms"),
+            ("rollout.batch_mode", *ASYNCHRONOUS),
             "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: "
-            "leave env.batch_size and env.batch_wait_ms out",
+            f"leave {' and '.join(ASYNCHRONOUS)} out",
         )
 
 

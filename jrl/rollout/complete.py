@@ -221,7 +221,6 @@ def _wide(flag: Array, x: Array) -> Array:
 
 
 def _longer(x: Array, more: int) -> Array:
-    """Returns [H, ...] -> [H + more, ...]"""
     return jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
 
 

@@ -110,7 +110,6 @@ def algorithm(
 def _algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
-    """Makes the algorithm of one policy."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
@@ -353,6 +352,5 @@ def runner_source(
 
 
 def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
-    """Returns the context of environment i of the run."""
     runners = cfg.env_runners.num
     return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)

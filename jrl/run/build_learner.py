@@ -62,7 +62,6 @@ def of_policies(
 
 
 def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> several.Group:
-    """Adds its learner to a group, with each policy's floats."""
     bound, taught = group.of_floats, group._replace(learner=learner_of(own, group.algo))
     if bound is None:
         return taught

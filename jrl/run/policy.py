@@ -128,7 +128,6 @@ class Policy:
         return jax.tree.map(np.array, action), Memory(memory.num, carry, past), found
 
     def _compiled(self, explore: bool, normalize: bool | None, clip: bool | None, extras: bool) -> Callable[..., Any]:
-        """Makes a program for each way to act; jax compiles it for each batch size."""
         transform, remembers = self._trained.to_env(normalize, clip), self.inputs.remembers
 
         def step(actor, obs, carry, key, calls):
@@ -244,8 +243,6 @@ class Inputs:
         return obs, given, reader.lead == ()
 
     def _absent(self, obs: Any) -> list[str]:
-        """Returns those of `unread` that an observation lacks."""
-
         def lacks(x: Any, path: Sequence[str]) -> bool:
             if not path or not isinstance(x, Mapping):
                 return False

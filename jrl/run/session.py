@@ -112,7 +112,6 @@ class Session(Policies):
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
 
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
-        """Makes the parts of the run that follow from the config."""
         self.config = cfg
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.schedule = evaluation.Schedule(self, self.callback_list, self._face, self._directory_of_videos)
@@ -208,7 +207,6 @@ class Session(Policies):
         return notes
 
     def _policies_of_agents(self) -> Mapping[str, Sequence[str]]:
-        """Returns the agents of each policy; {} where these change from game to game."""
         return {} if self.league or self.games else multi_agent.followers(self.config)
 
     def _take_policies(self, meta: Mapping[str, Any]) -> None:

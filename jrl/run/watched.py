@@ -169,7 +169,6 @@ def _alone(acting: policy.Policy, seed: int) -> Alone:
 
 
 def _together(cfg: RunConfig, trained: EnvSpec) -> Together:
-    """Makes the games of an evaluation; `trained` is of the environments in which its policies learned."""
     num = self_play.whole_blocks(cfg, 1)
     make = lambda section: build_evaluation.environments(dataclasses.replace(cfg, env=section), num)
     env = render.games(cfg.env, make, seed=cfg.run.seed)

@@ -147,7 +147,6 @@ def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields settings of whoever steps environments, which a server does not."""
     network, rollout = cfg.network, cfg.rollout
     plays = "clients play the episodes"
     for key, is_set, why in (

@@ -52,6 +52,3 @@ def _settings(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     found = {f"replay.{name}": (getattr(own.replay, name), getattr(other.replay, name)) for name in fields}
     lengths = plan.sequence_length(own), plan.sequence_length(other)
     return found | {"network.core": (own.network.recurrent, other.network.recurrent), "network.max_seq_len": lengths}
-
-
-__all__ = ["faults"]

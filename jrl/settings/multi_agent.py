@@ -96,7 +96,6 @@ def numbered(cfg: RunConfig) -> list[str]:
 
 
 def _unequal_seats(kinds: Kinds) -> Iterator[str]:
-    """Yields agents that cannot change seats in self-play."""
     if kinds:
         first, other = list(kinds)[:2]
         yield (
@@ -122,7 +121,6 @@ def _by_kind(kinds: Kinds) -> dict[str, str]:
 
 
 def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
-    """Yields policies that agents of different spaces follow."""
     kind_of = {agent: agents for agents in kinds for agent in agents}
     for policy, agents in followers(cfg).items() if kinds else ():
         other = next((agent for agent in agents if kind_of[agent] != kind_of[agents[0]]), None)
@@ -154,7 +152,6 @@ def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
 
 
 def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[str]:
-    """Yields faults of teams, each with its mend."""
     key, group = "multi_agent.group", given.group or {}
     if not group:
         yield f"{key}: expected a team or more, such as {{team: [{', '.join(agents)}]}}, got none: leave it out"
@@ -279,7 +276,6 @@ def alone_faults(cfg: RunConfig) -> Iterator[str]:
 
 
 def _metrics(cfg: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yields the metrics that a config names, each after the key that names it."""
     yield from ((f"stop.{metric}", metric) for metric in cfg.stop)
     if best := cfg.checkpoint.keep_best_by:
         yield f"checkpoint.keep_best_by {best}", best

@@ -234,7 +234,6 @@ def lines(cfg: Any) -> Iterator[str]:
 
 
 def _lines_of_data(cfg: Any, plan: BatchPlan) -> Iterator[str]:
-    """Yields the plan of a run that learns from data alone, in words."""
     yield f"{counted(iterations_per_call(cfg), 'update', ',')} per call, each on {_rows(cfg, plan.minibatch or 0)}"
     if plan.iterations is not None:
         yield f"{counted(plan.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"

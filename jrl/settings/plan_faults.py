@@ -211,12 +211,10 @@ def evaluates(cfg: Any) -> bool:
 
 
 def _tenth(cfg: Any) -> int:
-    """Returns a tenth of the run, in what it counts by."""
     return max(1, int(cfg.stop.get(counts_by(cfg)) or 0) // 10)
 
 
 def _metric_faults(cfg: Any) -> Iterator[Fault]:
-    """Yields names of metrics that no result row will have."""
     named = {f"stop.{name}": name for name in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
     for key, name in named.items():
         # without evaluations there is no best checkpoint, which is no fault
@@ -361,7 +359,6 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
 
 
 def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys: tuple[str, ...]) -> Iterator[Fault]:
-    """Yields faults of minibatches of sequences: `parts` of each of `envs` environments."""
     fits = lambda n: envs % (n // math.gcd(parts, n)) == 0
     if fits(minibatches):
         return

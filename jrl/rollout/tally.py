@@ -1,4 +1,4 @@
-"""A tally says which episodes of an evaluation count; a file apart, as it has 450 lines and more with `evaluate`.
+"""A tally says which episodes of an evaluation count.
 
 Exactly N episodes count, chosen without bias, or those of so many environment steps. In numpy alone.
 """

@@ -144,27 +144,25 @@ def columns(spec: EnvSpec, games: int | None = None) -> int | tuple[int, ...]:
 
     With `games`, those of so many environments.
     """
-    size = sum(map(len, spec.kinds)) or max(1, len(spec.agents))
-    count = spec.num_envs if games is None else games * size
-    return tuple(count // size * len(kind) for kind in spec.kinds) or count
+    games = spec.games if games is None else games
+    sizes = tuple(games * len(group) for group in spec.groups)
+    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:
     """Returns the environments as the agents of each kind see them; `spec` alone where all are alike."""
-    if not spec.kinds:
+    if len(spec.groups) == 1:
         return (spec,)
     whole = ("observation", "action", "env_action", "env_observation")
-    sizes = columns(spec)
-    assert isinstance(sizes, tuple)
 
-    def one(k: int, kind: tuple[int, ...]) -> EnvSpec:
+    def one(k: int, group: tuple[int, ...]) -> EnvSpec:
         own: dict[str, Any] = {
             name: space.items[k] for name in whole if isinstance(space := getattr(spec, name), Tuple)
         }
-        agents = tuple(spec.agents[i] for i in kind) if spec.agents else ()
-        return spec._replace(**own, num_envs=sizes[k], agents=agents, kinds=())
+        agents = tuple(name for i, name in enumerate(spec.agents) if i in group)
+        return spec._replace(**own, num_envs=spec.games * len(group), agents=agents, kinds=())
 
-    return tuple(one(k, kind) for k, kind in enumerate(spec.kinds))
+    return tuple(one(k, group) for k, group in enumerate(spec.groups))
 
 
 def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[Any, ...]:
@@ -173,7 +171,7 @@ def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[A
     >>> of_kinds(((0, 2), (1,)), np.arange(6))
     (array([0, 2, 3, 5]), array([1, 4]))
     """
-    if not kinds:
+    if len(kinds) < 2:
         return (x,)
     split = x.reshape(*x.shape[:axis], -1, sum(map(len, kinds)), *x.shape[axis + 1 :])
     take = lambda kind: split[(slice(None),) * (axis + 1) + (np.array(kind),)]
@@ -182,27 +180,22 @@ def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[A
 
 def rows_by_kind(spec: EnvSpec, x: Any, axis: int = 0) -> tuple[Any, ...]:
     """Returns what each kind of agents has of an array with the columns of all agents; (x,) where all are alike."""
-    return of_kinds(spec.kinds, x, axis)
+    return of_kinds(spec.groups, x, axis)
 
 
 def parts_by_kind(spec: EnvSpec, tree: PyTree) -> tuple[PyTree, ...]:
     """Returns the observations, actions or spaces of each kind of agents; (tree,) where all are alike."""
-    return tuple(tree) if spec.kinds else (tree,)
+    return tuple(tree) if len(spec.groups) > 1 else (tree,)
 
 
 def from_parts(spec: EnvSpec, parts: Sequence[PyTree]) -> PyTree:
     """Returns observations or actions as the environments have them, of those of each kind: undoes `parts_by_kind`."""
-    return tuple(parts) if spec.kinds else parts[0]
-
-
-def numbers_by_kind(spec: EnvSpec) -> tuple[tuple[int, ...], ...]:
-    """Returns the agents' numbers by kind; one kind where all are alike."""
-    return spec.kinds or (tuple(range(len(spec.agents))),)
+    return tuple(parts) if len(spec.groups) > 1 else parts[0]
 
 
 def kind_names(spec: EnvSpec) -> tuple[str, ...]:
     """Names each kind of agents after its first agent; ("",) where all are alike."""
-    return tuple(spec.agents[kind[0]] for kind in spec.kinds) or ("",)
+    return tuple(spec.agents[group[0]] for group in spec.groups) if len(spec.groups) > 1 else ("",)
 
 
 def elements(space: Space, columns: int | tuple[int, ...]) -> PyTree:

@@ -161,14 +161,29 @@ class EnvSpec(NamedTuple):
     # `action` are Tuples of the spaces by kind, and of kind k, of A_k agents, observations and actions have G * A_k
     # columns: environment i's j-th agent of the kind has i * A_k + j. All else has the B columns of all agents
     kinds: tuple[tuple[int, ...], ...] = ()
-    # what an end means to the learner, as `env.no_done_at_end`: see `envs.limits`. Results of steps have the
-    # environment's own ends, and rollouts those of the learner
-    no_done_at_end: bool | None = None
+    # ends at which the learner bootstraps: all (true), none (false), or time limits alone (None): see `envs.limits`.
+    # Results of steps have the environment's own ends, and rollouts those of the learner
+    bootstraps: bool | None = None
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Returns whether an environment has named agents with a column each, though it may be only one."""
+        return bool(self.agents)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the agents' numbers by kind; one group where all are alike."""
+        return self.kinds or (tuple(range(max(1, len(self.agents)))),)
+
+    @property
+    def num_agents(self) -> int:
+        """Returns the columns of an environment: A, or 1."""
+        return sum(map(len, self.groups))
 
     @property
     def games(self) -> int:
-        """Returns the number of environments: B, or B / A of several agents."""
-        return self.num_envs // max(1, len(self.agents))
+        """Returns the number of environments, B / A."""
+        return self.num_envs // self.num_agents
 
 
 # ---------------------------------------------------------------- environments

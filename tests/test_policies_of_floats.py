@@ -1,6 +1,5 @@
 """Policies that differ in floats of their algorithm alone: one program, and what each would be alone."""
 
-
 import jax
 import jax.extend
 import numpy as np

@@ -288,7 +288,7 @@ def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> t
 def choice(agent: Agent, obs: PyTree) -> Array | None:
     """Finds the rows [T, B] on which an agent of several has a choice: who waits for its turn has none, and tells
     nothing of its policy. None where all count."""
-    mask = agent.observer.mask(obs) if agent.spec.agents else None
+    mask = agent.observer.mask(obs) if agent.spec.is_multi_agent else None
     return None if mask is None else spaces.any_choice(agent.spec.action, mask)
 
 

@@ -91,19 +91,24 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
 
 
 class Frames(NamedTuple):
-    """Stacks of EnvPool's Atari images: [size * channels, H, W], the newest frame last."""
+    """Stacks of gray Atari images: [size, H, W], the newest frame last."""
 
     size: int  # frames of a stack
-    channels: int  # of a frame: 3 of a coloured one
-    restarts: bool  # a stack begins anew with each episode; with episodic_life it goes on behind a lost life
+    restarts: bool  # a stack begins anew with each episode; with episodic_life EnvPool's goes on behind a lost life
 
 
-def frames(id: str, options: dict[str, Any]) -> Frames:
-    """Returns the stacks that an Atari game observes with these options."""
+def frames(env: EnvConfig) -> Frames | None:
+    """Returns the stacks that an Atari game shows the policy, EnvPool's or those of `env.frame_stack`.
+
+    None: of colours, no stacks, or stacks of stacks.
+    """
     with _quiet():
-        config = _spec(id).config
-    value = lambda name: options.get(name, getattr(config, name))
-    return Frames(int(value("stack_num")), 1 if value("gray_scale") else 3, not value("episodic_life"))
+        config = _spec(env.id).config
+    value = lambda name: env.options.get(name, getattr(config, name))
+    size = int(value("stack_num"))
+    if not value("gray_scale") or (size > 1) == (env.frame_stack > 1):
+        return None
+    return Frames(env.frame_stack, True) if env.frame_stack > 1 else Frames(size, not value("episodic_life"))
 
 
 def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:

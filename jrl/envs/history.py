@@ -27,6 +27,19 @@ from jrl.types import (
 )
 
 PREV_ACTION, PREV_REWARD = "prev_action", "prev_reward"
+# arguments of `history` -> keys of a config
+KEYS = {
+    "frame_stack": "env.frame_stack",
+    PREV_ACTION: "network.use_prev_action",
+    PREV_REWARD: "network.use_prev_reward",
+}
+
+
+def asked(cfg: Any) -> dict[str, Any]:
+    """Returns what a run's observations hold of earlier steps, as arguments of `history`; {} for nothing."""
+    found = {"frame_stack": cfg.env.frame_stack, PREV_ACTION: cfg.network.use_prev_action}
+    found[PREV_REWARD] = cfg.network.use_prev_reward
+    return {name: value for name, value in found.items() if value > 1 or value is True}
 
 
 class History(NamedTuple):

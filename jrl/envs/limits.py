@@ -39,18 +39,22 @@ _PAUSED, _FRESH = -1, -2  # steps of an environment whose next row is the one af
 
 def ends(spec: EnvSpec, *, no_done_at_end: bool | None) -> Transform | None:
     """Option `env.no_done_at_end`. Steps keep the environment's own ends: `flags` makes the learner's of them."""
-    return None if no_done_at_end is None else Transform(spec._replace(no_done_at_end=no_done_at_end))
+    return None if no_done_at_end is None else Transform(spec._replace(bootstraps=no_done_at_end))
 
 
-def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
-    """Returns the function from the environment's (terminated, truncated) [B] bool to the learner's; None: the same."""
-    if no_done_at_end is None:
+def flags(bootstraps: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
+    """Returns the function from the environment's (terminated, truncated) [B] bool to the learner's; None: the same.
+
+    Args:
+      bootstraps: of the EnvSpec.
+    """
+    if bootstraps is None:
         return None
 
     def fn(terminated: Array, truncated: Array) -> tuple[Array, Array]:
         end = terminated | truncated
         never = end & ~end
-        return (never, end) if no_done_at_end else (end, never)
+        return (never, end) if bootstraps else (end, never)
 
     return fn
 

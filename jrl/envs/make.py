@@ -182,7 +182,7 @@ def options(
     8. rewards that do not count
     """
     found: list[Option] = [
-        partial(scaling.actions, normalize=cfg.normalize_actions, clip=cfg.clip_actions),
+        partial(scaling.actions, env=cfg),
         partial(limits.ends, no_done_at_end=cfg.no_done_at_end),
         partial(
             history.remember,

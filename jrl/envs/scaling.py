@@ -7,16 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs import spec as spaces
+from jrl.envs.backends import is_atari
 from jrl.envs.transform import Transform
+from jrl.fields.env import EnvConfig
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, PyTree, Space, Tuple
 
 
-def actions(spec: EnvSpec, *, normalize: bool, clip: bool) -> Transform | None:
-    """Option `env.normalize_actions` and `env.clip_actions`; arguments as `action_transform`."""
-    space, fn = action_transform(spec.action, normalize=normalize, clip=clip)
+def actions(spec: EnvSpec, env: EnvConfig) -> Transform | None:
+    """Options `env.normalize_actions` and `env.clip_actions`."""
+    space, fn = policy_actions(spec.action, env)
     if fn is None:
         return None
     return Transform(spec._replace(action=space, env_action=spec.action), act=lambda xp, action: fn(action))
+
+
+def policy_actions(
+    space: Space, env: EnvConfig, *, normalize: bool | None = None, clip: bool | None = None
+) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
+    """Returns `action_transform` as a section `env` asks for it, but for what is given."""
+    return action_transform(
+        space,
+        normalize=env.normalize_actions if normalize is None else normalize,
+        clip=env.clip_actions if clip is None else clip,
+    )
+
+
+def learner_reward(env: EnvConfig, custom: Callable[[Array], Array] | None = None) -> Callable[[Array], Array] | None:
+    """Returns `reward_transform` as a section `env` asks for it: `env.clip_rewards`, then `env.reward_scale`."""
+    return reward_transform(env.clip_rewards, is_atari=is_atari(env.id), scale=env.reward_scale, custom=custom)
 
 
 def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[PyTree], PyTree] | None]:

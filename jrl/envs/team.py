@@ -242,7 +242,7 @@ class _Unit(NamedTuple):
 
 def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
     """Returns the agents of the view. Raises InputError: a team whose actions cannot be put together."""
-    kinds = spaces.numbers_by_kind(spec)
+    kinds = spec.groups
     of_team = {agent: name for name, members in groups.items() for agent in members}
     members: dict[str, list[int]] = {}
     for i, agent in enumerate(spec.agents):
@@ -260,7 +260,7 @@ def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
 
 def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
     """Makes the function from (xp, actions of the view) to those of the environment's agents, whose spec is `spec`."""
-    kinds = spaces.numbers_by_kind(shown)
+    kinds = shown.groups
     place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
     by_kind = spaces.by_kind(spec)
 
@@ -340,7 +340,7 @@ class _View:
     def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
         """Returns the observations of the view's agents, made of the environment's."""
         each: list[PyTree] = [None] * len(self._units)
-        of_kinds = zip(spaces.numbers_by_kind(self._spec), spaces.parts_by_kind(self._spec, obs), strict=True)
+        of_kinds = zip(self._spec.groups, spaces.parts_by_kind(self._spec, obs), strict=True)
         for k, (numbers, of_kind) in enumerate(of_kinds):
             for i, unit in enumerate(self._units):
                 if unit.kind != k:
@@ -348,7 +348,7 @@ class _View:
                 mine = jax.tree.map(partial(_of_seats, size=len(numbers), seats=unit.seats), of_kind)
                 each[i] = self._views[i](xp, mine, absent[i], present[i]) if unit.is_team else mine
         join = lambda *x: xp.stack(x, 1).reshape(-1, *x[0].shape[1:])
-        kinds = spaces.numbers_by_kind(self._shown)
+        kinds = self._shown.groups
         return spaces.from_parts(self._shown, [jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds])
 
 

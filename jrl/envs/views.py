@@ -63,7 +63,7 @@ def observation_fn(spec: EnvSpec, *, path: str) -> Transform:
     """
     key = f"multi_agent.observation_fn {path}"
     fn, agents = registry.load(path, "multi_agent.observation_fn"), spec.agents
-    kinds = spaces.numbers_by_kind(spec)
+    kinds = spec.groups
     if not _takes_one(fn):
         raise InputError(
             f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "

@@ -8,6 +8,15 @@ from annotated_types import Interval
 
 from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive, bounded
 
+ASYNCHRONOUS = ("env.batch_size", "env.batch_wait_ms")  # keys of environments that do not wait for each other
+PROCESSES = "env.remote_worker_envs"  # key of environments with a process each
+# names used by other libraries -> ours, as `settings.sections.SYNONYMS`
+SYNONYMS = {
+    "env_id": "env.id", "env_name": "env.id", "env_config": "env.options", "env_kwargs": "env.options",
+    "remote_env_batch_wait_ms": "env.batch_wait_ms", "framestack": "env.frame_stack", "num_stack": "env.frame_stack",
+    "action_mask_key": "env.action_mask_info", "reward_scaling": "env.reward_scale",
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 @bounded
@@ -43,6 +52,25 @@ class EnvConfig:
     def waits(self) -> bool:
         """Returns whether all environments wait for each other, unless a pool of EnvPool has only `batch_size`."""
         return self.batch_size is None and self.batch_wait_ms is None
+
+    @property
+    def num_processes(self) -> int:
+        """Returns the number of processes that step environments beside this one."""
+        return self.num_envs if self.remote_worker_envs else 0
+
+    @property
+    def limit(self) -> int | None:
+        """Returns the steps after which an environment begins anew, whatever its own limit; None: its own alone."""
+        return None if self.soft_horizon else self.horizon
+
+    def stepping(self) -> Iterator[tuple[str, bool, str]]:
+        """Yields options of environments that are stepped here: key, whether it is set, what clients do instead."""
+        yield "env.frame_stack", self.frame_stack != 1, "clients send what the policy sees: let them stack frames"
+        yield "env.horizon", self.horizon is not None, "clients end their episodes"
+        yield "env.batch_size", self.batch_size is not None, "external.max_wait_ms groups requests instead"
+        yield PROCESSES, self.remote_worker_envs, "clients play the episodes"
+        masks = "clients send masks as action_mask of the observation"
+        yield "env.action_mask_info", self.action_mask_info is not None, masks
 
     def waiting(self, num_envs: int) -> "EnvConfig":
         """Returns the section for so many environments, which wait for each other."""

@@ -355,7 +355,7 @@ def _mend(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Calla
     near = said or nearest(key, valid, synonyms)
     if near:
         return f"did you mean {near}?"
-    head, siblings = key, []
+    head, siblings = key, list[str]()
     while head and not siblings:
         head = head.rpartition(".")[0]
         siblings = [k.rpartition(".")[2] for k in valid if head and k.rpartition(".")[0] == head]

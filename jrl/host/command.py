@@ -117,10 +117,12 @@ def run(main: Callable[[], int]) -> int:
     return status
 
 
-def _one_line(text: Any, category: type[Warning], path: str, *place: Any) -> str:
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Formats a warning of jrl's own for a user, to whom its place in the code says nothing; others as Python does."""
-    ours = Path(path).is_relative_to(Path(__file__).parent.parent)
-    return f"warning: {text}\n" if ours else _python_format(text, category, path, *place)
+    ours = Path(filename).is_relative_to(Path(__file__).parent.parent)
+    return f"warning: {message}\n" if ours else _python_format(message, category, filename, lineno, line)
 
 
 def take_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -270,7 +270,7 @@ class Algorithm(Learns):
             cfg, spec = session.config, session.run.spec
             if session.policies:
                 cfg, spec = build_policies.of_policy(cfg, spec, name)
-            trained = policy.of_training(cfg, spec._replace(num_envs=max(1, len(spec.agents))), seed=cfg.run.seed)
+            trained = policy.of_training(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
             self._policies[name] = ActionPolicy(session, trained, name)
         return self._policies[name]
 

@@ -76,7 +76,7 @@ class FromHost(Source):
                 cut=cut,
                 record=record,
                 count_agents=count_agents,
-                no_done_at_end=env.spec.no_done_at_end,
+                bootstraps=env.spec.bootstraps,
             ),
             donate_argnums=0,
         )

@@ -53,7 +53,7 @@ class AsyncCollector(FromHost):
         num_envs = env.spec.games
         if not 1 <= env.least <= num_envs:
             raise ValueError(f"env.least is {env.least}: must be in 1..{num_envs}, the number of environments")
-        self._games, self._agents = num_envs, max(1, len(env.spec.agents))
+        self._games, self._agents = num_envs, env.spec.num_agents
         self._in_place = env.batch_size == num_envs
         self._initial_of_batch = carry(env.batch_size * self._agents)
         self._count: np.ndarray  # [G] rows of this rollout whose result has come; -1 before the first observation
@@ -223,7 +223,6 @@ class AsyncCollector(FromHost):
         return index
 
     def _rows(self, x, place) -> np.ndarray:
-        """Returns the rows [n * c, *] of N * c at the places [n]."""
         x = np.asarray(x)
         return x[transform.index(place, len(x) // self._env.batch_size)]
 

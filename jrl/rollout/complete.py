@@ -1,6 +1,6 @@
 """Whole episodes only: what of an episode has been collected waits until its end has come.
 
-    source = Complete(source, limit=longest_episode(None, env.spec.max_episode_steps), carry=algo.carry)
+    source = Complete(source, limit=longest_episode(env.spec.max_episode_steps), carry=algo.carry)
     rollout, report = source.next(actor, key)  # [T + limit, B]
 
 For learners that need whole episodes (Monte-Carlo returns, rewards that are known at the end only). Of several agents
@@ -27,22 +27,14 @@ from jrl.types import LEADS, PLACE, Array, Episodes, Key, PyTree, Rollout
 PADDING = "rollout/padding"  # metric: the share of masked steps, those of resets included
 
 
-def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
-    """Returns steps that an episode has at most.
-
-    Args:
-      horizon: of the config, `env.horizon`.
-      max_episode_steps: of the environments' EnvSpec.
-    Raises:
-      InputError: neither is known.
-    """
-    found = min((n for n in (horizon, max_episode_steps) if n is not None), default=None)
-    if found is None:
+def longest_episode(max_episode_steps: int | None) -> int:
+    """Returns the steps that an episode has at most, as an EnvSpec says. Raises InputError: it does not say."""
+    if max_episode_steps is None:
         raise InputError(
             "rollout.batch_mode complete_episodes: these environments do not say how long an episode can be, and "
             "rollouts have to hold the longest: set env.horizon, e.g. env.horizon=1000"
         )
-    return found
+    return max_episode_steps
 
 
 class Agents(NamedTuple):
@@ -229,7 +221,6 @@ def _wide(flag: Array, x: Array) -> Array:
 
 
 def _longer(x: Array, more: int) -> Array:
-    """Returns [H, ...] -> [H + more, ...]"""
     return jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
 
 

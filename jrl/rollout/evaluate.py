@@ -85,7 +85,6 @@ class _Evaluating:
         return sum(tally.missing for tally in self._tallies.values())
 
     def _take(self, index: int, block: Block, watch: Watch | None) -> None:
-        """Counts a block of rows, and shows it to a watch without the rows that do not count."""
         rows, seen = block
         tally = self._tallies[index]
         counts = tally.add(rows)
@@ -103,7 +102,6 @@ class _Evaluating:
             watch(dataclasses.replace(rollout, mask=rollout.mask & counts), infos)
 
     def _too_long(self, max_steps: int) -> EnvironmentFailed:
-        """Makes the error for environments whose episodes do not end."""
         found = len(self.found().returns)
         return EnvironmentFailed(
             f"evaluation: {found} of {found + self.missing} episodes ended within {max_steps:,} steps per environment: "
@@ -165,7 +163,6 @@ class Player(_Evaluating):
         return self._source
 
     def _forget(self) -> None:
-        """Drops what is known of the episodes under way."""
         self._columns, self._of_agents = episodes.init(self.num_envs), episodes.init(self.spec.num_envs)
 
     def begin(self, key: Key, *, reset: bool = True) -> None:
@@ -425,7 +422,6 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         return runner.warm
 
     def _lose(self, runner: Runner) -> None:
-        """Deals what is missing of a runner's share to the others."""
         others = [r.index for r in self._ready() if r.index in self._tallies]
         if runner.index not in self._tallies or not others:
             return

@@ -149,7 +149,6 @@ class Cluster:
                 raise InputError(f"env_runners.address: no Ray cluster at {address}: {told}: {mend}") from e
 
     def _place(self) -> None:
-        """Reserves the resources of all runners."""
         options, need = self._options, self._options.resources()
         if not need:
             return

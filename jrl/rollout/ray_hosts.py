@@ -146,7 +146,6 @@ def newest_allowed(versions: Sequence[int], *, call: int, left: int, per_call: i
 
 
 def _with_windows(report: Episodes, latest: Episodes) -> Episodes:
-    """Returns `report` with the windows of another, of several agents those of each, too."""
     own = report.agents
     if isinstance(own, Episodes):
         own = _with_windows(own, latest.agents)

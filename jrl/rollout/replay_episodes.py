@@ -108,7 +108,6 @@ class Replay:
         self._leave(block, mask, *sums)
 
     def _goes_on(self, contiguous: np.ndarray) -> None:
-        """Drops the episodes of columns that do not continue those of the rollout before."""
         self._flying = [e if goes_on else None for e, goes_on in zip(self._flying, contiguous, strict=True)]
 
     def _homes(self, block: Block) -> Callable[[int], tuple[Block, int]]:
@@ -175,11 +174,9 @@ class Replay:
 
     @staticmethod
     def _show(episode: Episode, info: Any) -> None:
-        """The episode has its first observation."""
         episode._reset, episode._info = True, info
 
     def _new(self, b: int) -> Episode:
-        """Makes an episode of column b."""
         place = (self._env_index + b, self._worker_index, self._in_evaluation)
         return Episode(next(self._ids), *place, self._moments.history)
 
@@ -319,7 +316,6 @@ class Watch(Wrapper):
 
 
 def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
-    """Returns one of several blocks of a rollout's columns, without its recurrent state."""
     part = lambda size: slice(place * (size // blocks), (place + 1) * (size // blocks))
     rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
     last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)

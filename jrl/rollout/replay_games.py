@@ -125,7 +125,6 @@ class AgentReplay(Replay):
         super().__init__(*args, **how)
 
     def _new(self, b: int) -> Episode:
-        """Makes an episode of column b, whose environment is that of its game."""
         episode = super()._new(b)
         episode.env_index, agent = divmod(episode.env_index, len(self._agents))
         episode.agent_id, episode.policy_id = self._agents[agent], self._follows[b % len(self._follows)]
@@ -183,7 +182,6 @@ class GameReplay(Replay):
                 self._games[g], self._lost[g] = None, False
 
     def _by_game(self, x: np.ndarray) -> Any:
-        """Returns [..., B] as [..., B / A, A]."""
         return x.reshape(*x.shape[:-1], len(self._games), len(self._agents))
 
     def _tell(self, block, mask, terminated, truncated, failed, length, total, reset_infos) -> None:
@@ -251,7 +249,6 @@ class GameReplay(Replay):
         return game
 
     def _comes(self, rows: _Rows, t: int, b: int) -> None:
-        """The agent of column b is there from row t on."""
         episode, info = self._entered(rows.block, rows.mask, t, b, rows.reset_infos)
         self._show(episode, info)
         game = self._games[b // len(self._agents)]

@@ -158,7 +158,6 @@ class RunnerGroup:
         self._runners[index] = Runner(index, restarts, actor, starting, time.monotonic())
 
     def _begin(self) -> None:
-        """Waits for the runners that are starting."""
         while self._starting():
             self._event([])
 
@@ -203,13 +202,11 @@ class RunnerGroup:
         return runner, runner.requests.popleft(), answer
 
     def _forget(self, runners: Sequence[Runner]) -> None:
-        """Drops what is on order."""
         for runner in runners:
             self._dropped += len(runner.requests)
             runner.requests.clear()
 
     def _fail(self, runner: Runner, cause: str) -> None:
-        """Ends the runner. Starts another or goes on without, where the options say so."""
         options, name = self._options, f"environment runner {runner.index}{self._of}"
         self._cluster.kill(runner.actor)
         self._forget([runner])

@@ -217,7 +217,6 @@ class Pools(Parts):
         self._threads = [_Thread(f"jrl-collect-{i}") for i in range(len(self._parts))] if len(self._parts) > 1 else []
 
     def _each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Returns the results of K calls, one per part, each in its thread."""
         if not self._threads:
             return [call() for call in calls]
         orders = [thread.call(call) for thread, call in zip(self._threads, calls)]

@@ -1,4 +1,4 @@
-"""A tally says which episodes of an evaluation count; a file apart, as it has 450 lines and more with `evaluate`.
+"""A tally says which episodes of an evaluation count.
 
 Exactly N episodes count, chosen without bias, or those of so many environment steps. In numpy alone.
 """
@@ -41,7 +41,6 @@ SUMMARY = ("return", "return_std", "return_min", "return_max", "length", "episod
 
 
 def _stacked(each: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Returns the episodes' arrays [A] as one [N, A]; None where there are none."""
     known = [x for x in each if x is not None]
     return np.stack(known) if known else None
 

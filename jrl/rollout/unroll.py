@@ -130,7 +130,7 @@ def make(
             gamma=running_return_gamma,
             record=record,
             count_agents=count_agents,
-            no_done_at_end=env.spec.no_done_at_end,
+            bootstraps=env.spec.bootstraps,
         )
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
@@ -185,7 +185,7 @@ def finish(
     cut: bool = True,
     record: bool = False,
     count_agents: bool = False,
-    no_done_at_end: bool | None = None,
+    bootstraps: bool | None = None,
 ) -> tuple[episodes.Columns, Rollout, Episodes]:
     """Makes a Rollout of recorded rows, and what is known of its episodes; the same for all that collect.
 
@@ -206,12 +206,12 @@ def finish(
         included; [T, B] each. With `count_agents`, `over` of its game, too.
       count_agents: steps are counted of agents, not of environments, by the report and by who learns (`Rollout.over` is
         left out).
-      no_done_at_end: what the environment's ends mean to the learner, as `EnvSpec.no_done_at_end`.
+      bootstraps: ends at which the learner bootstraps, as `EnvSpec.bootstraps`.
     """
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = ended = terminated | truncated
     own = {"terminated": terminated, "truncated": truncated}
-    if (for_learner := limits.flags(no_done_at_end)) is not None:
+    if (for_learner := limits.flags(bootstraps)) is not None:
         terminated, truncated = for_learner(terminated, truncated)
     if failed is not None:
         contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end

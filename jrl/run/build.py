@@ -207,7 +207,6 @@ def _refilled(cfg: RunConfig) -> bool:
 
 
 def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
-    """Makes a run of which one program collects and learns."""
     devices, vectors = learning.devices, learning.vectors
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
 
@@ -253,7 +252,6 @@ def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
 
 
 def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
-    """Makes a run that learns from data alone."""
     if callback_list:
         evaluates = bool(cfg.evaluation.every or cfg.evaluation.interval)
         callback_list.check(on_policy=False, collects=False, evaluates=evaluates)
@@ -357,7 +355,6 @@ def _in_two_programs(
 
 
 def _stepped(cfg: RunConfig, in_program: bool) -> str:
-    """Returns where the environments are stepped, in words."""
     if cfg.external is not None:
         return f"{counted(cfg.env.num_envs, 'episode')} at a time"
     if cfg.env_runners.num:

@@ -12,6 +12,7 @@ import numpy as np
 from jrl import algos, callbacks, envs, registry
 from jrl.envs import played
 from jrl.envs.context import EnvContext, OnFailure, Place
+from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -109,7 +110,6 @@ def algorithm(
 def _algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
-    """Makes the algorithm of one policy."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
@@ -128,7 +128,7 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     """
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
-    longest, length = complete.longest_episode(cfg.env.horizon, spec.max_episode_steps), plan.rollout_length(cfg)
+    longest, length = complete.longest_episode(spec.max_episode_steps), plan.rollout_length(cfg)
     # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
     each = [multi_agent.policy_config(cfg, name) for name in multi_agent.followers(cfg)] or [cfg]
     sequence = lambda own: (own.network.recurrent and own.network.max_seq_len) or 1
@@ -209,11 +209,8 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
         "explore": cfg.rollout.explore,
         "length": plan.rollout_length(cfg),
         "carry": algo.carry,
-        "reward_transform": envs.reward_transform(
-            cfg.env.clip_rewards,
-            is_atari=envs.is_atari(cfg.env.id),
-            scale=cfg.env.reward_scale,
-            custom=registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None,
+        "reward_transform": learner_reward(
+            cfg.env, registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
         ),
         "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
         **({"record": True} if build_policies.watches_games(cfg) else {}),
@@ -355,6 +352,5 @@ def runner_source(
 
 
 def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
-    """Returns the context of environment i of the run."""
     runners = cfg.env_runners.num
     return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)

@@ -11,6 +11,7 @@ from jrl import envs, spaces
 from jrl.envs import envpool_env
 from jrl.errors import InputError
 from jrl.fields.data import traits
+from jrl.fields.env import ASYNCHRONOUS
 from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
@@ -61,7 +62,6 @@ def of_policies(
 
 
 def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> several.Group:
-    """Adds its learner to a group, with each policy's floats."""
     bound, taught = group.of_floats, group._replace(learner=learner_of(own, group.algo))
     if bound is None:
         return taught
@@ -124,9 +124,9 @@ def _replay_learner(
     """
     replay = cfg.replay
     assert replay is not None
-    stack = frame_stack(cfg, spec)
+    stack, columns = frame_stack(cfg, spec), plan.columns(cfg)
     extras = {"carry": _carry_of_one(algo, spec)} if algo.sequences else {}
-    make = buffers(cfg, algo, spec, devices, num_envs=plan.columns(cfg) // devices, stack=stack, extras=extras)
+    make = buffers(cfg, algo, spec, devices, num_envs=columns // devices, stack=stack, extras=extras)
 
     batch_size = replay.batch_size // devices
     if with_data is not None:
@@ -135,6 +135,8 @@ def _replay_learner(
     def buffer(capacity: int, gamma: Any = cfg.algo.gamma) -> Buffer:
         return make(capacity=capacity // devices, gamma=gamma, batch_size=batch_size)
 
+    # a full buffer samples from all rows but the head and those with incomplete frame stacks
+    most_held = (replay.capacity // columns - (stack.size if stack else 1)) * columns
     size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
     held, data = buffer(replay.capacity), None
     if with_data is not None:
@@ -145,7 +147,7 @@ def _replay_learner(
     make_learner = functools.partial(
         learner.off_policy,
         updates=plan.batch_plan(cfg).updates or 1,
-        learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
+        learning_starts=min(replay.learning_starts, most_held),
         axis_name=parallel.AXIS,
         broken=None if stack is None else functools.partial(frames.broken_stacks, stack=stack),
     )
@@ -213,14 +215,6 @@ def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], lea
     return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.fresh(kept, like, np.zeros))
 
 
-def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
-    """Returns the rows that a full buffer samples from: all but the head and those with incomplete frame stacks."""
-    assert cfg.replay is not None
-    stack = frame_stack(cfg, spec)
-    columns = plan.columns(cfg)
-    return (cfg.replay.capacity // columns - (stack.size if stack else 1)) * columns
-
-
 def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     """Counts the images of an observation that are frames of a stack: what is known of EnvPool's Atari, or as told.
 
@@ -230,11 +224,10 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     assert cfg.replay is not None
     size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
     atari = bool(cfg.env.id) and envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
-    known = _atari_stack(cfg) if atari else None
+    known = envpool_env.frames(cfg.env) if atari else None
     if size is None:
         # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
-        whole = not atari or len(shapes) > 1 or cfg.env.batch_size is not None
-        size = 1 if known is None or whole else known.size
+        size = 1 if known is None or len(shapes) > 1 or not cfg.env.waits else known.size
     if size == 1:
         return None
     if cfg.env.soft_horizon:
@@ -245,7 +238,7 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     if not cfg.env.waits:
         raise InputError(
             f"replay.frame_stack {size}: environments that do not wait for each other leave rows empty, and frames are "
-            "missing there: use 1, or leave env.batch_size and env.batch_wait_ms out"
+            f"missing there: use 1, or leave {' and '.join(ASYNCHRONOUS)} out"
         )
     if atari and (known is None or known.size != size):
         raise InputError(
@@ -257,16 +250,7 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     if not axes:
         given = ", ".join(map(str, shapes))
         raise InputError(f"replay.frame_stack {size}: observations {given} are no stacks of {size} images: use 1")
-    return known or ring.FrameStack(size, axes[0])
-
-
-def _atari_stack(cfg: RunConfig) -> ring.FrameStack | None:
-    """Returns the stacks of single gray frames that EnvPool's Atari observes, or `env.frame_stack` makes of its frames;
-    None: other observations, which replay stores whole."""
-    found = envpool_env.frames(cfg.env.id, cfg.env.options)
-    if found.channels > 1 or min(found.size, cfg.env.frame_stack) > 1:  # colours, or stacks of stacks
-        return None
-    if cfg.env.frame_stack > 1:
-        return ring.FrameStack(cfg.env.frame_stack)  # which begins anew with each episode, whatever EnvPool's do
-    # a curriculum may change the options
-    return ring.FrameStack(found.size, restarts=found.restarts and not cfg.custom.env_task) if found.size > 1 else None
+    if known is None:
+        return ring.FrameStack(size, axes[0])
+    changes = cfg.custom.env_task is not None  # a curriculum may change the options
+    return ring.FrameStack(size, restarts=known.restarts and not changes)

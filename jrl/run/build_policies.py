@@ -50,7 +50,6 @@ def resolved(cfg: RunConfig) -> RunConfig:
 
 
 def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
-    """Fills in as `resolved` does, for a run whose episodes clients play."""
     spec = spec_of_clients(cfg)
     if cfg.multi_agent is None and not spec.agents:
         return cfg
@@ -84,7 +83,7 @@ def spec_of_clients(cfg: RunConfig) -> EnvSpec:
         env.close()
         found = env.spec
     seen, taken = found.env_observation or found.observation, found.env_action or found.action
-    num = cfg.env.num_envs * max(1, len(found.agents))
+    num = cfg.env.num_envs * found.num_agents
     return found._replace(observation=seen, action=taken, num_envs=num, env_action=None, env_observation=None)
 
 
@@ -202,7 +201,6 @@ def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
 
 
 def _kind_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
-    """Returns the environments as all agents of their kind see them."""
     return next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
 
 
@@ -248,7 +246,6 @@ def _numbers(spec: EnvSpec, members: _Members) -> np.ndarray:
 
 
 def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, RunConfig, EnvSpec]:
-    """Makes a group, and returns config and spec of its first policy, too."""
     agents, own = next(iter(members.values()))
     of_one, floats = spec_of(spec, agents), differing([each.algo for _, each in members.values()])
     group = Group(tuple(members), _numbers(spec, members), make(own, of_one), kinds=spec.kinds)

@@ -64,7 +64,6 @@ def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
 
 
 def _why_not(configs: Sequence[RunConfig]) -> str:
-    """Returns why runs that are alike cannot be one program, as far as their configs tell."""
     first = configs[0]
     if first.custom != CustomConfig():
         return "custom: code of one's own may look at one run at a time"

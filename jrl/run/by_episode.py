@@ -200,7 +200,6 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
 
 
 def _of_one(group: Group, floats: PyTree) -> Learner:
-    """Returns the learner of a policy with these floats, of a group whose policies differ in floats."""
     if group.of_floats is not None:
         group = group.of_floats(floats)
     assert group.learner is not None

@@ -328,7 +328,6 @@ class ByHand:
         session.replace_state(run.program.assign(session.state, after))
 
     def _remade(self, standing_in: Callable[[], Any]) -> Algo:
-        """Returns the run's algorithm with another optimizer."""
         session = self._session
         with standing_in():
             algo = build.algorithm(
@@ -344,7 +343,6 @@ class ByHand:
         return algo
 
     def _like(self, algo: Algo, key: Key) -> PyTree:
-        """Returns the shapes of what one device learns from at once."""
         run = self._session.run
         if algo.on_policy:
             sizes = {"length": self._length, "num_envs": self._columns // run.learners}
@@ -371,7 +369,6 @@ class ByHand:
             )
 
     def _check(self, what: str, batch: Any) -> None:
-        """Raises InputError for what the run does not learn from."""
         session = self._session
         cfg, name = session.config, algo_name(session.config)
         from_data = isinstance(session.run.program, Offline)  # which takes no rollouts

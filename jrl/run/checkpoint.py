@@ -308,7 +308,6 @@ def _apart(tree: PyTree) -> PyTree:
 
 
 def _as_named(found: PyTree) -> PyTree:
-    """Returns what `_apart` was given, in dicts and lists."""
     if not isinstance(found, dict) or set(found) != {_APART}:
         return found
     return _renamed(found[_APART], lambda name: name.replace("~1", ".").replace("~0", "~"))

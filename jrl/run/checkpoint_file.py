@@ -119,7 +119,6 @@ def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
 
 
 def _why(e: BaseException) -> str:
-    """Returns the first fault, in a line."""
     if isinstance(e, RecursionError):
         return "nested too deep"
     if isinstance(e, OSError):

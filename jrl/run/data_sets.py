@@ -15,14 +15,14 @@ from jrl.data import EpisodeStore, findings
 from jrl.data.formats.transitions import guessed
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
-from jrl.envs.history import history
-from jrl.envs.scaling import action_transform
+from jrl.envs.history import asked, history
+from jrl.envs.scaling import policy_actions
 from jrl.envs.spec import NARROW
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
-from jrl.settings import datasets, plan
+from jrl.settings import datasets
 from jrl.settings.config import RunConfig
 from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
 
@@ -96,7 +96,7 @@ def _spec_of(cfg: RunConfig, stores: Mapping[str, EpisodeStore]) -> EnvSpec:
             env_action = space_from_json(first.meta["env_action"])
     else:
         own = narrow(first.action_space, action=True)
-        action, _ = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)
+        action, _ = policy_actions(own, cfg.env)
         env_action = None if action == own else own
     return EnvSpec(narrow(first.observation), action, 1, None, env_action)
 
@@ -137,7 +137,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
     shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
-    told = bool(plan.history(cfg)) and shapes(store.observation) != shapes(spec.observation)
+    told = bool(asked(cfg)) and shapes(store.observation) != shapes(spec.observation)
     own = spec.env_observation if told and spec.env_observation is not None else spec.observation
     obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
@@ -195,7 +195,7 @@ def _fits(found: Any, wanted: Any) -> bool:
 
 def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """Returns a policy's view of data without environments, with history where the run asks for it."""
-    found = history(spec, **plan.history(cfg))
+    found = history(spec, **asked(cfg))
     return spec if found is None else found.spec
 
 
@@ -207,7 +207,7 @@ def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree,
       store: whose rewards are those of the environment.
       obs, action: [R, *], of the spec.
     """
-    found = history(spec, **plan.history(cfg))
+    found = history(spec, **asked(cfg))
     assert found is not None
     at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
     out = jax.tree.map(lambda x: np.zeros((store.num_rows, *x.shape), x.dtype), element(found.spec.observation))
@@ -235,7 +235,7 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
         if own == chosen or not isinstance(own, Box):
             return x
         (low, high), (least, most) = own.bounds(), chosen.bounds()
-        # as `action_transform` maps them: each element by itself, whatever one of its bounds happens to be
+        # as `envs.action_transform` maps them: each element by itself, whatever one of its bounds happens to be
         affine = np.isfinite(low) & np.isfinite(high) & (least == -1) & (most == 1) & (low < high)
         with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
             scale = np.where(affine, (high - low) / 2, 1.0)

@@ -313,7 +313,6 @@ def _of_agents(cfg: RunConfig, played: Evaluation | None, named: Mapping[int, st
 
 
 def _named(cfg: RunConfig, actor: PyTree) -> dict[int, str]:
-    """Returns the names of the policies by their numbers, where these change from game to game."""
     if not by_episode.per_episode(cfg):
         return {}
     return dict(enumerate(multi_agent.numbered(cfg)))
@@ -432,7 +431,6 @@ class Schedule:
         return self._attached(self.evaluations.play(actor, **self._count(), duration=duration) if played else {})
 
     def _finish(self) -> dict[str, Any]:
-        """Waits for the evaluation that is under way, if one is."""
         found = self.evaluations.finish()
         return {} if found is None else self._attached(found)
 
@@ -453,7 +451,6 @@ class Schedule:
         return actor
 
     def _attached(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Puts a result, as callbacks leave it, into the next rows."""
         if self._told:
             self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
             found.update(self._told.drain_evaluation())

@@ -105,7 +105,6 @@ class Fused(Program):
         return jax.tree.map(lambda *x: jnp.stack(x), *begun)
 
     def _collect(self, learner: PyTree, source: UnrollState, key: Key):
-        """Steps one device's environments, with the key of the iteration."""
         device = jax.lax.axis_index(parallel.AXIS)
         return self.unroll.step(source, self.learner.actor(learner), vector_key(key, device, self._devices), device)
 

@@ -118,6 +118,3 @@ def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
     columns_first = {name: getattr(batch, name) for name in ("last_obs", "contiguous", "carry", "count")}
     rows_first = {name: x for name, x in vars(batch).items() if name not in columns_first}
     return Rollout(**gather(columns_first), **gather(rows_first, axis=1))
-
-
-__all__ = ["Fault", "Guarded", "fresh", "guarded"]

@@ -64,7 +64,6 @@ def _memory(algo: Algo) -> PyTree:
 
 
 def _start(algo: Algo, num: int) -> PyTree:
-    """Returns the carry of `num` environments that are all the run's first one."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape[1:])), algo.carry(1))
 
 
@@ -125,6 +124,3 @@ def _by_episode(program: Any, algo: Algo, actor: PyTree, store: EpisodeStore, ke
         for column_number, e in enumerate(which):
             found[e] = jax.tree.map(lambda x, c=column_number, n=lengths[e]: x[:n, c], part)
     return jax.tree.map(lambda *x: np.concatenate(x), *found)
-
-
-__all__ = ["Asked", "Judged", "along", "draws"]

@@ -105,7 +105,6 @@ def _shares(results: np.ndarray) -> np.ndarray:
 
 
 def _errors(share: np.ndarray, games: np.ndarray | int) -> np.ndarray:
-    """Returns the binomial standard errors of shares of so many games; NaN where the share is."""
     return np.sqrt(share * (1 - share) / np.maximum(games, 1))
 
 
@@ -162,7 +161,6 @@ def least_useful(league: League, own: Any) -> int:
 
 
 def _with_copy(league: League, place: int) -> League:
-    """Returns the league with another copy in that place, for which nothing is counted yet."""
     rating, _ = ratings(league)
     found, results = league.payoff.copy(), _recent(league)
     found[place], found[:, place] = results, 0
@@ -251,6 +249,3 @@ def metrics(league: League, own: Any) -> dict[str, float]:
     each, own_games = _shares(recent), recent.sum(-1)
     found |= {f"league/win_rate/{k + 1}": float(x) for k, x in enumerate(each)}
     return found | {f"league/win_rate_se/{k + 1}": float(x) for k, x in enumerate(_errors(each, own_games))}
-
-
-__all__ = ["Pool", "decided", "least_useful", "metrics", "on_host", "picked", "ratings", "size", "table"]

@@ -212,7 +212,6 @@ def batches_transformed(
 
 
 def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
-    """Raises TypeError unless shapes stay: the program is compiled for them."""
     kind = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
     if kind(before) != kind(after):
         name = getattr(transform, "__qualname__", transform)

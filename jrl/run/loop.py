@@ -62,7 +62,8 @@ class Calls:
             return None
         left = total - self._clock.env_steps
         unlimited = self._uncounted is not None or total == math.inf
-        self._count = most if unlimited else _iterations(left, self._rows, most)
+        # the last iteration of the call is the first that may reach the budget
+        self._count = most if unlimited else int(min(most, max(1, -(-left // self._rows))))
         if self._prepare is not None:
             self.state = self._prepare(self.state)
         return self._count
@@ -82,8 +83,3 @@ def run(program: Program, state: LoopState, *, seed: int, **more: Any) -> Iterat
     calls = Calls(program.rows, program.iterations, state, **more)
     while (count := calls.ahead()) is not None:
         yield calls.made(*program.advance(calls.state, seed, calls.iteration, count))
-
-
-def _iterations(left: float, rows: int, most: int) -> int:
-    """Returns the iterations of a call that may count `left` more steps: its last is the first that may reach it."""
-    return int(min(most, max(1, -(-left // rows))))

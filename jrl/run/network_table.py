@@ -64,6 +64,3 @@ def lines(found: list[Row]) -> Iterator[str]:
         if i in (1, len(cells)):
             yield ruler
         yield f"{name:{widths[0]}}  {shape:{widths[1]}}  {dtype:{widths[2]}}  {count:>{widths[3]}}"
-
-
-__all__ = ["Row", "lines", "rows", "totals"]

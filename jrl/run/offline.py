@@ -66,16 +66,13 @@ class Offline(Program):
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
-        """Returns the program that makes the learner's state of a key."""
         start = lambda root: self.learner.init(role_key(root, Role.INIT))
         return parallel.place_outputs(start, self.mesh, parallel.REPLICATED)
 
     def _filled(self) -> PyTree:
-        """Puts the data where they are drawn from, on the devices or in the host's memory."""
         return parallel.shard(self._data.fill(), self.mesh)
 
     def _begun(self) -> PyTree:
-        """Returns the changing part of a replay that was just filled, in arrays of its own."""
         return jax.tree.map(jnp.copy, self._data.bare(self._rows))
 
     @property
@@ -112,7 +109,6 @@ class Offline(Program):
         return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
-        """Returns this device's part of what changes, inside a mapped program that has its rows."""
         return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.bare(rows))
 
     def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:

@@ -181,7 +181,6 @@ def _compiler_options(mesh: Mesh, *, loops: bool, pure: bool) -> dict[str, Any] 
 
 @functools.cache
 def _known(name: str, value: str | bool) -> bool:
-    """Returns whether this XLA has an option: they come and go."""
     try:
         jax.jit(lambda: jnp.zeros(()), compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:

@@ -159,7 +159,6 @@ class Policies(abc.ABC):
         return {name: given.policies.get(name, {}) for name in self.policies}
 
     def _with_policies(self, policies: dict[str, Any], mapping: Any, train: Any) -> RunConfig:
-        """Returns the config with other policies. Raises InputError: they do not go together."""
         changes: dict[str, Any] = {"policies": policies}
         if mapping is not None:
             changes["mapping"] = dict(mapping) if isinstance(mapping, Mapping) else registry.reference(mapping)

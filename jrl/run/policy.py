@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.envs import action_transform
-from jrl.envs.history import PREV_ACTION, PREV_REWARD, history
+from jrl.envs import history
+from jrl.envs.history import PREV_ACTION, PREV_REWARD
+from jrl.envs.scaling import policy_actions
 from jrl.errors import InputError
 from jrl.rollout.unroll import reset_where
 from jrl.run import build, build_policies, checkpoint, resume
-from jrl.settings import config, multi_agent, plan
+from jrl.settings import config, multi_agent
 from jrl.settings.config import RunConfig
 from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
@@ -127,7 +128,6 @@ class Policy:
         return jax.tree.map(np.array, action), Memory(memory.num, carry, past), found
 
     def _compiled(self, explore: bool, normalize: bool | None, clip: bool | None, extras: bool) -> Callable[..., Any]:
-        """Makes a program for each way to act; jax compiles it for each batch size."""
         transform, remembers = self._trained.to_env(normalize, clip), self.inputs.remembers
 
         def step(actor, obs, carry, key, calls):
@@ -203,8 +203,8 @@ class Inputs:
         self._own = own = spec._replace(observation=self.observation)
         self.history, self.added = None, dict[str, Space]()
         if observation is not None:
-            asked = plan.history(cfg)
-            self.history = history(own, **asked)
+            asked = history.asked(cfg)
+            self.history = history.history(own, **asked)
             items = {PREV_ACTION: spec.action, PREV_REWARD: Box((), "float32")}
             self.added = {name: space for name, space in items.items() if asked.get(name)}
         self.remembers = PREV_ACTION in self.added
@@ -243,8 +243,6 @@ class Inputs:
         return obs, given, reader.lead == ()
 
     def _absent(self, obs: Any) -> list[str]:
-        """Returns those of `unread` that an observation lacks."""
-
         def lacks(x: Any, path: Sequence[str]) -> bool:
             if not path or not isinstance(x, Mapping):
                 return False
@@ -401,9 +399,8 @@ class Trained(NamedTuple):
 
         An argument of None means as in training; the map is None where both are the same.
         """
-        own, env = self.spec.env_action or self.spec.action, self.config.env
-        normalize = env.normalize_actions if normalize is None else normalize
-        return action_transform(own, normalize=normalize, clip=env.clip_actions if clip is None else clip)[1]
+        own = self.spec.env_action or self.spec.action
+        return policy_actions(own, self.config.env, normalize=normalize, clip=clip)[1]
 
 
 def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: str | None = None) -> Trained:

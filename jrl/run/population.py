@@ -127,7 +127,6 @@ class Population:
         return -(-members // devices) * devices
 
     def _own(self, member: int) -> tuple[PyTree, Key]:
-        """Returns a member's floats and the root of its keys."""
         return jax.tree.map(lambda x: x[member], self._floats), self._roots[member]
 
     # ------------------------------------------------------------ one member's state
@@ -219,7 +218,6 @@ class Population:
         return jax.tree.leaves(self._state)[0].shape[0]
 
     def _one(self, floats: PyTree, state: LoopState, root: Key, iteration: Any, count: Any):
-        """Advances one member: (state, metrics, episodes)."""
         return self._of_floats(floats).body(state, root, iteration, count)
 
     def close(self) -> None:
@@ -251,7 +249,6 @@ _taken = jax.jit(lambda tree, place: jax.tree.map(lambda x: x[place], tree))
 
 @jax.jit
 def _chosen(mine: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """Chooses the one tree at some places, the other elsewhere."""
     choose = lambda a, b: jnp.where(mine.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(choose, new, old)
 

@@ -100,6 +100,3 @@ class Prefetched(Offline):
         if self._held_out is not None:
             metrics |= self._validate(learned, self._apart, root, np.uint32(iteration))
         return LoopState(learned, (), ()), self._counted(metrics, iteration + count), self._report(count)
-
-
-__all__ = ["Prefetched"]

@@ -120,7 +120,6 @@ class Program(abc.ABC):
         return replay if self.learner.data is None else self.learner.data.bare(replay)
 
     def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
-        """Returns the keys of collecting and of learning."""
         if seed not in self._roots:
             self._roots[seed] = jax.random.key(seed)
         collect, update = _iteration_keys(self._roots[seed], np.uint32(iteration))

@@ -196,7 +196,6 @@ class Reporter:
         return next(filter(None, reasons), None)
 
     def _episodes(self) -> dict[str, Any]:
-        """Returns the row's part on the episodes of its calls."""
         reports = [info.episodes for info in self._pending]
         found = episode_metrics.summary(reports)
         if not self._agents:
@@ -204,7 +203,6 @@ class Reporter:
         return found | episode_metrics.of_agents(reports, self._agents, self._policies)
 
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
-        """Notes once that replay holds little to learn from."""
         share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
         # of several agents those who are not there, perhaps most of the time, hold rows, too
         if share < _LEAST_VALID and not self._warned and not self._agents:

@@ -197,7 +197,6 @@ def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
 
 
 def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> None:
-    """Raises InputError: a checkpoint of so many environments has parts that cannot go on with another number."""
     fault = f"env.num_envs: expected {envs}, got {cfg.env.num_envs}"
     if replay:
         raise InputError(

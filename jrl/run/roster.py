@@ -80,7 +80,6 @@ def check(cfg: RunConfig) -> None:
 
 
 def _answers(cfg: RunConfig) -> Callable[[int, int], list[int]]:
-    """Returns (number of a game, its environment) -> the numbers of the policies that the agents follow."""
     given, names = cfg.multi_agent, multi_agent.numbered(cfg)
     assert given is not None and given.agents is not None and isinstance(given.mapping, str)
     ask, agents = asking(registry.load(given.mapping, "multi_agent.mapping")), given.agents

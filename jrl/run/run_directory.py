@@ -58,7 +58,6 @@ def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:
 
 
 def _spaces(session: "Session", policy: str) -> str:
-    """Describes the spaces of a policy's agents."""
     spec = build_policies.of_policy(session.config, session.run.spec, policy)[1]
     return f": {spec.observation} -> {spec.action}"
 

@@ -31,7 +31,6 @@ class Saving:
             self._due = reporter.reached(every, most=session.steps_per_call, env_steps=done)
 
     def _is_best(self) -> bool:
-        """Returns whether an evaluation, or held-out data, show that these weights are the best so far."""
         session = self._session
         return (session.evaluated or session.validated) and self._checkpoints.improves(session.reporter.row or {})
 

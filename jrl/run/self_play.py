@@ -211,5 +211,4 @@ def _policies(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 def _width(made: Sequence[Group]) -> int:
-    """Returns the columns of a block."""
     return sum(group.agents.size for group in made)

@@ -112,7 +112,6 @@ class Session(Policies):
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
 
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
-        """Makes the parts of the run that follow from the config."""
         self.config = cfg
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.schedule = evaluation.Schedule(self, self.callback_list, self._face, self._directory_of_videos)
@@ -208,7 +207,6 @@ class Session(Policies):
         return notes
 
     def _policies_of_agents(self) -> Mapping[str, Sequence[str]]:
-        """Returns the agents of each policy; {} where these change from game to game."""
         return {} if self.league or self.games else multi_agent.followers(self.config)
 
     def _take_policies(self, meta: Mapping[str, Any]) -> None:
@@ -487,7 +485,7 @@ class Session(Policies):
         of_others = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
         metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(of_others))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
-        more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
+        more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
         more |= {"data": dict(run.data)} if run.data else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
         return checkpoint.meta(

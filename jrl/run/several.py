@@ -158,8 +158,6 @@ def label(names: Sequence[str]) -> str:
 
 
 def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTree:
-    """Takes the columns of some agents, of [G * A] along `axis`, 0 or 1."""
-
     def take(x):
         split = x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :])
         mine = jnp.take(split, agents, axis=axis + 1)
@@ -177,7 +175,6 @@ def _joined(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -
 
 
 def _of_one_kind(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
-    """Returns the actions of all groups of a kind, in their places."""
     seats = [group.seats(num_agents) for group in groups]
     order = np.argsort(np.concatenate([places for places, _ in seats]))
 
@@ -293,7 +290,6 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
 
 
 def _taught(group: Group) -> Learner:
-    """Returns the learner of a group that has one."""
     assert group.learner is not None
     return group.learner
 

@@ -207,7 +207,6 @@ class Step:
 
 
 def _mean(calls: list[Metrics]) -> Metrics:
-    """Returns metrics of several calls as those of one."""
     names = list(dict.fromkeys(name for metrics in calls for name in metrics))
     together = lambda name: jnp.stack([jnp.asarray(m[name]) for m in calls if name in m])
     return {name: over_iterations({name: together(name)})[name] for name in names}

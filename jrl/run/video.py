@@ -141,7 +141,6 @@ def _encoder(out: Path, size: tuple[int, ...], fps: float, said: Any) -> subproc
 
 
 def _ended(encoder: subprocess.Popen) -> int:
-    """Waits for the encoder, and returns its exit status."""
     with contextlib.suppress(BrokenPipeError):
         assert encoder.stdin is not None
         encoder.stdin.close()
@@ -160,7 +159,6 @@ def _write_gif(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
 
 
 def _thinned(frames: Iterable[np.ndarray], every: int) -> Iterator[np.ndarray]:
-    """Yields each `every`-th, and the last."""
     frame = None
     for i, frame in enumerate(frames):
         if i % every == 0:

@@ -48,8 +48,7 @@ class Alone:
         self._policy, self._env = acting, env
         self.how, self.fps, self.render, self.close = env.how, env.fps, env.render, env.close
         self.use = acting.use
-        limits = acting.config.env
-        self._horizon = math.inf if limits.soft_horizon or limits.horizon is None else limits.horizon
+        self._most_steps = acting.config.env.limit or math.inf
         self._obs: PyTree = None
         self._reward: Array | None = None
         self._steps = 0
@@ -62,7 +61,7 @@ class Alone:
         result = self._env.step(self._policy.act(self._obs, explore, reward=self._reward))
         self._obs, self._reward, self._steps = result.obs, result.reward, self._steps + 1
         done = bool(result.terminated[0] or result.truncated[0])
-        return float(result.reward[0]), done or self._steps >= self._horizon
+        return float(result.reward[0]), done or self._steps >= self._most_steps
 
 
 class Together:
@@ -170,7 +169,6 @@ def _alone(acting: policy.Policy, seed: int) -> Alone:
 
 
 def _together(cfg: RunConfig, trained: EnvSpec) -> Together:
-    """Makes the games of an evaluation; `trained` is of the environments in which its policies learned."""
     num = self_play.whole_blocks(cfg, 1)
     make = lambda section: build_evaluation.environments(dataclasses.replace(cfg, env=section), num)
     env = render.games(cfg.env, make, seed=cfg.run.seed)

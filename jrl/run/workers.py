@@ -246,7 +246,6 @@ class WorkerPolicy(Learns):
 
     @property
     def _run_name(self) -> str | None:
-        """Returns the policy's name in the run; None of one agent's, which needs none."""
         return None if self.policy_id == POLICY else self.policy_id
 
     def apply_gradients(self, gradients: PyTree) -> None:
@@ -419,7 +418,6 @@ def numbers(found: Any) -> dict[str, float]:
 
 
 def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yields each number with the names on its path."""
     for name, value in found.items():
         path = (*at, str(name))
         if isinstance(value, Mapping):

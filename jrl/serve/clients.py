@@ -78,8 +78,8 @@ class Clients:
         before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
         initial = lambda column: jax.tree.map(lambda x: x[column], before)
         most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
-        agents, size = build_policies.agents_of(cfg, spec) if spec.agents else None, max(1, len(spec.agents))
-        table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, size)
+        agents = build_policies.agents_if_any(cfg, spec)
+        table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, spec.num_agents)
         at_once = max(spec.games, min(given.max_batch, 64))
         program = Program(act, env.to_env, spec, agents, explore=explore, most=at_once)
         if self._address is None or self._address.is_taken:
@@ -88,7 +88,7 @@ class Clients:
         found = Server(table, self._address, lambda: bool(interrupted))
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
-        memory = carry(size) if agents is None else ()  # of several agents no client acts by itself
+        memory = carry(1) if agents is None else ()  # of several agents no client acts by itself
         if choice is not None and not explore and cfg.replay is not None:
             choice = best_actions(act)  # nobody asks for the probability, and a policy of one action has none
         client_inference = ClientInference(
@@ -120,12 +120,12 @@ def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Age
     def own(kind: int, action: PyTree) -> PyTree:
         one = parts[kind]
         found = played.from_env(one.action, one.env_action or one.action, action)
-        if not spec.kinds:
+        if len(parts) == 1:
             return found
         return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))
 
     names = spec.agents or (ALONE,)
-    follows = build_policies.agents_of(cfg, spec).policies if spec.agents else (0,)
+    follows = build_policies.agents_of(cfg, spec).policies if spec.is_multi_agent else (0,)
     found = {}
     for kind, one in enumerate(parts):
         seen, taken = one.env_observation or one.observation, one.env_action or one.action

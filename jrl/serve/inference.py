@@ -63,8 +63,7 @@ class Program:
     ):
         self.sizes = sorted({min(4**i, most) for i in range(12)})
         self._spec, self._agents = spec, agents
-        self._size = len(agents.policies) if agents else 1
-        self._kinds = agents.kinds if agents and agents.kinds else (tuple(range(self._size)),)
+        self._size, self._kinds = spec.num_agents, spec.groups
         # by agent: the number of its kind, and its own in it
         seats = {k: (q, j) for q, kind in enumerate(self._kinds) for j, k in enumerate(kind)}
         self._kind, self._place = zip(*(seats[k] for k in range(self._size)), strict=True)
@@ -107,12 +106,12 @@ class Program:
             parts = [items[i].obs for i in own] or [nothing]
             obs.append(_placed(parts, index[own], size * len(kind)))
         before = _placed([item.memory for item in items], column, size * self._size)
-        several = bool(self._spec.kinds)
+        several = len(self._kinds) > 1
         action, to_env, extras, after = self.run(weights, tuple(obs) if several else obs[0], before, count)
         of_kinds = lambda tree: tree if several else (tree,)
         joined = lambda parts: tuple(parts) if several else parts[0]
         at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
-        if self._spec.agents:
+        if self._agents is not None:
             extras = extras | {STEP: np.zeros(size * self._size, bool), LEADS: np.zeros(size * self._size, bool)}
             extras[STEP][column] = [item.first for item in items]
             extras[LEADS][column] = [item.leads for item in items]
@@ -136,8 +135,7 @@ class Program:
         """Compiles for all sizes, of observations of zeros and memories [*] as before an episode."""
         for size in self.sizes:
             num = size * self._size
-            rows = spaces.columns(self._spec._replace(num_envs=num))
-            obs = zeros(spaces.elements(self._spec.observation, rows))
+            obs = zeros(spaces.elements(self._spec.observation, spaces.columns(self._spec, size)))
             self.run(weights, obs, jax.tree.map(lambda x, n=num: np.repeat(x[None], n, 0), initial), 0)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jrl.envs import history
 from jrl.errors import InputError
 from jrl.host import faults, pauses
 from jrl.run import checkpoint, policy
@@ -36,13 +37,7 @@ def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
     """Returns the policy `one` of a run or a checkpoint. Raises InputError: it is missing, or cannot act here."""
     found = checkpoint.locate(Path(path), best=best)
     trained = policy.restore(found, policy=one)
-    cfg = trained.config
-    past = {
-        "env.frame_stack": cfg.env.frame_stack > 1,
-        "network.use_prev_action": cfg.network.use_prev_action,
-        "network.use_prev_reward": cfg.network.use_prev_reward,
-    }
-    if told := [name for name, is_set in past.items() if is_set]:
+    if told := [history.KEYS[name] for name in history.asked(trained.config)]:
         raise InputError(
             f"{path}: its observations tell of earlier steps ({', '.join(told)}): export it, and act there"
         )

@@ -268,9 +268,7 @@ class Server:
             episode.answer = Answer(order, {ALONE: place}, episode.steps - 1)
         ids, space = [episode.id for episode in going], policy.agents[ALONE].action
         stacked = lambda actions: spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
-        return order.get(
-            lambda actions, version: {"episode_ids": ids, "actions": stacked(actions), "version": version}
-        )
+        return order.get(lambda actions, version: {"episode_ids": ids, "actions": stacked(actions), "version": version})
 
     def played(self, call: Call) -> Awaitable[dict[str, Any]]:
         body = bodies.read(bodies.PlayedRequest, call.fields)
@@ -296,9 +294,7 @@ class Server:
         order = Order(bool(learned), inference.version)
         if learned:
             inference.ask([*learned[:-1], learned[-1]._replace(order=order)])
-        return order.get(
-            lambda actions, version: {"episode_ids": ids, "version": inference.version, "too_old": late}
-        )
+        return order.get(lambda actions, version: {"episode_ids": ids, "version": inference.version, "too_old": late})
 
     # ------------------------------------------------------------ episodes and their turns
 
@@ -551,9 +547,7 @@ class _Endpoint:
         await response(scope, receive, send)
 
 
-def observed(
-    agent: Agent, given: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True
-) -> PyTree:
+def observed(agent: Agent, given: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True) -> PyTree:
     """Returns observations [*lead, *].
 
     Raises:

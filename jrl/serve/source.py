@@ -84,7 +84,7 @@ class ClientSource(FromHost):
         rows, last, carry, count = jax.device_put((taken.rows, taken.last_obs, taken.carry, taken.filled), device)
         observed, action, extras = rows
         told, leads = None, {}
-        if self._env.spec.agents:
+        if self._env.spec.is_multi_agent:
             extras = dict(extras)
             told, leads = self._games(extras.pop(STEP)), {LEADS: extras.pop(LEADS)}
         flags = (taken.ends.reward, taken.ends.terminated, taken.ends.truncated, taken.mask)

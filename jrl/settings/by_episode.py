@@ -46,8 +46,6 @@ class NewEpisode:
 
 
 class _Watched(NewEpisode):
-    """An episode that remembers whether it was looked at."""
-
     def __init__(self) -> None:
         object.__setattr__(self, "looked_at", False)
         super().__init__(0, 0)

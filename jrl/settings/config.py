@@ -293,7 +293,6 @@ def is_ours(data: Mapping[str, Any]) -> bool:
 
 
 def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns the criteria in RLlib's form, '{"env_runners/episode_return_mean": 150}', and what is wrong with them."""
     try:
         found = schema.parse(text)
     except yaml.YAMLError:
@@ -328,7 +327,6 @@ _SECTIONS = tuple(f.name for f in dataclasses.fields(RunConfig))
 
 
 def _algorithm_meant(given: Any, known: Sequence[str]) -> str:
-    """Returns the end of the message on an unknown algorithm: what was meant, or what is like it."""
     name = short(given)[1:-1] if isinstance(given, str) else short(given)
     if answer := sb3_names.algorithm(name):
         return f": {answer}"

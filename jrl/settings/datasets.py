@@ -214,7 +214,6 @@ def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _beside_environments(data: DataConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields settings without meaning where batches are of experience and of data."""
     usual = DataConfig()
     for key, is_set, mend in (
         ("validation", data.validation > 0, "leave it out, and judge by evaluation.every"),
@@ -234,7 +233,6 @@ def _beside_environments(data: DataConfig) -> Iterator[tuple[tuple[str, ...], st
 
 
 def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields settings that need environments to collect from; `name` is the algorithm's."""
     for key, is_set, why in (
         ("env_runners.num", cfg.env_runners.num, "nobody collects"),
         ("rollout.mode", cfg.rollout.mode != "sync", "nobody collects"),

@@ -147,8 +147,7 @@ def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields settings of whoever steps environments, which a server does not."""
-    env, network, rollout = cfg.env, cfg.network, cfg.rollout
+    network, rollout = cfg.network, cfg.rollout
     plays = "clients play the episodes"
     for key, is_set, why in (
         ("env_runners.num", cfg.env_runners.num, plays),
@@ -156,11 +155,7 @@ def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("rollout.batch_mode", rollout.batch_mode != "truncate_episodes", "the length of episodes is not known"),
         ("rollout.collector", rollout.collector != "auto", plays),
         ("rollout.fake", rollout.fake, plays),
-        ("env.frame_stack", env.frame_stack != 1, "clients send what the policy sees: let them stack frames"),
-        ("env.horizon", env.horizon is not None, "clients end their episodes"),
-        ("env.batch_size", env.batch_size is not None, "external.max_wait_ms groups requests instead"),
-        ("env.remote_worker_envs", env.remote_worker_envs, plays),
-        ("env.action_mask_info", env.action_mask_info, "clients send masks as action_mask of the observation"),
+        *cfg.env.stepping(),
         ("network.use_prev_action", network.use_prev_action, "clients send what the policy sees"),
         ("network.use_prev_reward", network.use_prev_reward, "clients send what the policy sees"),
         ("checkpoint.exact", cfg.checkpoint.exact, "clients never do the same twice"),

@@ -9,12 +9,14 @@ from typing import Any
 from jrl import registry
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
-from jrl.settings import by_episode, config, lockstep, self_play
+from jrl.settings import by_episode, config, plan, self_play
 from jrl.settings.by_episode import BY_AGENT, SHARED
 from jrl.settings.config import MultiAgentConfig, RunConfig
 
 _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
+_KEY = "multi_agent.replay_mode lockstep"  # replays of policies that are filled and sampled alike
+_ELSE = "or use multi_agent.replay_mode=independent"
 
 
 Kinds = Mapping[tuple[str, ...], str]  # agents of equal spaces -> these in words; {} where all agents are alike
@@ -58,9 +60,47 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         errors = list(faults(found)) or list(_kind_faults(found, kinds))
     if errors:
         raise InputError(*errors)
-    if in_lockstep(found) and (errors := list(lockstep.faults({p: policy_config(found, p) for p in learning(found)}))):
+    if in_lockstep(found) and (errors := list(_lockstep_faults({p: policy_config(found, p) for p in learning(found)}))):
         raise InputError(*errors)
     return found
+
+
+def _lockstep_faults(policies: Mapping[str, Any]) -> Iterator[str]:
+    """Yields policies that cannot draw the same rows, each with its mend.
+
+    Args:
+      policies: those that learn, name -> the run as its agents alone would have it.
+    """
+    for name, own in policies.items():
+        if own.replay is None:
+            mend = "give it an algorithm that has one, such as dqn, leave it out of multi_agent.policies_to_train"
+            yield f"{_KEY}: policy {name} learns by {config.algo_name(own)}, which has no replay: {mend}, {_ELSE}"
+        elif own.replay.prioritized:
+            mend = f"set replay.prioritized=false, {_ELSE}"
+            yield f"{_KEY}: policy {name} draws by priorities, which are its own: {mend}"
+    pairs = list(policies.items())
+    for name, own in pairs[1:]:
+        first, of_first = pairs[0]
+        if own.replay is None or of_first.replay is None:
+            continue
+        mine, theirs = (len(one.multi_agent.agents) for one in (own, of_first))
+        if mine != theirs:
+            yield (
+                f"{_KEY}: policy {first} is followed by {counted(theirs, 'agent')} and {name} by {mine}, so that their "
+                f"replays do not hold the same games and times: let equally many follow each, {_ELSE}"
+            )
+        for key, (here, there) in _drawn_by(own, of_first).items():
+            if here != there:
+                mend = f"give all policies the same {key}, {_ELSE}"
+                yield f"{_KEY}: {key} is {there} for policy {first} and {here} for {name}: {mend}"
+
+
+def _drawn_by(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings of two policies that decide which rows a sample of a replay has, by key."""
+    fields = [field.name for field in dataclasses.fields(own.replay)]
+    found = {f"replay.{name}": (getattr(own.replay, name), getattr(other.replay, name)) for name in fields}
+    lengths = plan.sequence_length(own), plan.sequence_length(other)
+    return found | {"network.core": (own.network.recurrent, other.network.recurrent), "network.max_seq_len": lengths}
 
 
 def alike(cfg: RunConfig) -> list[list[str]]:
@@ -96,7 +136,6 @@ def numbered(cfg: RunConfig) -> list[str]:
 
 
 def _unequal_seats(kinds: Kinds) -> Iterator[str]:
-    """Yields agents that cannot change seats in self-play."""
     if kinds:
         first, other = list(kinds)[:2]
         yield (
@@ -122,7 +161,6 @@ def _by_kind(kinds: Kinds) -> dict[str, str]:
 
 
 def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
-    """Yields policies that agents of different spaces follow."""
     kind_of = {agent: agents for agents in kinds for agent in agents}
     for policy, agents in followers(cfg).items() if kinds else ():
         other = next((agent for agent in agents if kind_of[agent] != kind_of[agents[0]]), None)
@@ -154,7 +192,6 @@ def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
 
 
 def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[str]:
-    """Yields faults of teams, each with its mend."""
     key, group = "multi_agent.group", given.group or {}
     if not group:
         yield f"{key}: expected a team or more, such as {{team: [{', '.join(agents)}]}}, got none: leave it out"
@@ -279,7 +316,6 @@ def alone_faults(cfg: RunConfig) -> Iterator[str]:
 
 
 def _metrics(cfg: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yields the metrics that a config names, each after the key that names it."""
     yield from ((f"stop.{metric}", metric) for metric in cfg.stop)
     if best := cfg.checkpoint.keep_best_by:
         yield f"checkpoint.keep_best_by {best}", best

@@ -53,7 +53,6 @@ def _path(given: Any, key: str) -> str:
 
 
 def _inputs(given: Any, key: str) -> Any:
-    """Returns `data.input` with paths absolute. Raises InputError: two of its names are the same path."""
     if isinstance(given, str):
         return _input(given, key)
     found = [_input(name, key) for name in given]

@@ -44,16 +44,6 @@ def passes(config: Any) -> Passes:
     return Passes(**{name: getattr(config, name) for name in Passes._fields if hasattr(config, name)})
 
 
-def history(cfg: Any) -> dict[str, Any]:
-    """Returns what observations hold of earlier steps, as arguments of `jrl.envs.history.history`; {} for nothing."""
-    found = {
-        "frame_stack": cfg.env.frame_stack,
-        "prev_action": cfg.network.use_prev_action,
-        "prev_reward": cfg.network.use_prev_reward,
-    }
-    return found if found["frame_stack"] > 1 or found["prev_action"] or found["prev_reward"] else {}
-
-
 def columns(cfg: Any) -> int:
     """Returns the number of environments, of several agents times the agents: the second axis of a rollout."""
     several = cfg.multi_agent
@@ -244,7 +234,6 @@ def lines(cfg: Any) -> Iterator[str]:
 
 
 def _lines_of_data(cfg: Any, plan: BatchPlan) -> Iterator[str]:
-    """Yields the plan of a run that learns from data alone, in words."""
     yield f"{counted(iterations_per_call(cfg), 'update', ',')} per call, each on {_rows(cfg, plan.minibatch or 0)}"
     if plan.iterations is not None:
         yield f"{counted(plan.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"

@@ -7,14 +7,17 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from jrl.errors import counted, short
 from jrl.fields import bounds
 from jrl.fields.data import traits
-from jrl.settings import datasets, external, replay_faults
+from jrl.fields.env import ASYNCHRONOUS, PROCESSES
+from jrl.settings import datasets, external
 from jrl.settings.plan import (
     columns,
+    counted_columns,
     counts_by,
     divisors,
     num_learners,
@@ -86,7 +89,7 @@ def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
         return
     yield from _batch_faults(cfg, learners)
     if cfg.replay is not None:
-        yield from replay_faults.faults(cfg, learners)
+        yield from _replay_faults(cfg, learners)
 
 
 _MOST_BYTES = 2**40  # 1 TiB: what is smaller is measured once the spaces of the environments are known
@@ -105,8 +108,8 @@ def _memory_faults(cfg: Any) -> Iterator[Fault]:
             _ROW_BYTES * envs * rollout_length(cfg) * passes(cfg.algo).circular_buffer_num_batches
         ),
     }
-    if cfg.env.remote_worker_envs:
-        needed["env.num_envs", "env.remote_worker_envs"] = _PROCESS_BYTES * cfg.env.num_envs
+    if cfg.env.num_processes:
+        needed["env.num_envs", PROCESSES] = _PROCESS_BYTES * cfg.env.num_processes
     if replay is not None:
         steps = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
         steps = max(steps, sequence_length(cfg) + replay.burn_in if cfg.network.recurrent else 1)
@@ -179,7 +182,7 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
             "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0",
         )
     if cfg.checkpoint.exact and (runners.num or not cfg.env.waits):
-        keys = ("checkpoint.exact", "env_runners.num", "env.batch_size", "env.batch_wait_ms")
+        keys = ("checkpoint.exact", "env_runners.num", *ASYNCHRONOUS)
         who = "env_runners" if runners.num else "environments that do not wait for each other"
         yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
     if cfg.checkpoint.exact and cfg.evaluation.parallel and evaluates(cfg):
@@ -210,12 +213,10 @@ def evaluates(cfg: Any) -> bool:
 
 
 def _tenth(cfg: Any) -> int:
-    """Returns a tenth of the run, in what it counts by."""
     return max(1, int(cfg.stop.get(counts_by(cfg)) or 0) // 10)
 
 
 def _metric_faults(cfg: Any) -> Iterator[Fault]:
-    """Yields names of metrics that no result row will have."""
     named = {f"stop.{name}": name for name in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
     for key, name in named.items():
         # without evaluations there is no best checkpoint, which is no fault
@@ -258,9 +259,9 @@ def _episode_faults(cfg: Any) -> Iterator[Fault]:
     yield from env.faults()
     if rollout.batch_mode == "complete_episodes" and not env.waits:
         yield (
-            ("rollout.batch_mode", "env.batch_size", "env.batch_wait_ms"),
+            ("rollout.batch_mode", *ASYNCHRONOUS),
             "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: "
-            "leave env.batch_size and env.batch_wait_ms out",
+            f"leave {' and '.join(ASYNCHRONOUS)} out",
         )
 
 
@@ -311,13 +312,13 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if min(envs, length) < 1:
         return
     if envs % devices:
-        near = replay_faults.either([envs - envs % devices, envs + devices - envs % devices])
+        near = _near(envs, devices)
         message = f"env.num_envs {envs} is not divisible by {devices} devices: {near}"
         yield ("env.num_envs", "devices.learners", "devices.fake"), message
         return
     pools = num_pools(cfg, devices)
     if pools > 0 and envs % pools:
-        near = replay_faults.either([envs - envs % pools, envs + pools - envs % pools])
+        near = _near(envs, pools)
         what = "env_runners" if cfg.env_runners.num else "devices that act"
         message = f"env.num_envs {envs} is not divisible by {pools} {what}: {near}"
         yield ("env.num_envs", "env_runners.num", "devices.actors"), message
@@ -349,18 +350,17 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         below = max(n for n in divisors(rows) if n <= minibatches)
         above = min((n for n in divisors(rows) if n >= minibatches), default=0)
         step = minibatches // math.gcd(minibatches, cols // devices)
-        lengths = replay_faults.either([length - length % step, length + step - length % step])
+        lengths = _near(length, step)
         on = f" on each of {devices} devices" if devices > 1 else ""
         message = (
             f"the batch of {counted(cols // devices, unit)} x {counted(length, 'step')} = {counted(rows, 'row')}{on} "
-            f"is not divisible by algo.num_minibatches {minibatches}: {replay_faults.either([below, above])} would do, "
+            f"is not divisible by algo.num_minibatches {minibatches}: {_either([below, above])} would do, "
             f"or rollout.length {lengths}"
         )
         yield keys, message
 
 
 def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys: tuple[str, ...]) -> Iterator[Fault]:
-    """Yields faults of minibatches of sequences: `parts` of each of `envs` environments."""
     fits = lambda n: envs % (n // math.gcd(parts, n)) == 0
     if fits(minibatches):
         return
@@ -370,3 +370,84 @@ def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys:
         f"algo.num_minibatches {minibatches} does not divide the {parts * envs} sequences of {length} steps, {parts} "
         f"of each of {counted(envs, 'environment')} of a device: use {below}, or a smaller network.max_seq_len",
     )
+
+
+def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
+    """Yields what in the `replay` section does not fit the environments, the network or so many devices that learn."""
+    if datasets.alone(cfg):
+        yield from _sampling_faults(cfg, devices)
+        return
+    replay, envs = cfg.replay, cfg.env.num_envs
+    every = replay.train_every
+    if envs < 1 or (every is not None and every < 1) or (cfg.rollout.length or 1) < 1:
+        return
+    if every is not None and every % envs:
+        mends = _near(every, envs)
+        yield (
+            ("replay.train_every", "env.num_envs"),
+            f"replay.train_every {every} is not divisible by env.num_envs {envs}: {mends}",
+        )
+        return
+    rows = envs * rollout_length(cfg)
+    if every is not None and every != rows:
+        yield (
+            ("replay.train_every", "rollout.length", "env.num_envs"),
+            f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {counted(envs, 'env')} = "
+            f"{counted(rows, 'row')} disagree: leave one of them out, or rollout.length {every // envs}",
+        )
+        return
+    rows = counted_columns(cfg) * rollout_length(cfg)
+    updates = replay.updates_per_step * rows
+    if updates <= 0 or abs(updates - round(updates)) > 1e-6 * updates:
+        below, above = math.floor(updates), math.ceil(updates)
+        ratios = " or ".join(f"{n / rows:.6g}" for n in (below, above) if n > 0) or f"{1 / rows:.6g}"
+        # the fewest rows whose updates are whole, as a multiple of the environments
+        whole = math.lcm(envs, Fraction(replay.updates_per_step).limit_denominator(10_000).denominator)
+        other = f", or replay.train_every {whole}" if replay.updates_per_step > 0 else ""
+        yield (
+            ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
+            f"replay.updates_per_step {replay.updates_per_step:g} x {counted(rows, 'row')} per iteration = "
+            f"{updates:g} updates, not a whole number above 0: replay.updates_per_step {ratios}{other}",
+        )
+    yield from _sampling_faults(cfg, devices)
+    high = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
+    span, of = max(high, replay.frame_stack or 1) + 1, ""
+    if cfg.network.recurrent:
+        length = sequence_length(cfg)
+        span = replay.burn_in + length + (replay.frame_stack or 1) + 1
+        of = f" and sequences of {replay.burn_in} (replay.burn_in) + {length} steps (network.max_seq_len)"
+    need = columns(cfg) * (rollout_length(cfg) + span)
+    if replay.capacity < need:
+        yield (
+            ("replay.capacity", "env.num_envs", "rollout.length", "replay.n_step", "network.max_seq_len"),
+            f"replay.capacity {replay.capacity} is too small for {counted(envs, 'env')}{of}: at least {need}",
+        )
+    steps = cfg.stop.get("env_steps")
+    if steps is not None and replay.learning_starts >= steps:
+        yield (
+            ("replay.learning_starts", "stop.env_steps"),
+            f"replay.learning_starts {replay.learning_starts} is not below stop.env_steps {steps}: nothing would be "
+            "learned, lower it",
+        )
+
+
+def _sampling_faults(cfg: Any, devices: int) -> Iterator[Fault]:
+    replay, batch = cfg.replay, cfg.replay.batch_size
+    if batch % devices:
+        mends = _near(batch, devices)
+        yield (
+            ("replay.batch_size", "devices.learners", "devices.fake"),
+            f"replay.batch_size {batch} is not divisible by {devices} devices: {mends}",
+        )
+    low, high = replay.n_step if isinstance(replay.n_step, tuple) else (replay.n_step, replay.n_step)
+    if low > high:
+        yield ("replay.n_step",), f"replay.n_step: expected [low, high] with low <= high, got {list(replay.n_step)}"
+
+
+def _near(number: int, unit: int) -> str:
+    """Returns the multiples of a unit next to a number above 0, in words."""
+    return _either([number - number % unit, number + unit - number % unit])
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(str(n) for n in numbers if n > 0)

@@ -132,6 +132,3 @@ def answer(key: str, *, replay: bool, sections: tuple[str, ...] = ()) -> str | N
 def algorithm(name: str) -> str | None:
     """Returns the answer to the name of an algorithm that jrl does not have under that name; None: nothing is known."""
     return ALGORITHMS.get(name.lower().replace("-", "").replace("_", ""))
-
-
-__all__ = ["ALGORITHMS", "KEYS", "LINE", "SECTIONS", "algorithm", "answer"]

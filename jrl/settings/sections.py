@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
+from jrl.fields import env
 from jrl.fields.bounds import (
     MOST_STEPS,
     UINT32,
@@ -271,17 +272,17 @@ class RunConfig:
 
 # Names used by other libraries -> ours, for "did you mean". A dotted one is meant as it stands.
 SYNONYMS = {
+    **env.SYNONYMS,
     "learning_rate": "lr", "discount": "gamma", "discount_factor": "gamma", "lambda": "gae_lambda", "lam": "gae_lambda",
     "clip_range": "clip_eps", "clip_param": "clip_eps", "clip_coef": "clip_eps", "entropy_coeff": "ent_coef",
     "entropy_coef": "ent_coef", "vf_loss_coeff": "vf_coef", "value_coef": "vf_coef", "grad_clip": "max_grad_norm",
     "n_epochs": "num_epochs", "update_epochs": "num_epochs", "num_sgd_iter": "num_epochs",
-    "n_minibatches": "num_minibatches", "n_envs": "num_envs", "num_env_runners": "env_runners.num", "env_id": "env.id",
-    "env_name": "env.id", "env_config": "env.options", "env_kwargs": "env.options", "hidden_sizes": "network.hidden",
-    "fcnet_hiddens": "network.hidden", "hiddens": "network.hidden", "n_steps": "rollout.length",
-    "num_steps": "rollout.length", "rollout_fragment_length": "rollout.length", "num_gpus": "devices.learners",
-    "num_devices": "devices.learners", "devices": "devices.learners", "_fake_gpus": "devices.fake",
-    "num_workers": "env_runners.num", "num_rollout_workers": "env_runners.num",
-    "sample_async": "rollout.mode", "remote_env_batch_wait_ms": "env.batch_wait_ms",
+    "n_minibatches": "num_minibatches", "n_envs": "num_envs", "num_env_runners": "env_runners.num",
+    "hidden_sizes": "network.hidden", "fcnet_hiddens": "network.hidden", "hiddens": "network.hidden",
+    "n_steps": "rollout.length", "num_steps": "rollout.length", "rollout_fragment_length": "rollout.length",
+    "num_gpus": "devices.learners", "num_devices": "devices.learners", "devices": "devices.learners",
+    "_fake_gpus": "devices.fake", "num_workers": "env_runners.num", "num_rollout_workers": "env_runners.num",
+    "sample_async": "rollout.mode",
     "ignore_worker_failures": "env_runners.ignore_env_runner_failures",
     "recreate_failed_workers": "env_runners.recreate_failed_env_runners",
     "max_requests_in_flight_per_sampler_worker": "env_runners.max_requests_in_flight",
@@ -320,8 +321,6 @@ SYNONYMS = {
     "custom_preprocessor": "network.transform", "ortho_init": "network.init", "orthogonal_init": "network.init",
     "kernel_initializer": "network.init", "initial_weights": "network.init",
     "policy_mapping_fn": "multi_agent.mapping", "policy_map": "multi_agent.policies",
-    "framestack": "env.frame_stack", "num_stack": "env.frame_stack",
-    "action_mask_key": "env.action_mask_info", "reward_scaling": "env.reward_scale",
     "replay_burn_in": "replay.burn_in", "burn_in": "replay.burn_in", "use_h_function": "value_rescaling",
     "extra_python_environs_for_driver": "runtime.env", "extra_python_environs_for_worker": "runtime.env",
 }  # fmt: skip

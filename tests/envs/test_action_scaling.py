@@ -10,6 +10,7 @@ import pytest
 from jrl.envs.jax_env import Definition, build
 from jrl.envs.scaling import action_transform, actions, reward_transform
 from jrl.envs.transform import transformed
+from jrl.fields.env import EnvConfig
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, StepResult, Tuple
 
 FORCE = Box((1,), "float32", 0.0, 10.0)
@@ -59,12 +60,12 @@ class Host:
 
 def test_trees_reach_the_environment():
     inner = Host()
-    env = transformed(inner, partial(actions, normalize=True, clip=True))
+    env = transformed(inner, partial(actions, env=EnvConfig()))
     env.step(jax.tree.map(jnp.asarray, POLICYS))
     check(inner.taken)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(inner.taken))
     assert env.spec.env_action == ACTION and env.taken is inner.taken
-    graph = transformed(build(recorded(), 2), partial(actions, normalize=True, clip=True))
+    graph = transformed(build(recorded(), 2), partial(actions, env=EnvConfig()))
     state, _ = graph.reset(jax.random.key(0))
     _, result = jax.jit(graph.step)(state, POLICYS, jax.random.key(1))
     np.testing.assert_allclose(result.obs, [[1, 0, -1, 2], [2, 7.5, -4, 2]])

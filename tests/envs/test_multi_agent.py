@@ -396,7 +396,7 @@ def test_ends_mean_something_else_to_the_learner_alone(no_done_at_end):
     env = make("late_arrivals:late_arrivals", 1, horizon=3, no_done_at_end=no_done_at_end)
     plain = make("late_arrivals:late_arrivals", 1, horizon=3)
     a, b = (rows(e, np.ones((6, 4), np.int32)) for e in (plain, env))
-    assert a.truncated.any() and a.terminated.any() and env.spec.no_done_at_end is no_done_at_end
+    assert a.truncated.any() and a.terminated.any() and env.spec.bootstraps is no_done_at_end
     assert_same(b, a)
 
 

@@ -516,7 +516,7 @@ def test_wrappers_hand_on_what_several_agents_tell():
     env = make(f"{NAME}:Walkers", num_envs=1, no_done_at_end=True, frame_stack=2, use_prev_reward=True)
     env.reset()
     results = [env.step(np.zeros(3, np.int32)) for _ in range(4)]
-    assert results[1].terminated[0] and env.spec.no_done_at_end
+    assert results[1].terminated[0] and env.spec.bootstraps
     assert results[2].several.absent.tolist() == [True, False, False] and env.spec.agents == ("w_0", "w_1", "w_2")
     np.testing.assert_array_equal(results[3].obs["obs"][1], [[1, 3], [1, 4]])
     assert results[3].obs["prev_reward"].tolist() == [0, 2, 3]

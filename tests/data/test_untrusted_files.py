@@ -229,7 +229,7 @@ def test_an_odd_column_of_a_table_is_one_error(tmp_path):
     shape = {b"ARROW:extension:name": b"ray.data.arrow_tensor_v2", b"ARROW:extension:metadata": b"{}"}
     for name, column, message in (
         ("rewards", pyarrow.array([[1.0, 2.0]] * 5), "rewards: expected a number for each of 5 steps"),
-        ("rewards", pyarrow.array([{"a": 1.0}] * 5), "rewards: expected a number for each step, got parts"),
+        ("rewards", pyarrow.array([{"a": 1.0}] * 5), "rewards: expected a number for each of 5 steps"),
         ("rewards", pyarrow.array(["x"] * 5), "column rewards: it is a text"),
         ("eps_id", pyarrow.array(["a" * 2000] * 5), "its ids: expected texts of at most 1000 characters"),
         ("eps_id", pyarrow.array([None, *["a"] * 4]), "column eps_id: some of its rows are empty"),

@@ -27,7 +27,8 @@ SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
     "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
     "--set=run.report_every=16", "--set=checkpoint.every=64", "--set=checkpoint.keep_last=99",
-    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)", "--set=run.smoothing_episodes=1", "--set=run.seed=1",
+    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)", "--set=run.smoothing_episodes=1",
+    "--set=run.seed=1",
 ]  # fmt: skip
 KINDS = {
     "asha": [  # some end by a criterion of their own

@@ -144,9 +144,10 @@ def columns(spec: EnvSpec, games: int | None = None) -> int | tuple[int, ...]:
 
     With `games`, those of so many environments.
     """
+    if len(spec.groups) == 1:  # a policy of some agents has fewer columns than there are agents
+        return spec.num_envs if games is None else games * spec.num_agents
     games = spec.games if games is None else games
-    sizes = tuple(games * len(group) for group in spec.groups)
-    return sizes if len(sizes) > 1 else sizes[0]
+    return tuple(games * len(group) for group in spec.groups)
 
 
 def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:

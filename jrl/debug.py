@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Row = tuple[int, ...]  # index of a transition in the batch: (row,) or (step, environment)
 
 _MOST_ROWS = 4  # that are printed
-_OF_STEPS = ("action", "reward", "terminated", "truncated")  # of a Rollout, for each step
+_STEP_ARRAYS = ("action", "reward", "terminated", "truncated")  # arrays of a Rollout with an entry for each step
 _PACKAGE = str(Path(__file__).parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
@@ -165,7 +165,9 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     else:
         operation = _first_bad_operation(update, state, cleared, True)
         if operation and operation == _first_bad_operation(update, state, _only(batch, valid & False), True):
-            operation = _first_bad_operation(update, state, cleared, False)  # that one was a mask's: no row is needed
+            operation = _first_bad_operation(
+                update, state, cleared, False
+            )  # infinities came from a mask: look for NaN alone
         note = note if operation else f"Operation by operation the update is finite: the compiled one overflows. {note}"
     transitions = [
         Transition(
@@ -222,7 +224,7 @@ def _only(batch: Any, keep: Any) -> Any:
     after = jnp.concatenate([jnp.zeros_like(keep[:1]), keep[:-1]])
     finite = lambda x: select(after & batch.mask & ~keep, jnp.nan_to_num(x, posinf=0.0, neginf=0.0), x)
     seen = lambda tree: where(keep | after, jax.tree.map(finite, tree))
-    steps = {name: where(keep, getattr(batch, name)) for name in (*_OF_STEPS, "mask")}
+    steps = {name: where(keep, getattr(batch, name)) for name in (*_STEP_ARRAYS, "mask")}
     last_obs = where(keep[-1], batch.last_obs)
     return dataclasses.replace(batch, **steps, obs=seen(batch.obs), last_obs=last_obs, extras=seen(batch.extras))
 
@@ -237,7 +239,7 @@ def _table(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(batch, Batch):
         parts = {name: getattr(batch, name) for name in ("obs", "action", "reward", "discount", "next_obs", "weight")}
     else:
-        parts = {name: getattr(batch, name) for name in ("obs", *_OF_STEPS)} | batch.extras
+        parts = {name: getattr(batch, name) for name in ("obs", *_STEP_ARRAYS)} | batch.extras
         join = lambda x, last: np.concatenate([x[1:], last[None]])
         parts["next_obs"] = jax.tree.map(join, batch.obs, batch.last_obs)
         is_own = ~join(batch.mask, np.zeros_like(batch.mask[0]))  # else that number is of the row that follows

@@ -21,7 +21,7 @@ from jrl.report.runs import AXES, Found, Run
 
 Views = list[dict[str, Any]]
 Band = Mapping[str, Sequence[float]]  # x, value, low, high
-Curves = tuple[Sequence[report.Curve], Band | None]  # of a method's runs, and their interval; None of a single run
+Curves = tuple[Sequence[report.Curve], Band | None]  # curves of a method's runs, and their interval (None: one run)
 
 ALL_TASKS = "*"
 MOST_CURVES = 10  # methods that are switched on at first

@@ -7,7 +7,7 @@ from typing import Any
 
 from jrl.errors import counted
 
-MOST_COLUMNS = 6  # of a table; of more methods each is a row
+MOST_COLUMNS = 6  # most methods that are columns of a table; with more, each method is a row
 
 
 def markdown(said: Mapping[str, Any], picture: str | None = None) -> str:

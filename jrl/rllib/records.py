@@ -82,7 +82,7 @@ class Records:
         self._session, self._files, self._continued = session, held, continued
         self.made, self._runs = directory, runs  # the directory, if there is one yet
         self.writes = bool(session.config.run.log or session.config.run.out)  # result rows; checkpoints always are
-        self._sinks: list[Any] = []  # of result rows, while the files are open
+        self._sinks: list[Any] = []  # loggers of result rows, while their files are open
         self._saved: int | None = session.iteration if continued else None
         every = session.config.checkpoint.every
         self._due = None if every is None else session.env_steps - session.env_steps % every + every

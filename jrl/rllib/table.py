@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jrl.rllib import exploration, policy_server
 
-Condition = Callable[[Any, Any], Any]  # of a translation.Job and the value
+Condition = Callable[[Any, Any], Any]  # (translation.Job, value of the key) -> result
 
 
 class Row(NamedTuple):
@@ -21,7 +21,7 @@ class Row(NamedTuple):
     ours: str  # dotted keys of jrl, separated by ", "; "": none
     note: str = ""  # the difference, or the reason why there is no counterpart; for the user
     takes: str = ""  # kind of values that are checked: mapping, whole, number, or the values joined by " or "
-    least: float = -math.inf  # of a number
+    least: float = -math.inf  # smallest number that is accepted
     unless: Mapping[str, Condition] = types.MappingProxyType({})  # reason why nothing follows -> whether it holds
     to: Condition | None = None  # converts the value; None: it moves as it is
     said: str | Condition = ""  # note in the key's line

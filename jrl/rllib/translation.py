@@ -113,7 +113,7 @@ class Job:
 
     @cached_property
     def has_one_policy(self) -> bool:
-        """Whether policies are named as RLlib names the only policy of a run."""
+        """Returns whether the run has one policy, by RLlib's name for it."""
         given = self.given.get("policies")
         return given is not None and not isinstance(given, str) and set(given) <= {DEFAULT_POLICY}
 

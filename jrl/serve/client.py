@@ -576,7 +576,7 @@ class LocalPolicy:
     ):  # fmt: skip
         self._interpreter, self._rng = interpreter, rng
         self._get, self._tell, self._interval, self.query = get, tell, interval, query
-        self.version = -1  # of the weights that act; below 0 without
+        self.version = -1  # version of the weights that act; -1: there are none yet
         self.too_old = 0  # steps so far from which the server does not learn, since their weights were too old
         self._start: list[np.ndarray] = []  # memory before an episode
         self._memory: dict[str, list[np.ndarray]] = {}  # memory after the latest step, by episode
@@ -665,7 +665,8 @@ class LocalPolicy:
         rows, self._sent = self._rows.pop(ids, []), time.monotonic()
         if not rows:
             return list(ids)
-        like = {name: np.zeros_like(x) for row in rows for name, x in row.items()}  # of what a row does not have
+        # zeros for the arrays that a row lacks
+        like = {name: np.zeros_like(x) for row in rows for name, x in row.items()}
         stacked = {name: np.stack([row.get(name, zero) for row in rows]) for name, zero in like.items()}
         try:
             found = self._tell({"episode_ids": list(ids), **stacked})

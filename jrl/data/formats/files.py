@@ -47,8 +47,8 @@ def reading(path: Path | str) -> Iterator[None]:
         raise
     except Exception as e:
         if isinstance(e, OSError) and e.strerror:
-            mend = "see whether the path exists and may be read"
-            raise InputError(f"data: {path} cannot be read ({e.strerror}): {mend}") from e
+            fix = "check that the path exists and may be read"
+            raise InputError(f"data: {path} cannot be read ({e.strerror}): {fix}") from e
         raise InputError(f"data: {path} is damaged ({reason(e)}): fetch it again, or write it anew") from e
 
 

@@ -12,11 +12,11 @@ import jax
 from jrl.algos import dqn
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs import make
+from jrl.learn.learner import off_policy
 from jrl.metrics import episodes
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.run.learner import off_policy
 from jrl.types import element
 
 

@@ -1,6 +1,6 @@
 """jrl: a reinforcement-learning engine in JAX. Start at `python -m jrl.train --help`, or at `jrl.algos.ppo`.
 
-`jrl.load(path)` gives a trained policy (`jrl.run.policy`), `jrl.check_env(env)` says what is wrong with an environment.
+`jrl.load(path)` gives a trained policy (`jrl.play.policy`); `jrl.check_env(env)` lists the faults of an environment.
 """
 
 import importlib
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jrl.envs.checker import check_env
-    from jrl.run.policy import Policy, load
+    from jrl.play.policy import Policy, load
 
     __version__: str
 
 __all__ = ["Policy", "__version__", "check_env", "load"]
 
-_WHERE = {"Policy": "jrl.run.policy", "check_env": "jrl.envs.checker", "load": "jrl.run.policy"}
+_WHERE = {"Policy": "jrl.play.policy", "check_env": "jrl.envs.checker", "load": "jrl.play.policy"}
 
 
 def __getattr__(name: str) -> Any:

@@ -293,9 +293,10 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     import jax
     import jax.numpy as jnp
 
+    from jrl import config
     from jrl.host import runtime
-    from jrl.run import build, build_policies, checkpoint
-    from jrl.settings import config
+    from jrl.run import build, build_policies
+    from jrl.run.store import checkpoint
 
     within = path / "nonfinite"
     found = checkpoint.locate(within if within.is_dir() else path)

@@ -81,11 +81,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--num-env-runners: expected 0 or more, got {args.num_env_runners}")
     import jax
 
+    from jrl import config
     from jrl.host import runtime
+    from jrl.play.evaluation import Evaluations
     from jrl.rllib.table import ALGORITHMS
-    from jrl.run import build, checkpoint, resume
-    from jrl.run.evaluation import Evaluations
-    from jrl.settings import config
+    from jrl.run import build
+    from jrl.run.store import checkpoint, resume
 
     found = checkpoint.locate(Path(args.checkpoint), best=args.best)
     meta = checkpoint.read_meta(found)

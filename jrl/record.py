@@ -40,16 +40,17 @@ def record(args: argparse.Namespace) -> Path:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise InputError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
-    from jrl.run import video
+    from jrl.play import video
 
     video.check_file(resolve(args.out, "--out"), "--out")
     out = resolve(args.out, "--out", "new file")
     if args.fps is not None:
         video.check_fps(args.fps, "--fps")
-    from jrl.run import build, watched
+    from jrl.play import viewers
+    from jrl.run import build
 
     build.enable_compile_cache()
-    shown = watched.of_checkpoint(args.checkpoint, best=args.best, seed=args.seed)
+    shown = viewers.of_checkpoint(args.checkpoint, best=args.best, seed=args.seed)
     fps = args.fps or shown.fps
     try:
         frames = video.frames(shown, episodes=args.episodes, max_steps=args.max_steps, ended=_tell)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from jrl.config import given
+from jrl import config
+from jrl.config import datasets, plan
+from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.fields import paths, plain_yaml
 from jrl.host import command, faults, files, output, runtime
-from jrl.settings import config, datasets, plan
 
 if TYPE_CHECKING:
     from jrl.run.reporter import Sink
@@ -171,7 +172,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         if clients is not None:
             stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
-        from jrl.run import checkpoint, resume
+        from jrl.run.store import checkpoint, resume
 
         if saved and not args.as_test:  # which asks whether the criterion is met
             meta = checkpoint.read_meta(saved, resumable=True)
@@ -218,7 +219,7 @@ def _tell_end(
     args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: faults.Signals
 ) -> int:
     """Prints why the run ended and what can be done with it; returns the exit status."""
-    from jrl.run import checkpoint
+    from jrl.run.store import checkpoint
 
     key = plan.counts_by(cfg)
     criteria = [name for name in cfg.stop if name != key]
@@ -255,7 +256,7 @@ def _tell_end(
 
 def _best(directory: Path) -> str:
     """Returns a line on the checkpoint that acts from now on, if it is not the last one."""
-    from jrl.run import checkpoint
+    from jrl.run.store import checkpoint
 
     found = checkpoint.locate(directory, best=None)
     if found == checkpoint.locate(directory):
@@ -296,7 +297,7 @@ def _mapping(text: str) -> dict[str, Any] | None:
 
 def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
     """Returns the run from its last checkpoint, or else from its beginning, with smaller step sizes."""
-    from jrl.run import checkpoint
+    from jrl.run.store import checkpoint
 
     with contextlib.suppress(InputError):
         start = start._replace(saved=checkpoint.locate(directory))
@@ -316,7 +317,7 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
         return args.config
     if not Path(run).exists() and args.resume != "auto":
         raise InputError(f"--resume: {run} does not exist: give a run directory or a checkpoint inside it")
-    from jrl.run import resume
+    from jrl.run.store import resume
 
     data = resume.stored_config(Path(run)) if Path(run).exists() else None
     if data is None and args.resume != "auto":
@@ -330,7 +331,7 @@ def _directory(
     args: argparse.Namespace, cfg: config.RunConfig, stack: contextlib.ExitStack
 ) -> tuple[Path, Path | None]:
     """Returns the run directory, which is held until the stack ends, and the checkpoint to continue from."""
-    from jrl.run import checkpoint
+    from jrl.run.store import checkpoint
 
     name = _title(args, cfg)
 
@@ -371,11 +372,13 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
+    from jrl.learn import parallel
     from jrl.metrics import timers
-    from jrl.run import build, checkpoint, driven, parallel, reporter, run_directory
-    from jrl.run.checkpointer import Checkpointer
-    from jrl.run.saving import Saving
+    from jrl.run import build, reporter, run_directory, runner
     from jrl.run.session import Session
+    from jrl.run.store import checkpoint
+    from jrl.run.store.schedule import Saving
+    from jrl.run.store.writer import Checkpointer
 
     directory = options.directory
     if options.verbose > 1:
@@ -415,7 +418,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
         )
         saving = Saving(session, checkpoints, watchdog, done)
-        info, reason, paused = driven.to_the_end(session, saving, watchdog, interrupted, options.until)
+        info, reason, paused = runner.to_the_end(session, saving, watchdog, interrupted, options.until)
         watchdog.beat("the end of the run", grace=60.0)
         if info is None:
             return _End(None)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.settings import config
+from jrl import config
 
 INITS = ("orthogonal", "lecun", "uniform")
 _PARTS = 20  # of a run, between which `curve` looks at the returns
@@ -59,7 +59,8 @@ class Runner:
     """Runs of one task with one kind of initial weights: compiled once, for all seeds."""
 
     def __init__(self, task: Task, init: str | None):
-        from jrl.run import build, evaluation
+        from jrl.play import evaluation
+        from jrl.run import build
 
         own = ("env.backend=jax", f"network.init={init or 'null'}", "evaluation.every=1000000000")
         own += ("evaluation.duration=20",)
@@ -71,8 +72,8 @@ class Runner:
         self._evaluations = evaluation.Evaluations(cfg)
 
     def run(self, seed: int) -> dict[str, Any]:
+        from jrl.learn import loop
         from jrl.metrics import episodes
-        from jrl.run import loop
 
         start, program, returns, due = time.time(), self._program, [], self._steps / _PARTS
         for info in loop.run(program, program.init(seed), seed=seed, total_env_steps=self._steps):

@@ -29,10 +29,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jrl import config
 from jrl.host import files
 from jrl.metrics import criteria, loggers
 from jrl.report import figures, statistics
-from jrl.settings import config
 
 SUMMARY = "summary.jsonl"  # of --out
 

@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jrl import config
 from jrl.errors import InputError
-from jrl.settings import config
 
 _UPDATES = 20  # of `check`
 
@@ -54,9 +54,10 @@ def whole_run(cfg: config.RunConfig) -> Measured:
     """Environment steps per second of the run as it is trained, without result rows."""
     import jax
 
+    from jrl.learn import loop
     from jrl.metrics import episodes
     from jrl.metrics.timers import Timers
-    from jrl.run import build, loop
+    from jrl.run import build
 
     timers = Timers()
     run = build.run(cfg, timers=timers)
@@ -83,8 +84,9 @@ def batches(cfg: config.RunConfig, count: int) -> Iterator[Any]:
     """The rollouts of the first so many iterations, as one device makes them while it learns."""
     import jax
 
+    from jrl.learn import parallel
     from jrl.rollout import sources
-    from jrl.run import build, parallel
+    from jrl.run import build
 
     env = build.environment(dataclasses.replace(cfg, devices=config.DevicesConfig()), num_envs=cfg.env.num_envs)
     algo = build.algorithm(cfg, env.spec)
@@ -104,7 +106,8 @@ def updates(cfg: config.RunConfig, devices: int, made: list[Any]) -> tuple[Calla
     """A function that makes n updates and returns the parameters, and the algorithm's first parameters."""
     import jax
 
-    from jrl.run import build, parallel
+    from jrl.learn import parallel
+    from jrl.run import build
 
     mesh = parallel.make_mesh(devices)
     env = build.environment(cfg, num_envs=1)
@@ -203,7 +206,7 @@ def measure_all(args: argparse.Namespace) -> int:
     fake = [f"devices.fake={args.fake}"] if args.fake else []
     cfg = config.load(args.config, [*args.overrides, *fake])
     from jrl import envs
-    from jrl.run import parallel
+    from jrl.learn import parallel
 
     there = parallel.devices(fake=args.fake).learners.devices.size
     counts = args.devices or [n for n in (2**i for i in range(10)) if n <= there]

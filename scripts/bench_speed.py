@@ -37,8 +37,8 @@ from matplotlib.ticker import EngFormatter
 from random_data import OFFLINE, from_data
 
 from jrl.callbacks import Callbacks
+from jrl.config import load
 from jrl.metrics import report
-from jrl.settings.config import load
 
 _OWN = "custom.callbacks=[scripts.bench_speed"
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]

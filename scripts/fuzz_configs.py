@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from jrl import config
+from jrl.config import plan
 from jrl.errors import InputError
-from jrl.settings import config, plan
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "tests" / "fixtures" / "rllib").glob("*.yaml"))]

@@ -33,13 +33,14 @@ import jax
 import numpy as np
 from matrix_tasks import COLUMNS, Task, names, settings, task_of
 
-from jrl import spaces
+from jrl import config, spaces
 from jrl.algos import uniform
+from jrl.config import plan
 from jrl.errors import InputError
 from jrl.rollout import unroll
-from jrl.run import build, checkpoint
+from jrl.run import build
 from jrl.run.session import Session
-from jrl.settings import config, plan
+from jrl.run.store import checkpoint
 from jrl.types import ActOut, JaxEnv, PyTree, Rollout
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"

@@ -8,14 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 from nested import nested
 
-from jrl import algos, data, registry
+from jrl import algos, config, data, registry
 from jrl.algos import dqn
 from jrl.envs import IN_JAX
 from jrl.envs.jax_env import Definition
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.multi_toys import several as copies
 from jrl.fields.data import Fixed, Replay, learns_from
-from jrl.settings import config
 from jrl.types import Box
 
 ECHO, NESTED, TWO = "matrix-echo", "matrix-nested", "matrix-two"  # env.id of `echo`, `nested` and `two`

@@ -25,9 +25,10 @@ from typing import Any
 
 import jax
 
+from jrl import config
+from jrl.config import plan
 from jrl.metrics.loggers import read_rows
-from jrl.run import checkpoint
-from jrl.settings import config, plan
+from jrl.run.store import checkpoint
 
 _TIMES = ("time", "perf/", "evaluation/time_s", "sys/")  # what may differ
 

@@ -74,8 +74,8 @@ def main() -> None:
     import jax
     import jax.numpy as jnp
 
+    from jrl import config
     from jrl.run import build, build_collect, build_data
-    from jrl.settings import config
 
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

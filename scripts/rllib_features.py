@@ -47,7 +47,7 @@ def config_of(algo: str = "PPO") -> Any:
 
 def value_at(cfg: Any, key: str) -> Any:
     """The value of a dotted key of what an AlgorithmConfig becomes."""
-    from jrl.settings import config
+    from jrl import config
 
     found: Any = config.to_dict(cfg.to_run_config())
     for name in key.split("."):
@@ -97,8 +97,7 @@ def migrates(given: dict[str, Any], key: str, expected: Any, algo: str = "PPO") 
     """A config of RLlib's becomes a key with this value."""
 
     def check() -> None:
-        from jrl import migrate
-        from jrl.settings import config
+        from jrl import config, migrate
 
         found: Any = config.to_dict(
             config.from_dict(migrate.migrate({"env": "CartPole-v1", **given}, algo=algo).config)

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from jrl import config
 from jrl.errors import InputError
 from jrl.metrics.loggers import read_rows
-from jrl.settings import config
 
 WARM_UP = 0.4  # of the run: compilation, the first checkpoint and the first evaluation, a replay that fills
 

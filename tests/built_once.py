@@ -5,12 +5,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from jrl import config
+from jrl.config import RunConfig, plan
+from jrl.config.sections import CustomConfig
+from jrl.learn.offline import Offline
+from jrl.learn.population import Population
 from jrl.run import build
-from jrl.run.offline import Offline
-from jrl.run.population import Population
-from jrl.settings import config, plan
-from jrl.settings.config import RunConfig
-from jrl.settings.sections import CustomConfig
 
 # what says when a run ends, what it writes and where: nothing of it is compiled, but for the iterations of a call
 _BESIDE = {

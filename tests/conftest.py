@@ -91,7 +91,7 @@ def browser():
 @pytest.fixture(scope="session")
 def four_devices():
     """A mesh of four devices."""
-    from jrl.run import parallel
+    from jrl.learn import parallel
 
     assert len(jax.devices()) >= 4, f"XLA_FLAGS must give four devices: {os.environ['XLA_FLAGS']}"
     return parallel.make_mesh(4)
@@ -121,8 +121,8 @@ def built_once():
     """Runs of the module that ask for it by `pytestmark` share what is compiled: see tests/built_once.py."""
     import built_once
 
+    from jrl.learn.population import Population
     from jrl.run import build
-    from jrl.run.population import Population
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "run", built_once.kept(build.run))

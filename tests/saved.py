@@ -4,11 +4,11 @@ from pathlib import Path
 
 import jax
 
-from jrl import algos
+from jrl import algos, config
 from jrl.data import spaces_json
 from jrl.fields.data import Fixed, learns_from
-from jrl.run import build, build_policies, checkpoint
-from jrl.settings import config
+from jrl.run import build, build_policies
+from jrl.run.store import checkpoint
 
 
 def save(

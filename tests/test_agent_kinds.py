@@ -13,7 +13,9 @@ from agent_runs import trained, whole_and_resumed, without
 from flax import struct
 
 import jrl
-from jrl import envs, evaluate
+from jrl import config, envs, evaluate
+from jrl.agents import fixed
+from jrl.config import multi_agent
 from jrl.envs import multi_agent as multi_agent_env
 from jrl.envs import team, views
 from jrl.envs.checker import check_env
@@ -22,9 +24,8 @@ from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.rollout import unroll
-from jrl.run import build, build_policies, network_table, several
+from jrl.run import build, build_policies, network_table
 from jrl.run.session import Session
-from jrl.settings import config, multi_agent
 from jrl.types import ActOut, Box, Dict, Discrete, Tuple
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -197,21 +198,21 @@ def test_the_checker_finds_nothing_wrong():
 
 
 def test_groups_take_their_columns_also_of_wider_blocks():
-    group = several.Group(("a", "b"), np.array([[2], [0]]), None, kinds=KINDS)
+    group = fixed.Group(("a", "b"), np.array([[2], [0]]), None, kinds=KINDS)
     seats, width = group.seats(3)
     assert seats.tolist() == [1, 0] and width == 2 and group.kind == 0
-    wide = several.Group(("a",), np.array([[1, 4]]), None, kinds=KINDS)  # the prey of two games side by side
+    wide = fixed.Group(("a",), np.array([[1, 4]]), None, kinds=KINDS)  # the prey of two games side by side
     seats, width = wide.seats(6)
     assert seats.tolist() == [0, 1] and width == 2 and wide.kind == 1
     obs = np.arange(8), np.arange(4)  # of four games
     np.testing.assert_array_equal(group.of_kind(obs, 3, 0), [1, 0, 3, 2, 5, 4, 7, 6])
     np.testing.assert_array_equal(wide.of_kind(obs, 6, 0), [0, 1, 2, 3])
-    hunters = several.Group(("h",), np.array([[0, 2]]), None, kinds=KINDS)
-    prey = several.Group(("p",), np.array([[1]]), None, kinds=KINDS)
-    joined = several._joined([prey, hunters], 3, [np.arange(4), np.arange(8)])
+    hunters = fixed.Group(("h",), np.array([[0, 2]]), None, kinds=KINDS)
+    prey = fixed.Group(("p",), np.array([[1]]), None, kinds=KINDS)
+    joined = fixed._joined([prey, hunters], 3, [np.arange(4), np.arange(8)])
     jax.tree.map(np.testing.assert_array_equal, joined, (np.arange(8), np.arange(4)))
-    swapped = [several.Group((n,), np.array([[k]]), None, kinds=KINDS) for n, k in (("b", 2), ("p", 1), ("a", 0))]
-    joined = several._joined(swapped, 3, [np.array([10, 11]), np.array([5, 6]), np.array([20, 21])])
+    swapped = [fixed.Group((n,), np.array([[k]]), None, kinds=KINDS) for n, k in (("b", 2), ("p", 1), ("a", 0))]
+    joined = fixed._joined(swapped, 3, [np.array([10, 11]), np.array([5, 6]), np.array([20, 21])])
     jax.tree.map(np.testing.assert_array_equal, joined, (np.array([20, 10, 21, 11]), np.array([5, 6])))
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from jrl import algos, api
 from jrl.algos import exploration, ppo
+from jrl.config import sections
 from jrl.errors import InputError
 from jrl.fields import bounds, hyper
 from jrl.fields.bounds import Clip, Count, Few, NonNegativeSchedule, Positive, Schedule, Seconds, Unit
-from jrl.settings import sections
 
 CLASSES = {
     **{name: algos.get_config_class(name) for name in algos.names()},

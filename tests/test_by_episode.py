@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import api, evaluate, registry
+from jrl import api, config, evaluate, registry
+from jrl.agents import by_game
 from jrl.callbacks import Callbacks
+from jrl.config import multi_agent
+from jrl.config import policy_mapping as by_settings
 from jrl.envs.views import GAME, OBS
 from jrl.errors import InputError
+from jrl.learn import parallel
+from jrl.learn.program import own_replay
 from jrl.rollout.unroll import RECORD
-from jrl.run import by_episode, parallel, resume
-from jrl.run.program import own_replay
-from jrl.settings import by_episode as by_settings
-from jrl.settings import config, multi_agent
+from jrl.run.store import resume
 from jrl.types import PLACE
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMES, STEPS = 4, 12
-ROSTER = by_episode.ROSTER
+ROSTER = by_game.ROSTER
 
 
 def by_turns(agent, episode, **_):
@@ -76,7 +78,7 @@ def algo():
 def rows_of(session):
     """A rollout, the policy that each row should be of, and that which it is of."""
     rollout, _ = session.by_hand.sample()
-    number = np.asarray(rollout.extras[by_episode.COUNT])
+    number = np.asarray(rollout.extras[by_game.COUNT])
     ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
     for t, b in np.ndindex(*number.shape):
         episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
@@ -139,12 +141,12 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     rollout, found = jax.device_get(rollout), names_of(session, rollout)
     record = rollout.extras[RECORD]
     ended = rollout.terminated & rollout.mask
-    sizes = by_episode.Sizes(8, GAMES, 2, 2)
-    seen = jax.device_get(jax.jit(lambda *x: by_episode.watched(*x, sizes))(by_episode.empty(sizes), rollout))
+    sizes = by_game.Sizes(8, GAMES, 2, 2)
+    seen = jax.device_get(jax.jit(lambda *x: by_game.watched(*x, sizes))(by_game.empty(sizes), rollout))
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
-    assert (np.asarray(seen.latest) == rollout.extras[by_episode.COUNT].max(0)[::2]).all()
+    assert (np.asarray(seen.latest) == rollout.extras[by_game.COUNT].max(0)[::2]).all()
 
 
 # ---------------------------------------------------------------- policies come and go
@@ -397,7 +399,7 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
     with api.Algorithm.from_checkpoint(saved) as again:
         assert (np.asarray(again.session.state.learner[ROSTER].latest) == 0).all()
         rollout, wanted, found = rows_of(again.session)
-        assert (wanted == found).all() and np.asarray(rollout.extras[by_episode.COUNT])[0].max() == 0
+        assert (wanted == found).all() and np.asarray(rollout.extras[by_game.COUNT])[0].max() == 0
         trained(again, 1)
         _, wanted, found = rows_of(again.session)
         assert (wanted == found).all()

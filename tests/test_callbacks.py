@@ -14,9 +14,10 @@ from jrl.api import PPOConfig
 from jrl.callbacks import CallbackList, Callbacks, in_program, load, make_multi_callbacks
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
+from jrl.learn import learner
 from jrl.rollout import sources
 from jrl.rollout.unroll import RECORD
-from jrl.run import checkpoint, learner
+from jrl.run.store import checkpoint
 from jrl.types import ActOut, Algo, Batch, Rollout, UpdateAux
 
 T, B = 12, 3

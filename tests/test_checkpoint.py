@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl import config
 from jrl.data import spaces_json
 from jrl.errors import InputError
-from jrl.run import checkpoint
-from jrl.run.checkpointer import Checkpointer
-from jrl.settings import config
+from jrl.run.store import checkpoint
+from jrl.run.store.writer import Checkpointer
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jrl import __main__
-from jrl import config as config_command
+from jrl import __main__, config
+from jrl.config import __main__ as config_command
 from jrl.errors import InputError
 from jrl.fields import shipped
 from jrl.host import command
-from jrl.settings import config
 
 ROOT = Path(__file__).parent.parent
 

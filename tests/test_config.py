@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jrl import config as config_command
-from jrl import envs
-from jrl.fields.bounds import Count, Unit
-from jrl.fields.hyper import Schedule
-from jrl.settings import config, sb3_names
-from jrl.settings.config import (
+from jrl import config, envs
+from jrl.config import (
     EnvConfig,
     InputError,
     NetworkConfig,
@@ -23,9 +19,13 @@ from jrl.settings.config import (
     from_dict,
     load,
     merge,
+    sb3_names,
     to_dict,
     to_yaml,
 )
+from jrl.config import __main__ as config_command
+from jrl.fields.bounds import Count, Unit
+from jrl.fields.hyper import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -441,7 +441,7 @@ def test_an_algorithm_of_the_users_own(tmp_path, monkeypatch):
     for name, message in {
         "own_project.borrowed": "its Config is that of jrl.algos.ppo",
         "own_project.nothing": "cannot be imported",
-        "jrl.settings.plan": "an algorithm is a module with a dataclass Config",
+        "jrl.config.plan": "an algorithm is a module with a dataclass Config",
     }.items():
         with pytest.raises(InputError, match=message):
             load(None, algo=name, env="CartPole-v1", stop=["env_steps=9"])

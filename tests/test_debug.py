@@ -13,12 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "algos"))
 import fakes
 
-from jrl import debug
+from jrl import config, debug
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
-from jrl.run import build, checkpoint
-from jrl.settings import config
+from jrl.run import build
+from jrl.run.store import checkpoint
 from jrl.types import Batch, Discrete, SequenceBatch, UpdateAux, Window
 
 KEY = jax.random.key(3)

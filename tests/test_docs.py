@@ -14,10 +14,10 @@ import jax
 import pytest
 
 from jrl import algos, envs
+from jrl.config import sections
 from jrl.envs import multi_agent
 from jrl.fields.hyper import NetworkConfig
 from jrl.rollout import unroll
-from jrl.settings import sections
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])

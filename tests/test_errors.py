@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl import __main__, migrate, networks, train
+from jrl import __main__, config, migrate, networks, train
 from jrl.errors import InputError
 from jrl.fields import schema
+from jrl.play.evaluation import Evaluations
 from jrl.rllib import exploration
-from jrl.run.evaluation import Evaluations
-from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary
 
 ROOM = Path(__file__).parent / "errors"

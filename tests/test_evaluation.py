@@ -7,13 +7,14 @@ import time
 import jax
 import pytest
 
+from jrl import config
 from jrl.errors import InputError
-from jrl.rollout.evaluate import evaluator
-from jrl.rollout.tally import SUMMARY
-from jrl.run import build, build_evaluation
-from jrl.run.evaluation import Evaluations
-from jrl.run.keys import Role, role_key
-from jrl.settings import config
+from jrl.learn.keys import Role, role_key
+from jrl.play import build_evaluation
+from jrl.play.evaluate import evaluator
+from jrl.play.evaluation import Evaluations
+from jrl.play.tally import SUMMARY
+from jrl.run import build
 
 
 def run_config(**sections):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jrl.host import faults
-from jrl.run import checkpoint
+from jrl.run.store import checkpoint
 
 HERE = Path(__file__).parent
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

@@ -8,8 +8,9 @@ from flax import struct
 
 from jrl import train
 from jrl.fields.data import Fresh
+from jrl.learn import guard, parallel
 from jrl.metrics import loggers
-from jrl.run import checkpoint, guard, parallel
+from jrl.run.store import checkpoint
 from jrl.types import NOT_FINITE, Algo, UpdateAux
 
 SMALL = [

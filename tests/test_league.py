@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 
+from jrl.agents import league, self_play
+from jrl.config.sections import SelfPlayConfig
 from jrl.metrics import payoff
-from jrl.run import league, self_play
-from jrl.settings.sections import SelfPlayConfig
 
 # ---------------------------------------------------------------- what is decided
 

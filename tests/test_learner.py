@@ -7,7 +7,7 @@ import pytest
 from flax import struct
 
 from jrl.fields.data import Fresh, Replay
-from jrl.run import learner, parallel
+from jrl.learn import learner, parallel
 from jrl.types import BROKEN_STACKS, Algo, Batch, Buffer, Rollout, UpdateAux
 
 ROWS = 4

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from test_several_agents import GAMES, REPLAY, STEPS, made
 
+from jrl import config
 from jrl.api import DQNConfig
+from jrl.config import multi_agent
 from jrl.errors import InputError
+from jrl.learn import learner, parallel
 from jrl.migrate import migrate
 from jrl.rollout import unroll
-from jrl.run import build, build_learner, learner, parallel
-from jrl.settings import config, multi_agent
+from jrl.run import build, build_learner
 from jrl.types import Box, Discrete, EnvSpec, SequenceBatch, UpdateAux
 
 DRAWN = {"replay": {"batch_size": 64, "learning_starts": 32, "updates_per_step": 1 / (GAMES * STEPS), "burn_in": 2}}

@@ -10,18 +10,19 @@ import pytest
 
 from jrl import callbacks
 from jrl.algos import dqn, ppo
+from jrl.config import load
 from jrl.envs import classic, jax_env
+from jrl.learn import learner, loop, parallel
+from jrl.learn.fused import Fused
+from jrl.learn.keys import Role, role_key
+from jrl.learn.staged import Staged
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
 from jrl.rollout.sources import JaxSource
-from jrl.run import build, learner, loop, parallel
-from jrl.run.fused import Fused
-from jrl.run.keys import Role, role_key
-from jrl.run.staged import Staged
-from jrl.settings.config import load
+from jrl.run import build
 from jrl.types import Episodes, element
 
 T, B, SEED = 16, 8, 5

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import pytest
 from test_scripts import ROOT, load
 
-from jrl import algos, envs
-from jrl.settings import config
+from jrl import algos, config, envs
 from jrl.types import Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, MultiDiscrete, Rollout
 
 matrix, tasks = load("matrix"), importlib.import_module("matrix_tasks")

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from jrl import algos
+from jrl import algos, config
+from jrl.config import plan
+from jrl.config.datasets import OutputConfig
+from jrl.config.external import ExternalConfig
+from jrl.config.sections import RunConfig
 from jrl.errors import InputError
 from jrl.fields.hyper import Gtrxl, Lstm
 from jrl.fields.schema import read_mapping
 from jrl.migrate import looks_like_rllib, migrate
 from jrl.rllib import defaults, table
-from jrl.settings import config, plan
-from jrl.settings.datasets import OutputConfig
-from jrl.settings.external import ExternalConfig
-from jrl.settings.sections import RunConfig
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures" / "rllib"

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from jrl import config as command
-from jrl import train
+from jrl import config, train
+from jrl.config import __main__ as command
 from jrl.errors import InputError
 from jrl.migrate import main
-from jrl.settings import config
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures" / "rllib"

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import yaml
 
+from jrl import config
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.migrate import migrate
 from jrl.run import build_policies
-from jrl.settings import config
 
 TABLE = yaml.safe_load((Path(__file__).parent / "migrations.yaml").read_text())
 

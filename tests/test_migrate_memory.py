@@ -2,9 +2,10 @@
 
 import pytest
 
+from jrl import config
+from jrl.config import plan
 from jrl.migrate import migrate
 from jrl.run import preflight
-from jrl.settings import config, plan
 
 RECURRENT_PPO = {
     "run": "PPO",

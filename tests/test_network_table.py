@@ -1,9 +1,9 @@
 """`python -m jrl.config show --network`: numbers of parameters that are known from elsewhere."""
 
-from jrl import config as config_command
+from jrl import config
+from jrl.config import __main__ as config_command
 from jrl.run import network_table
 from jrl.run.network_table import Row
-from jrl.settings import config
 
 
 def test_ppo_has_as_many_as_rllib_prints(capsys):

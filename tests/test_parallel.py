@@ -9,10 +9,11 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jrl.config import load
 from jrl.errors import InputError
-from jrl.run import build, parallel
-from jrl.run.parallel import AXIS, PER_DEVICE, REPLICATED, ROLLOUT
-from jrl.settings.config import load
+from jrl.learn import parallel
+from jrl.learn.parallel import AXIS, PER_DEVICE, REPLICATED, ROLLOUT
+from jrl.run import build
 from jrl.types import Rollout
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)

@@ -6,16 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl import config as config_command
-from jrl import data, debug, evaluate, plot, record, train
+from jrl import config, data, debug, evaluate, plot, record, train
 from jrl.api import PPOConfig
+from jrl.config import __main__ as config_command
 from jrl.data import __main__ as data_command
 from jrl.errors import InputError
 from jrl.export import __main__ as export
 from jrl.fields.paths import resolve, written
 from jrl.report import __main__ as report
 from jrl.serve import __main__ as serve
-from jrl.settings import config
 from jrl.sweep import __main__ as sweep
 
 TRAIN = ["--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=1"]

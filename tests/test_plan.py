@@ -1,14 +1,13 @@
-"""jrl.settings.plan: derived numbers, and every combination with replay that cannot be run, by its message."""
+"""jrl.config.plan: derived numbers, and every combination with replay that cannot be run, by its message."""
 
 import dataclasses
 from typing import ClassVar
 
 import pytest
 
+from jrl.config import from_dict, plan
 from jrl.fields.data import Replay
 from jrl.fields.schema import merge
-from jrl.settings import plan
-from jrl.settings.config import from_dict
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import api, evaluate, train
+from jrl import api, config, evaluate, train
 from jrl.errors import InputError
 from jrl.run.session import Session
-from jrl.settings import config
 
 pytestmark = pytest.mark.usefixtures("built_once")
 

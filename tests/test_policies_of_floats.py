@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from test_several_agents import GAMES, REPLAY, STEPS, made
 
+from jrl import config
+from jrl.agents import fixed
+from jrl.learn import parallel
+from jrl.learn.program import own_replay
 from jrl.rollout import unroll
-from jrl.run import build, build_learner, build_policies, parallel, several
-from jrl.run.program import own_replay
+from jrl.run import build, build_learner, build_policies
 from jrl.run.session import Session
-from jrl.settings import config
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -92,7 +94,7 @@ def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
         session.start()
         (group,), program, state = session.run.groups, session.run.program, session.state
         steps = {policy: alone(session, policy) for policy in group.names}
-        apart = jax.jit(lambda rollout, key: (several._rollout_of(group, 2, rollout), group.keys(key)))
+        apart = jax.jit(lambda rollout, key: (fixed._rollout_of(group, 2, rollout), group.keys(key)))
         for i in range(3):
             state, rollout, _ = program.collect(state, 0, i)
             before = jax.device_get((state.learner, own_replay(state.replay, program.learner)))

@@ -13,14 +13,14 @@ import pytest
 from saved import save
 
 import jrl
-from jrl import api, evaluate, train
+from jrl import api, config, evaluate, train
 from jrl.fields import shipped
 from jrl.fields.data import Fresh
 from jrl.ops import normalize
+from jrl.play.policy import Policy, Trained
 from jrl.rllib import hints
-from jrl.run import build, checkpoint
-from jrl.run.policy import Policy, Trained
-from jrl.settings import config
+from jrl.run import build
+from jrl.run.store import checkpoint
 from jrl.types import ActOut, Algo, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple
 
 VECTOR = Box((4,))

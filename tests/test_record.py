@@ -6,11 +6,11 @@ import pytest
 from PIL import Image
 from saved import save
 
-from jrl import record
+from jrl import config, record
 from jrl.envs import render
 from jrl.errors import InputError
-from jrl.run import build, video
-from jrl.settings import config
+from jrl.play import video
+from jrl.run import build
 from jrl.types import Box, Discrete, EnvSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.learn.clock import Clock, StepInfo
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.run import reporter as reporters
-from jrl.run.clock import Clock, StepInfo
 from jrl.types import BROKEN_STACKS, VALID_SHARE, Episodes, InputError
 
 

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import algos, train
+from jrl import algos, config, train
 from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.metrics import loggers
 from jrl.replay import prioritized, ring, sum_tree
 from jrl.replay.regroup import regroup, renewed
-from jrl.run import checkpoint, resume
-from jrl.settings import config
+from jrl.run.store import checkpoint, resume
 from jrl.types import Rollout
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "prove_resume.py"

@@ -12,12 +12,12 @@ import pytest
 
 from jrl import registry, train
 from jrl.api import PPOConfig
+from jrl.config.sections import RuntimeConfig
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.rollout import ray_cluster
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.run import checkpoint
-from jrl.settings.sections import RuntimeConfig
+from jrl.run.store import checkpoint
 
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=4", "--set=rollout.length=16",
@@ -79,7 +79,7 @@ def test_what_jax_has_read_already_cannot_change(environ):
 _PROCESS = """
 import json, pathlib, jax
 from jrl.host import runtime
-from jrl.settings.sections import RuntimeConfig
+from jrl.config.sections import RuntimeConfig
 before = runtime.started()
 runtime.apply(RuntimeConfig(cpu_threads=3, xla_flags="--xla_force_host_platform_device_count=2"))
 x = jax.numpy.ones((300, 300))

@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import train
+from jrl import config, train
+from jrl.learn import parallel
 from jrl.metrics import loggers
-from jrl.run import build, checkpoint, parallel
-from jrl.settings import config
+from jrl.run import build
+from jrl.run.store import checkpoint
 
 HERE = Path(__file__).parent
 slow = pytest.mark.slow

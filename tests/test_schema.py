@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 import yaml
 
+from jrl import config
+from jrl.config import EnvConfig
 from jrl.fields import schema
 from jrl.fields.hyper import Schedule
-from jrl.settings import config
-from jrl.settings.config import EnvConfig
 
 
 @dataclasses.dataclass(frozen=True)

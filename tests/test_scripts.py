@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jrl import algos, train
-from jrl.settings import config, datasets, plan
+from jrl import algos, config, train
+from jrl.config import datasets, plan
 from jrl.sweep import settings
 
 ROOT = Path(__file__).parent.parent

@@ -12,14 +12,14 @@ from agent_runs import whole_and_resumed
 from jax import monitoring
 
 import jrl
-from jrl import envs, evaluate, registry, train
+from jrl import config, envs, evaluate, registry, train
+from jrl.agents import fixed, league, self_play
+from jrl.agents.self_play import seats
 from jrl.callbacks import Callbacks
+from jrl.config import multi_agent
 from jrl.errors import InputError
 from jrl.rollout.unroll import RECORD
-from jrl.run import league, self_play, several
-from jrl.run.self_play import seats
 from jrl.run.session import Session
-from jrl.settings import config, multi_agent
 from jrl.types import Rollout
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -77,7 +77,7 @@ def test_each_column_acts_with_the_weights_of_who_sits_there():
         _, rollout, _ = session.run.program.collect(state, 0, 0)
         rollout, groups, actors = jax.device_get(rollout), session.run.groups, session.run.program.actor(state)
     learner, pool = groups
-    by_name = several.by_policy_name(groups, actors)
+    by_name = fixed.by_policy_name(groups, actors)
     games = rollout.mask.shape[1] // 2
     mine = [2 * g + g % 2 for g in range(games)]
     theirs = [[2 * g + 1 - g % 2 for g in range(games) if g // 2 % POOL == k] for k in range(POOL)]

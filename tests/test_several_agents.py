@@ -11,16 +11,19 @@ import pytest
 from agent_runs import trained, whole_and_resumed, without
 
 import jrl
-from jrl import envs, evaluate, train
+from jrl import config, envs, evaluate, train
+from jrl.agents import fixed as several
 from jrl.algos import ppo
+from jrl.config import multi_agent
 from jrl.envs import classic, jax_env
 from jrl.errors import InputError
+from jrl.learn import learner, parallel
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import build, checkpoint, learner, parallel, several
+from jrl.run import build
 from jrl.run.session import Session
-from jrl.settings import config, multi_agent
+from jrl.run.store import checkpoint
 from jrl.types import JaxEnv, Several
 
 pytestmark = pytest.mark.usefixtures("built_once")

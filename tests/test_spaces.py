@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jrl import spaces
-from jrl.run import learner
+from jrl.learn import learner
 from jrl.types import (
     NO_CHOICE,
     Box,

@@ -11,7 +11,9 @@ import pytest
 from agent_runs import whole_and_resumed, without
 
 import jrl
-from jrl import envs, evaluate, train
+from jrl import config, envs, evaluate, train
+from jrl.agents import fixed
+from jrl.config import multi_agent
 from jrl.envs import multi_toys
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.team import grouped
@@ -20,9 +22,8 @@ from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.run import build_policies, several
+from jrl.run import build_policies
 from jrl.run.session import Session
-from jrl.settings import config, multi_agent
 from jrl.types import ActOut, Box, Discrete, element
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -150,7 +151,7 @@ def test_what_replay_gives_is_the_plain_record_of_the_members():
     for place, (name, members) in enumerate({"stayers": (0, 3), "comers": (1, 2)}.items()):
         assert env.spec.agents[place] == name
         plain = plain_record(made, rollout.action.reshape(steps, 3, width, size), members, place)
-        own = several.Group((name,), np.array([[place]]), cast(Any, None))
+        own = fixed.Group((name,), np.array([[place]]), cast(Any, None))
         buffer = ring.make(
             element(env.spec.observation), element(env.spec.action),
             capacity=3 * (steps + 2), num_envs=3, batch_size=4096, gamma=0.9,
@@ -158,7 +159,7 @@ def test_what_replay_gives_is_the_plain_record_of_the_members():
 
         @jax.jit
         def drawn(rollout, buffer=buffer, own=own):
-            rows = several._rollout_of(own, width, rollout)
+            rows = fixed._rollout_of(own, width, rollout)
             return buffer.sample(buffer.add(buffer.init(), rows), jax.random.key(2))
 
         batch = jax.device_get(drawn(rollout.replace(extras={name: {}}, carry={name: ()})))

@@ -15,12 +15,11 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import evaluate, train
+from jrl import config, evaluate, train
 from jrl.host import files
 from jrl.metrics import loggers, report
-from jrl.run import checkpoint
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.run.store import checkpoint
 
 pytestmark = pytest.mark.usefixtures("built_once")
 

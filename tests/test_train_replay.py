@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl import algos, evaluate, train
+from jrl import algos, config, evaluate, train
+from jrl.config import datasets, plan
 from jrl.data import __main__ as data_command
 from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
-from jrl.run import checkpoint
-from jrl.settings import config, datasets, plan
+from jrl.run.store import checkpoint
 from jrl.types import Box
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -5,8 +5,8 @@
     out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B]
 
-`make(..., axis_name="d")` gives functions for `jax.pmap(..., axis_name="d")` or `jrl.run.parallel.pmap`: gradients and
-statistics are reduced over that axis. Float hyper-parameters are pytree leaves of Config, so they can be vmapped.
+`make(..., axis_name="d")` gives functions for `jax.pmap(..., axis_name="d")` or `jrl.learn.parallel.pmap`: gradients
+and statistics are reduced over that axis. Float hyper-parameters are pytree leaves of Config, so they can be vmapped.
 """
 
 import functools

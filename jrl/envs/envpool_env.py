@@ -25,7 +25,7 @@ _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "b
 _TINY = ("envpool.classic_control", "envpool.toy_text")
 _UNLIMITED = 2**31 - 1
 # On an H100 (EnvPool 1.2.7, jax 0.11.2) 1024 steps of 8, 64 and 128 CartPoles in a program were those of the host; of
-# 256 and more all was wrong, or the ends alone: see `jrl.run.parallel._CALLS`, which has not been measured.
+# 256 and more all was wrong, or the ends alone: see `jrl.learn.parallel._CALLS`, which has not been measured.
 _MOST_ON_ACCELERATOR = 64
 
 

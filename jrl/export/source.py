@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl import spaces
+from jrl import config, spaces
 from jrl.data.spaces_json import space_to_json
-from jrl.run import policy
-from jrl.settings import config
+from jrl.play import policy
 from jrl.types import Array, PyTree, Space
 
 

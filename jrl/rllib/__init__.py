@@ -24,7 +24,7 @@ _HOMES = {
     "MemoryTrackingCallbacks": "jrl.rllib.memory_tracking:MemoryTrackingCallbacks",
     "PolicySpec": "jrl.rllib.multi_agent",
     "TaskSettableEnv": "jrl.envs.task",
-    "concat_samples": "jrl.run.by_hand",
+    "concat_samples": "jrl.run.manual_steps",
     "in_program": "jrl.callbacks",
     "make_multi_callbacks": "jrl.callbacks",
     "register_env": "jrl.registry:register",

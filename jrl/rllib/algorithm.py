@@ -17,11 +17,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import registry
+from jrl import config, registry
+from jrl.config import algo_name, datasets, plan
 from jrl.errors import InputError
 from jrl.fields.paths import resolve
 from jrl.host import files, runtime
 from jrl.metrics import results
+from jrl.play import policy
 from jrl.rllib import algorithm_class, config_class, hints
 from jrl.rllib.builder import AlgorithmConfig
 from jrl.rllib.migration import looks_like_rllib, migrate
@@ -30,11 +32,10 @@ from jrl.rllib.records import Records, Saved, hold, path_of
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import canonical
 from jrl.rllib.weights_file import read_weights
-from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
-from jrl.run.by_hand import POLICY, Learns, known
+from jrl.run import build, build_policies, policies, reporter
+from jrl.run.manual_steps import POLICY, Learns, known
 from jrl.run.session import Session
-from jrl.settings import config, datasets, plan
-from jrl.settings.config import algo_name
+from jrl.run.store import checkpoint
 from jrl.types import Batch, PyTree, SequenceBatch
 
 # RLlib's arguments of add_policy and remove_policy that are not read: there is one stack, and spaces are the run's
@@ -55,7 +56,7 @@ _Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, 
 class Algorithm(Learns):
     """A run that is driven call by call.
 
-    Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.run.staged.Step, and
+    Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.learn.staged.Step, and
     `loss(default, net, params, batch)`, a static method (see jrl.algos).
 
     Args:
@@ -155,7 +156,7 @@ class Algorithm(Learns):
             failed.pop_all()  # nothing did
 
     def training_step(self, step: Any) -> None:
-        """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.run.staged.Step."""
+        """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.learn.staged.Step."""
         step.learn(step.sample())
 
     @staticmethod

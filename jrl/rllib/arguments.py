@@ -1,6 +1,6 @@
 """Methods of AlgorithmConfig, made from the table: their arguments with annotation, default and documentation.
 
-An argument of a single key has those of its key, in `jrl.settings.sections` or in the algorithm's Config.
+An argument of a single key has those of its key, in `jrl.config.sections` or in the algorithm's Config.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl import algos
+from jrl.config.sections import RunConfig
 from jrl.fields import schema
 from jrl.fields.data import Fresh, learns_from
 from jrl.rllib.table import GROUPS
-from jrl.settings.sections import RunConfig
 
 METHODS = {
     "environment": "What the policy acts in.",

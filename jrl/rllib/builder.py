@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from jrl import algos, envs, registry
+from jrl import algos, config, envs, registry
+from jrl.config import RunConfig, sb3_names
+from jrl.config.sections import SYNONYMS, ReplayConfig
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.data import Fixed, Fresh, learns_from
@@ -24,9 +26,6 @@ from jrl.rllib.arguments import RULED, Argument
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate, value_at
 from jrl.run import preflight
-from jrl.settings import config, sb3_names
-from jrl.settings.config import RunConfig
-from jrl.settings.sections import SYNONYMS, ReplayConfig
 
 if TYPE_CHECKING:
     from jrl.rllib.algorithm import Algorithm

@@ -84,7 +84,7 @@ def differing(job: Job, whole: dict[str, Any]) -> Iterator[str]:
 
     Args:
       job: the finished translation.
-      whole: the whole config of the translation, as `jrl.settings.config.to_dict`.
+      whole: the whole config of the translation, as `jrl.config.reader.to_dict`.
     """
     known = DEFAULTS.get(_SAME_AS.get(job.source, job.source), {})
     given = {KEYS[name].name for name in job.raw if name in KEYS} | job.given.keys()  # null included

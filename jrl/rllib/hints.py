@@ -77,7 +77,7 @@ _HINTS = [
     ("config", "pop", "a config has all keys: set one to its default"),
     ("config", "get_default_rl_module_spec get_rl_module_spec", _MODULE),
     ("config", "build_learner build_learner_group", _LEARNER),
-    ("config", "is_offline", "jrl.settings.datasets.alone(config.to_run_config())"),
+    ("config", "is_offline", "jrl.config.datasets.alone(config.to_run_config())"),
 ]
 _ALGORITHMS = "A2C APEX APPO ApexDQN BC CQL DQN DT IMPALA IQL IQN Impala MARWIL PPO PQN SAC TD3 VDN"
 _NAMES = (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jrl import config
 from jrl.errors import InputError, short
 from jrl.fields import schema
 from jrl.fields.paths import resolve
@@ -18,7 +19,6 @@ from jrl.host import command
 from jrl.rllib import defaults, multi_agent, rules
 from jrl.rllib.table import ALGORITHMS, GROUPS, INSTEAD, KEYS
 from jrl.rllib.translation import Job, begin, canonical, translate, value_at
-from jrl.settings import config
 
 RULES = (multi_agent, rules)  # modules that register rules when they are imported
 _KNOWN = "PPO, APPO, IMPALA, A2C, A3C, DQN, APEX, R2D2, SimpleQ, SAC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
@@ -55,7 +55,7 @@ def looks_like_rllib(data: Mapping[str, Any]) -> bool:
 def migrate(
     data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None, drop: bool = False
 ) -> Migration:
-    """Translates RLlib's configuration to jrl's, checked by `jrl.settings.config.from_dict`.
+    """Translates RLlib's configuration to jrl's, checked by `jrl.config.reader.from_dict`.
 
     Args:
       data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.

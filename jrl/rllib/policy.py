@@ -8,9 +8,9 @@ import numpy as np
 
 from jrl.envs import played
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
+from jrl.play.policy import Memory, Past, Policy
 from jrl.rllib import hints
-from jrl.run.by_hand import POLICY
-from jrl.run.policy import Memory, Past, Policy
+from jrl.run.manual_steps import POLICY
 from jrl.run.workers import Worker, WorkerPolicy
 from jrl.types import Dict, PyTree, Tuple, element
 

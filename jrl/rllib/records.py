@@ -10,13 +10,15 @@ from typing import Any
 
 import jax
 
+from jrl import config
+from jrl.config import datasets
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, unwritable
 from jrl.host import files
-from jrl.run import checkpoint, run_directory
-from jrl.run.checkpointer import Checkpointer
+from jrl.run import run_directory
 from jrl.run.session import Session
-from jrl.settings import config, datasets
+from jrl.run.store import checkpoint
+from jrl.run.store.writer import Checkpointer
 
 
 class Saved(str):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
+from jrl.config import datasets, metric_names
+from jrl.config.external import ExternalConfig
 from jrl.fields.bounds import INT64, is_number
 from jrl.rllib import policy_server
 from jrl.rllib.table import GROUPS, KEYS, WITH_CRITICS
 from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, canonical, rule, shown, translate
-from jrl.settings import datasets, metric_names
-from jrl.settings.external import ExternalConfig
 
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
 _CLIPS = {"global_norm": "max_grad_norm", "norm": "max_leaf_norm", "value": "max_grad_value"}

@@ -13,13 +13,13 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from jrl.config import datasets, plan, sections
 from jrl.errors import InputError, counted, short
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.rllib import policy_server
 from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, Row
-from jrl.settings import datasets, plan, sections
 
 DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 DEFAULT_POLICY = "default_policy"  # id of the policy that RLlib has by default

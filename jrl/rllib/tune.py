@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from jrl import algos, registry
+from jrl.config import RunConfig as _RunConfig
 from jrl.errors import InputError, cannot_import
 from jrl.rllib import algorithm_class
 from jrl.rllib.algorithm import Algorithm
 from jrl.rllib.builder import AlgorithmConfig, install_environment
 from jrl.rollout import ray_cluster
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.settings.config import RunConfig as _RunConfig
 
 # keys of a result that Tune adds to the results of its trials itself
 _TUNES = {

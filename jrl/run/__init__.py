@@ -1,1 +1,1 @@
-"""A run under way: how it is built, its programs and loop, its policies, reports, checkpoints and resumes."""
+"""A run under way: how it is built, its loop, result rows, and checkpoints."""

@@ -13,13 +13,21 @@ import jax
 from jax.sharding import Mesh
 
 from jrl import callbacks, envs, registry
+from jrl.agents import fixed
+from jrl.config import RunConfig, checks, datasets, plan
 from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
+from jrl.learn import learner, parallel
+from jrl.learn.fused import Fused
+from jrl.learn.offline import Offline
+from jrl.learn.prefetched import Prefetched
+from jrl.learn.program import LoopState, Program
+from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, build_policies, data_sets, estimates, learner, parallel, several
+from jrl.run import build_data, build_learner, build_policies, data_sets, estimates
 from jrl.run import recorder as recorders
 from jrl.run.build_collect import (
     MakeSource,
@@ -36,13 +44,6 @@ from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.data_sets import Inputs
-from jrl.run.fused import Fused
-from jrl.run.offline import Offline
-from jrl.run.prefetched import Prefetched
-from jrl.run.program import LoopState, Program
-from jrl.run.staged import Staged, Step
-from jrl.settings import datasets, plan, plan_faults
-from jrl.settings.config import RunConfig
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
 GUARANTEES = {
@@ -73,7 +74,7 @@ class Run(NamedTuple):
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
-    groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
+    groups: tuple[fixed.Group, ...]  # the policies, those that are alike together; () where there is one
     recorder: recorders.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
@@ -108,7 +109,7 @@ def run(
     learners = devices.learners.devices.size
     if cfg.external is not None and external is None:
         raise InputError("external: clients play the episodes of this run: start it with python -m jrl.serve")
-    if found := list(plan_faults.split_faults(cfg, learners)):
+    if found := list(checks.split_faults(cfg, learners)):
         raise InputError(*(message for _, message in found))
     if datasets.alone(cfg):
         return _from_data(cfg, devices, callback_list)
@@ -141,7 +142,7 @@ class _Learning(NamedTuple):
     learn: learner.Learner
     length: int  # steps of a rollout
     replay: str
-    groups: tuple[several.Group, ...]
+    groups: tuple[fixed.Group, ...]
     inputs: Inputs | None = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:

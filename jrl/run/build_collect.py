@@ -10,20 +10,20 @@ import jax
 import numpy as np
 
 from jrl import algos, callbacks, envs, registry
+from jrl.config import RunConfig, algo_name, multi_agent, plan, policy_mapping, to_dict
 from jrl.envs import played
 from jrl.envs.context import EnvContext, OnFailure, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
+from jrl.learn import learner, parallel
+from jrl.learn.keys import Role, vector_key
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import complete, fake, ray_hosts, sources
 from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
-from jrl.run import build_policies, learner, parallel
-from jrl.run.keys import Role, vector_key
+from jrl.run import build_policies
 from jrl.run.recorder import Recorder
-from jrl.settings import by_episode, multi_agent, plan
-from jrl.settings.config import RunConfig, algo_name, to_dict
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
 MakeSource = Callable[..., Source]  # as `sources.make`
@@ -220,7 +220,7 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
 
 def numbered(cfg: RunConfig) -> bool:
     """Returns whether acting needs the number of each environment: it explores by it, or policies differ by game."""
-    return by_episode.per_episode(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
+    return policy_mapping.per_episode(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
 
 
 def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:

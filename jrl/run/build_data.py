@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrl.config import RunConfig, datasets, plan
 from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.host import room
+from jrl.learn import learner, parallel
 from jrl.replay import layout, memory, mixed
-from jrl.run import build_learner, data_sets, learner, parallel
+from jrl.run import build_learner, data_sets
 from jrl.run.build_collect import algorithm, environment
 from jrl.run.data_sets import Inputs
-from jrl.settings import datasets, plan
-from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, Key, PyTree, SequenceBatch
 
 _SPARE = 2  # slots of a ring beside those of rows and samples, for each frame of a stack: its head, and one more

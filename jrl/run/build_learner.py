@@ -8,16 +8,17 @@ import jax
 import numpy as np
 
 from jrl import envs, spaces
+from jrl.agents import fixed
+from jrl.config import RunConfig, checks, datasets, multi_agent, plan
 from jrl.envs import envpool_env
 from jrl.errors import InputError
 from jrl.fields.data import traits
 from jrl.fields.env import ASYNCHRONOUS
+from jrl.learn import guard, learner, parallel
 from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
-from jrl.run import build_policies, guard, learner, parallel, several
+from jrl.run import build_policies
 from jrl.run.build_policies import MakeAlgo
-from jrl.settings import datasets, multi_agent, plan, plan_faults
-from jrl.settings.config import RunConfig
 from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
@@ -35,7 +36,7 @@ def of_policies(
     devices: int,
     length: int,
     with_data: WithData | None = None,
-) -> tuple[learner.Learner, str, tuple[several.Group, ...]]:
+) -> tuple[learner.Learner, str, tuple[fixed.Group, ...]]:
     """Makes the learner of all policies of a run; returns its replay's size in words, and the policies; as `make`.
 
     Args:
@@ -51,7 +52,7 @@ def of_policies(
         if not build_policies.learns(cfg, group):
             made.append(group)
             continue
-        if found := list(plan_faults.split_faults(own, devices)):
+        if found := list(checks.split_faults(own, devices)):
             raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
         seen = build_policies.learned(cfg, of_one)
         learner_of, size = _factory(own, group.algo, seen, devices=devices, length=length)
@@ -61,12 +62,12 @@ def of_policies(
     return learn, "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)
 
 
-def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> several.Group:
+def _taught(group: fixed.Group, own: RunConfig, learner_of: MakeLearner) -> fixed.Group:
     bound, taught = group.of_floats, group._replace(learner=learner_of(own, group.algo))
     if bound is None:
         return taught
 
-    def of_floats(values: PyTree) -> several.Group:
+    def of_floats(values: PyTree) -> fixed.Group:
         one = bound(values)
         return one._replace(learner=learner_of(build_policies.with_floats(own, values), one.algo))
 

@@ -9,16 +9,16 @@ import jax
 import numpy as np
 
 from jrl import envs, spaces
+from jrl.agents import by_game, fixed, self_play
+from jrl.agents.fixed import Group
+from jrl.config import RunConfig, datasets, external, multi_agent, plan, seats
+from jrl.config import policy_mapping as episode_settings
 from jrl.envs import played, team, views
 from jrl.errors import InputError
+from jrl.learn import learner
+from jrl.learn.learner import Learner
 from jrl.rollout import complete, unroll
-from jrl.run import by_episode, checkpoint, learner, self_play, several
-from jrl.run.learner import Learner
-from jrl.run.several import Group
-from jrl.settings import by_episode as episode_settings
-from jrl.settings import datasets, external, multi_agent, plan
-from jrl.settings import self_play as seats
-from jrl.settings.config import RunConfig
+from jrl.run.store import checkpoint
 from jrl.types import Algo, Dict, EnvSpec, Rollout
 
 # (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
@@ -180,14 +180,14 @@ def seen(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     return spec._replace(observation=spec.observation[views.OBS])
 
 
-def sizes(cfg: RunConfig) -> by_episode.Sizes:
+def sizes(cfg: RunConfig) -> by_game.Sizes:
     """Returns the shape of the table of who follows which policy in games to come."""
     assert cfg.multi_agent is not None and cfg.multi_agent.agents is not None
     # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
     rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
     waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
     ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
-    return by_episode.Sizes(ahead, cfg.env.num_envs, len(cfg.multi_agent.agents), len(multi_agent.numbered(cfg)))
+    return by_game.Sizes(ahead, cfg.env.num_envs, len(cfg.multi_agent.agents), len(multi_agent.numbered(cfg)))
 
 
 def trained(cfg: RunConfig) -> list[bool]:
@@ -277,8 +277,8 @@ def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.acting(found)
     if episode_settings.per_episode(cfg):
-        return by_episode.acting(found, sizes(cfg))
-    return several.acting(found, len(spec.agents))
+        return by_game.acting(found, sizes(cfg))
+    return fixed.acting(found, len(spec.agents))
 
 
 def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name: str | None = None) -> Learner:
@@ -286,8 +286,8 @@ def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.learning(found, len(spec.agents), axis_name=axis_name)
     if episode_settings.per_episode(cfg):
-        return by_episode.learning(found, sizes(cfg), trained(cfg), axis_name=axis_name)
-    return several.learning(found, len(spec.agents), lockstep=multi_agent.in_lockstep(cfg))
+        return by_game.learning(found, sizes(cfg), trained(cfg), axis_name=axis_name)
+    return fixed.learning(found, len(spec.agents), lockstep=multi_agent.in_lockstep(cfg))
 
 
 def watches_games(cfg: RunConfig) -> bool:
@@ -296,7 +296,7 @@ def watches_games(cfg: RunConfig) -> bool:
 
 
 def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None) -> Learner:
-    """Makes the learner report rows on which no action can be taken: see `jrl.run.learner.checked`."""
+    """Makes the learner report rows on which no action can be taken: see `jrl.learn.learner.checked`."""
     observed = (lambda obs: obs[views.OBS]) if episode_settings.per_episode(cfg) else None
     return learner.checked(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
 
@@ -321,7 +321,7 @@ def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
         found = [(tuple(policies[:1]), mine), (tuple(policies[1:]), theirs)]
     elif are_several(cfg) and not episode_settings.per_episode(cfg):
         found = [(tuple(members), _numbers(spec, members)) for members in _alike(cfg, spec)]
-    extras = {several.label(names): tuple(numbers.reshape(-1).tolist()) for names, numbers in found}
+    extras = {fixed.label(names): tuple(numbers.reshape(-1).tolist()) for names, numbers in found}
     return complete.Agents(follows, spec.kinds, extras)
 
 

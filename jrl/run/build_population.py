@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
-from jrl import algos, envs
+from jrl import algos, config, envs
+from jrl.config import RunConfig, datasets, multi_agent
+from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
 from jrl.host import runtime
-from jrl.run import build, build_policies, parallel
-from jrl.run.population import Member, Population
-from jrl.settings import config, datasets, multi_agent
-from jrl.settings.config import RunConfig
-from jrl.settings.sections import CustomConfig, ReplayConfig
+from jrl.learn import parallel
+from jrl.learn.population import Member, Population
+from jrl.run import build, build_policies
 from jrl.types import PyTree
 
 _OF_REPLAY = ("priority_alpha", "priority_beta", "priority_eps")  # fields of the section replay

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import data, registry, spaces
+from jrl.config import RunConfig, datasets
 from jrl.data import EpisodeStore, findings
 from jrl.data.formats.transitions import guessed
 from jrl.data.spaces_json import space_from_json
@@ -22,8 +23,6 @@ from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
-from jrl.settings import datasets
-from jrl.settings.config import RunConfig
 from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
 
 CHUNK = 65_536  # rows that a ring takes at a time

@@ -81,8 +81,9 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     import jax
 
     from jrl import data
-    from jrl.run import data_sets, estimates, judged, policy
-    from jrl.settings import datasets
+    from jrl.config import datasets
+    from jrl.play import action_probabilities, policy
+    from jrl.run import data_sets, estimates
 
     trained = policy.restore(args.checkpoint, best=args.best, policy=args.policy)
     cfg, spec, algo = trained.config, trained.spec._replace(num_envs=1), trained.algo
@@ -100,7 +101,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))
     judge = estimates.Judge(cfg, how, algo, spec, store, mend=("--methods dm", "--explore"))
-    explore = judged.draws(algo, spec) if args.explore is None else args.explore
+    explore = action_probabilities.draws(algo, spec) if args.explore is None else args.explore
     about = {
         "policy": args.checkpoint,
         "data": f"{store.name}: {counted(store.num_episodes, 'episode', ',')}, {counted(store.num_steps, 'step', ',')}",

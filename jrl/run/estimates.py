@@ -11,18 +11,18 @@ import numpy as np
 
 from jrl import spaces
 from jrl.algos import fqe
+from jrl.config import RunConfig, plan
+from jrl.config.datasets import EstimateConfig
 from jrl.data import EpisodeStore
 from jrl.data.findings import log_probs
 from jrl.data.store import LOG_PROB, concatenated
 from jrl.errors import InputError, counted
+from jrl.learn.clock import StepInfo
+from jrl.learn.keys import Role, role_key
 from jrl.ops import estimators
+from jrl.play import action_probabilities
 from jrl.replay import ring
-from jrl.run import data_sets, judged, reporter
-from jrl.run.clock import StepInfo
-from jrl.run.keys import Role, role_key
-from jrl.settings import plan
-from jrl.settings.config import RunConfig
-from jrl.settings.datasets import EstimateConfig
+from jrl.run import data_sets, reporter
 from jrl.types import Algo, Array, Batch, Buffer, Discrete, EnvSpec, Key, PyTree, element
 
 _FITTED = ("dm", "dr", "wdr")  # methods that need values of the policy
@@ -87,14 +87,14 @@ class Judge:
             store = store.take(np.sort(chosen))
         self._cfg, self._how, self._algo, self._spec, self._store = cfg, how, algo, spec, store
         self._gamma = float(np.asarray(cfg.algo.gamma))
-        explore = judged.draws(algo, spec) if how.explore is None else how.explore
+        explore = action_probabilities.draws(algo, spec) if how.explore is None else how.explore
         weighing = [name for name in how.methods if name != "dm"]
         if weighing:
             check_log_probs(store, weighing, mend[0])
         if weighing or isinstance(spec.action, Discrete):  # of a set of choices the values ask for probabilities, too
             _check_choice(algo, spec, explore, weighing or how.methods, mend)
         fits = any(name in _FITTED for name in how.methods)
-        self._asked = judged.Asked(explore, bool(weighing), how.fqe.actions if fits else 0)
+        self._asked = action_probabilities.Asked(explore, bool(weighing), how.fqe.actions if fits else 0)
         self._fit = _Fit(cfg, how, spec, store, self._gamma) if fits else None
         self._begins = store.offsets[:-1]
 
@@ -102,7 +102,7 @@ class Judge:
         """Estimates the return of a policy, `actor` of the algorithm; the same key gives the same result."""
         store, how = self._store, self._how
         along_key, fit_key = jax.random.split(key)
-        found = judged.along(self._algo, self._spec, actor, store, self._asked, along_key)
+        found = action_probabilities.along(self._algo, self._spec, actor, store, self._asked, along_key)
         q = value = None
         if self._fit is not None and found.choices is not None:
             q, value = (

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import jax
 
+from jrl.config import RunConfig, without_loss
 from jrl.host import runtime
 from jrl.run import build, build_policies
-from jrl.settings.config import RunConfig, without_loss
 
 
 class Row(NamedTuple):

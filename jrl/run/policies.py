@@ -9,14 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import registry
+from jrl import config, registry
+from jrl.agents import fixed
+from jrl.config import RunConfig, multi_agent
 from jrl.errors import InputError
 from jrl.fields.schema import merge
-from jrl.run import build, build_policies, checkpoint, resume, several
-from jrl.run.clock import NO_STEPS, Clock
-from jrl.run.program import LoopState
-from jrl.settings import config, multi_agent
-from jrl.settings.config import RunConfig
+from jrl.learn.clock import NO_STEPS, Clock
+from jrl.learn.program import LoopState
+from jrl.run import build, build_policies
+from jrl.run.store import checkpoint, resume
 from jrl.types import PyTree
 
 
@@ -45,7 +46,7 @@ class Policies(abc.ABC):
         found = self.run.program.actor(self.state)
         if policy is None or not self.run.groups:
             return found
-        return several.by_policy_name(self.run.groups, found)[policy]
+        return fixed.by_policy_name(self.run.groups, found)[policy]
 
     @property
     def policies(self) -> tuple[str, ...]:

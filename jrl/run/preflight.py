@@ -1,11 +1,11 @@
 """Checks of a run before it begins, for commands that begin none."""
 
+from jrl.config import RunConfig
+from jrl.config.plan import num_learners, num_pools
 from jrl.errors import InputError
 from jrl.metrics import loggers
 from jrl.run import build_policies
 from jrl.run.build_collect import check_environments
-from jrl.settings.config import RunConfig
-from jrl.settings.plan import num_learners, num_pools
 
 
 def check(cfg: RunConfig) -> RunConfig:

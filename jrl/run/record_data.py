@@ -13,7 +13,7 @@ from jrl.host import command
 
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
-    from jrl.run.mixture import Player
+    from jrl.play.behaviour_policy import Player
 
 _RANDOM = "random"
 _NUM_ENVS = 16
@@ -127,12 +127,14 @@ def record(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Player]":
-    from jrl.run import mixture
-    from jrl.settings import config
+    from jrl import config
+    from jrl.play import behaviour_policy
 
     settings = args.overrides
     of_runs = {
-        name: mixture.trained(name, share, best=args.best, settings=settings) for name, share in who if name != _RANDOM
+        name: behaviour_policy.trained(name, share, best=args.best, settings=settings)
+        for name, share in who
+        if name != _RANDOM
     }
     if of_runs and args.env:
         raise InputError("--env: the runs play in their own environments: leave it out")
@@ -142,24 +144,25 @@ def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Pl
         cfg = next(iter(of_runs.values())).cfg
     else:
         cfg = config.load({"algo": {"name": "ppo"}, "env": {"id": args.env}, "stop": {"env_steps": 1}}, settings)
-    return [of_runs.get(name) or mixture.Player(name, share, cfg, None, ()) for name, share in who]
+    return [of_runs.get(name) or behaviour_policy.Player(name, share, cfg, None, ()) for name, share in who]
 
 
 def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) -> list[str]:
     """Writes the data sets into the directory; returns their paths in it, one for each kind of agents."""
     from jrl import data
+    from jrl.config.datasets import OutputConfig
     from jrl.data import formats
     from jrl.data.store import Episode
-    from jrl.run import mixture, recorder
-    from jrl.settings.datasets import OutputConfig
+    from jrl.play import behaviour_policy
+    from jrl.run import recorder
 
-    acts = mixture.Acts(args.explore, args.epsilon)
-    specs = [mixture.spec_of(player, args.num_envs) for player in players]
+    acts = behaviour_policy.Acts(args.explore, args.epsilon)
+    specs = [behaviour_policy.spec_of(player, args.num_envs) for player in players]
     first = specs[0]
     for player, spec in zip(players, specs, strict=True):
         if (spec.observation, spec.action, spec.agents) != (first.observation, first.action, first.agents):
             raise InputError(f"{players[0].name} and {player.name} have different observations, actions or agents")
-    known = [mixture.acting(player, spec, acts)[1] for player, spec in zip(players, specs, strict=True)]
+    known = [behaviour_policy.acting(player, spec, acts)[1] for player, spec in zip(players, specs, strict=True)]
     for player, ok in zip(players, known, strict=True):
         if not ok:
             print(f"{player.name}: how probable its actions are is not known: the data set has no log_prob")
@@ -175,7 +178,7 @@ def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) ->
     for index, player in enumerate(players):
         steps = max(1, round(player.share * args.steps))
         options: dict[str, Any] = {"seed": args.seed, "index": index, "num_envs": args.num_envs}
-        mixture.play(player, steps, take, acts=acts, log_prob=all(known), **options)
+        behaviour_policy.play(player, steps, take, acts=acts, log_prob=all(known), **options)
     for writer in writers:
         writer.close()
     if whole:

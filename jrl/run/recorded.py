@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.config.seats import LEAGUE
 from jrl.data.store import Episode
 from jrl.errors import InputError
 from jrl.rollout.complete import Agents
 from jrl.rollout.unroll import RECORD
-from jrl.settings.self_play import LEAGUE
 from jrl.types import LEADS, PLACE, SEEN, PyTree, Rollout
 
 # of what acting records: what is for learning alone, and memories

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jrl import spaces
+from jrl.config import RunConfig, algo_name, multi_agent
+from jrl.config.datasets import OutputConfig
 from jrl.data.formats import shards
 from jrl.data.spaces_json import space_to_json
 from jrl.data.store import of_episodes
@@ -20,9 +22,6 @@ from jrl.fields.paths import resolve
 from jrl.host import files
 from jrl.run import build_policies
 from jrl.run.recorded import Columns, Who, recorded_names
-from jrl.settings import multi_agent
-from jrl.settings.config import RunConfig, algo_name
-from jrl.settings.datasets import OutputConfig
 from jrl.types import Algo, EnvSpec
 
 OPPONENTS = "opponents"  # the label `policy` of copies in self-play

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl.config import RunConfig
+from jrl.learn.clock import Clock, StepInfo
 from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
-from jrl.run.clock import Clock, StepInfo
-from jrl.settings.config import RunConfig
 from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError
 
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -227,7 +227,7 @@ def _on_host(calls: Sequence[StepInfo]) -> list[StepInfo]:
 
 
 def not_finite(info: StepInfo) -> bool:
-    """Returns whether an update of the call was not finite: see `jrl.run.guard`. Waits for the call."""
+    """Returns whether an update of the call was not finite: see `jrl.learn.guard`. Waits for the call."""
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from jrl import config
+from jrl.agents import league
+from jrl.config import datasets, multi_agent, plan
 from jrl.errors import counted
 from jrl.host import output
 from jrl.metrics import loggers, progress, report
-from jrl.run import build, build_policies, league
-from jrl.settings import config, datasets, multi_agent, plan
+from jrl.run import build, build_policies
 
 if TYPE_CHECKING:
     from jrl.run.reporter import Sink

@@ -18,20 +18,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import callbacks, registry
+from jrl import callbacks, config, registry
+from jrl.agents import fixed, game_table, league
+from jrl.config import RunConfig, datasets, multi_agent, plan, policy_mapping
 from jrl.errors import InputError
 from jrl.host import runtime
+from jrl.learn import loop
+from jrl.learn.clock import NO_STEPS, Clock, StepInfo
+from jrl.learn.program import LoopState
+from jrl.learn.staged import Step
 from jrl.metrics import criteria, loggers, results
 from jrl.metrics.timers import RECOMPILES, Timers
-from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, roster, several
-from jrl.run.by_hand import ByHand, known
-from jrl.run.clock import NO_STEPS, Clock, StepInfo
+from jrl.play import evaluation
+from jrl.run import build, build_policies, reporter
+from jrl.run.manual_steps import ByHand, known
 from jrl.run.policies import Policies
-from jrl.run.program import LoopState
-from jrl.run.staged import Step
+from jrl.run.store import checkpoint, resume
 from jrl.run.workers import Workers
-from jrl.settings import by_episode, config, datasets, multi_agent, plan
-from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 
 _log = logging.getLogger(__name__)
@@ -121,7 +124,7 @@ class Session(Policies):
         )  # fmt: skip
         plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
         self.league = league.Pool(cfg, self.run) if plays_itself else None
-        self.games = roster.Games(cfg, self.run) if by_episode.per_episode(cfg) else None
+        self.games = game_table.Games(cfg, self.run) if policy_mapping.per_episode(cfg) else None
         if self.callback_list:
             self.callback_list.games.pop("named", None)
             if self.games:
@@ -234,8 +237,8 @@ class Session(Policies):
         Raises:
           InputError: the mapping names an unknown policy, or the run cannot be made.
         """
-        if by_episode.per_episode(cfg):
-            roster.check(cfg)
+        if policy_mapping.per_episode(cfg):
+            game_table.check(cfg)
         now, kept = self.clock_now(), jax.device_get(self.run.program.keep(self.state))
         before = (self.config, self.run.groups)
         self._recompiles.close()
@@ -499,7 +502,7 @@ class Session(Policies):
         if isinstance(state, dict):  # of several policies, that of the first whose update was refused
             name, state = next(
                 item
-                for item in several.by_policy_name(self.run.groups, state).items()
+                for item in fixed.by_policy_name(self.run.groups, state).items()
                 if getattr(item[1], "fault", None) is not None and np.any(item[1].fault.found)
             )
             cfg, spec = build_policies.of_policy(cfg, spec, name)

@@ -13,11 +13,11 @@ import numpy as np
 
 from jrl import spaces
 from jrl.errors import InputError
+from jrl.learn.keys import Role
 from jrl.metrics.episodes import Columns
-from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player, Until
-from jrl.rollout.tally import Evaluation, Goal
-from jrl.run.by_hand import POLICY, Known, Learns, known, set_by_policy
-from jrl.run.keys import Role
+from jrl.play.evaluate import LENGTH, EvaluationRunners, Player, Until
+from jrl.play.tally import Evaluation, Goal
+from jrl.run.manual_steps import POLICY, Known, Learns, known, set_by_policy
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 if TYPE_CHECKING:

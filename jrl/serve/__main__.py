@@ -16,12 +16,12 @@ from typing import Any
 import yaml
 
 from jrl import train
+from jrl.config import path_keys
+from jrl.config.external import ExternalConfig
 from jrl.errors import InputError, shown
 from jrl.fields import schema
 from jrl.fields.paths import resolve, written
 from jrl.host import command, faults
-from jrl.settings import paths
-from jrl.settings.external import ExternalConfig
 
 _OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
 _NEEDED = ("starlette", "uvicorn", "httptools")
@@ -115,7 +115,7 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
     found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
     if problems:
         raise InputError(*(p.message for p in problems))
-    return paths.external(found)
+    return path_keys.external(found)
 
 
 def _write_client(path: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import spaces
+from jrl import config, spaces
+from jrl.config import RunConfig, external
 from jrl.envs import played
 from jrl.envs.played import Played
 from jrl.host import faults
@@ -21,8 +22,6 @@ from jrl.serve.inference import Inference, Program, zeros
 from jrl.serve.server import ALONE, Agent, Policy, Server
 from jrl.serve.source import ClientSource, capacity
 from jrl.serve.table import Table
-from jrl.settings import config, external
-from jrl.settings.config import RunConfig
 from jrl.types import ActOut, EnvSpec, PyTree, element
 
 

@@ -25,10 +25,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
 from jrl.fields.paths import resolve
 from jrl.serve.wire import CLIENT, JSON, Refused, refusal
-from jrl.settings.external import ExternalConfig
 
 _MOST_HEAD = 16_384  # bytes of a head that comes in pieces
 _REQUEST_S = 10.0  # seconds for a request that has begun, until it is whole

@@ -8,18 +8,20 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jrl import config
+from jrl.config import multi_agent
+from jrl.config.external import ExternalConfig
 from jrl.envs import history
 from jrl.errors import InputError
 from jrl.host import faults, pauses
-from jrl.run import checkpoint, policy
-from jrl.run.policy import Trained
+from jrl.play import policy
+from jrl.play.policy import Trained
+from jrl.run.store import checkpoint
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.http_server import Address
 from jrl.serve.inference import Inference, Program, Weights
 from jrl.serve.server import ALONE, Agent, Policy, Server
 from jrl.serve.table import Table
-from jrl.settings import config, multi_agent
-from jrl.settings.external import ExternalConfig
 from jrl.types import PyTree
 
 _LOOK_S = 2.0  # seconds between two looks for a better checkpoint

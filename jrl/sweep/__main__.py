@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jrl.config import given
+from jrl import config
+from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError
 from jrl.fields.paths import resolve
 from jrl.host import command, files, output, runtime
-from jrl.settings import config
 from jrl.sweep import members, search, settings, space, train
 
 _OPTIONS = ("seeds", "samples", "search", "batch", "scheduler", "objective", "max_members")  # of settings.SweepConfig

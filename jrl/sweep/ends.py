@@ -43,7 +43,8 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
 
 def _failure(member: Member, why: str) -> str:
     """Returns why a member failed that ended by itself: it made no update. "" if it did not fail."""
-    from jrl.run import checkpoint, reporter
+    from jrl.run import reporter
+    from jrl.run.store import checkpoint
 
     if not checkpoint.exists(member.directory) or why.startswith((*FAILED, STOPPED, "interrupted")):
         return ""

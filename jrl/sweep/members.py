@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jrl import config
+from jrl.config import RunConfig, plan
 from jrl.errors import InputError
 from jrl.host import files
 from jrl.report.runs import MEMBERS
-from jrl.settings import config, plan
-from jrl.settings.config import RunConfig
 
 _LIST = "population.json"
 NOT_FINITE = "not finite"  # how the end of a member begins whose update was not: it stays at its last good state
@@ -99,7 +99,7 @@ def begin(cfg: RunConfig, directory: Path, record: Record) -> None:
 
 def reached(member: Member) -> int | None:
     """Returns the steps of a member's latest checkpoint; None: it has none. Raises InputError: it cannot be read."""
-    from jrl.run import checkpoint
+    from jrl.run.store import checkpoint
 
     if not checkpoint.exists(member.directory):
         return None
@@ -138,7 +138,8 @@ def copied(source: Member, target: Member) -> None:
     Raises:
       InputError: the source has none.
     """
-    from jrl.run import checkpoint, checkpoint_file
+    from jrl.run.store import checkpoint
+    from jrl.run.store import meta as checkpoint_file
 
     saved = checkpoint.locate(source.directory)
     own = target.directory / saved.parent.name / saved.name

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from jrl import config
 from jrl.errors import counted
 from jrl.host import faults, files
-from jrl.settings import config
 from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.host import files, output
-from jrl.settings.config import RunConfig
 from jrl.sweep import members
 
 _MOST = 1000  # seeds or processes of one population

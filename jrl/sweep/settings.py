@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
+from jrl import config
+from jrl.config import RunConfig, checks, plan
 from jrl.errors import InputError, short, shown
 from jrl.fields import plain_yaml, schema
 from jrl.fields.bounds import Few, bounded
-from jrl.settings import config, plan, plan_faults
-from jrl.settings.config import RunConfig
 from jrl.sweep import schedule
 from jrl.sweep.space import KINDS, MOST_POINTS, Space, grid, parse
 
@@ -73,10 +73,10 @@ class Plan:
     def objective(self, cfg: RunConfig) -> str:
         """Returns the key of result rows that says how good a member is. Raises InputError: no row has it."""
         if (given := self.settings.objective) is not None:
-            if fault := plan_faults.metric_fault(cfg, "--objective", given):
+            if fault := checks.metric_fault(cfg, "--objective", given):
                 raise InputError(fault)
             return given
-        return "evaluation/return" if plan_faults.evaluates(cfg) else "episode/return"
+        return "evaluation/return" if checks.evaluates(cfg) else "episode/return"
 
     def pauses(self, cfg: RunConfig, points: int) -> list[int]:
         """Returns steps at which members are compared. Raises InputError: the scheduler asks for others than can be."""

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from jrl.config import RunConfig
 from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
 from jrl.metrics import progress
-from jrl.run import build, build_population, checkpoint, reporter, resume, run_directory
-from jrl.run.checkpointer import Checkpointer
-from jrl.run.saving import Saving
+from jrl.run import build, build_population, reporter, run_directory
 from jrl.run.session import Session
-from jrl.settings.config import RunConfig
+from jrl.run.store import checkpoint, resume
+from jrl.run.store.schedule import Saving
+from jrl.run.store.writer import Checkpointer
 from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete
 
 _FEW = 4  # the part of a program's members that is few enough for a smaller program

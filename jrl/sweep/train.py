@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jrl.config import RunConfig, checks, plan
 from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
 from jrl.metrics import criteria, loggers
-from jrl.settings import plan, plan_faults
-from jrl.settings.config import RunConfig
 from jrl.sweep import ends, schedule, search
 from jrl.sweep import members as populations
 from jrl.sweep.members import Ends, Member, Record
@@ -145,7 +144,7 @@ class Sweep:
             return
         of = (loggers.read_rows(member.directory / "result.jsonl") for member in members)
         names = dict.fromkeys(name for rows in of for row in rows for name in row)
-        if names and (fault := plan_faults.missing_metric("--objective", asked, [*names])):
+        if names and (fault := checks.missing_metric("--objective", asked, [*names])):
             raise InputError(f"{fault} (members stay as they are: begin anew in another --out)")
 
     # ------------------------------------------------------------ training

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.host import faults, files, output, room
-from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep import processes as apart
 from jrl.sweep import told

@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec as P
 from jrl import algos
 from jrl.envs import team
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, Fixed, learns_from, traits
+from jrl.learn import parallel
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
-from jrl.run import parallel
 from jrl.types import (
     NEXT_ACTION,
     Batch,

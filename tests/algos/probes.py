@@ -13,10 +13,10 @@ from cases import CASES
 
 from jrl.algos import actor_critic
 from jrl.envs.jax_env import Definition, build
+from jrl.learn import learner
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.run import learner
 from jrl.types import Box, Discrete, EnvSpec, Rollout, element
 
 OBS = Box((1,))

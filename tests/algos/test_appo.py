@@ -12,7 +12,7 @@ from test_impala import reference_vtrace
 
 from jrl.algos import actor_critic, appo, ppo
 from jrl.fields.data import Fresh
-from jrl.run import learner
+from jrl.learn import learner
 from jrl.types import Box, Discrete
 
 KEY = jax.random.key(5)

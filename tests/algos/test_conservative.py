@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from jrl.algos import conservative, dqn, iqn, sac
 from jrl.fields import hyper
+from jrl.learn import parallel
 from jrl.networks import NetworkConfig
 from jrl.networks.critics import build_critics
-from jrl.run import parallel
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, InputError, UpdateAux, Window
 
 KEY = jax.random.key(4)

@@ -14,12 +14,12 @@ from cases import CASES
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
-from jrl import algos
+from jrl import algos, config
 from jrl.fields.data import Fresh, learns_from
+from jrl.learn import parallel
 from jrl.ops import minibatch
-from jrl.run import checkpoint, parallel
-from jrl.run.checkpointer import Checkpointer
-from jrl.settings import config
+from jrl.run.store import checkpoint
+from jrl.run.store.writer import Checkpointer
 from jrl.types import Box, Rollout, UpdateAux
 
 NAMES = algos.names()

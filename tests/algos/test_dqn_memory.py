@@ -16,10 +16,10 @@ from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs import toys
 from jrl.envs.jax_env import Definition, build
 from jrl.fields.hyper import Gru
+from jrl.learn.learner import off_policy
 from jrl.networks import NetworkConfig
 from jrl.replay import sequences
 from jrl.rollout import unroll
-from jrl.run.learner import off_policy
 from jrl.types import Box, Discrete, Window, element
 
 KEY = jax.random.key(3)

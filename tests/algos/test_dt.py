@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import data
+from jrl import config, data
 from jrl.algos import bc, dt
 from jrl.errors import InputError
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP
 from jrl.fields.hyper import Gtrxl, NetworkConfig
 from jrl.run import build_data
 from jrl.run.session import Session
-from jrl.settings import config
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, SequenceBatch, Window
 
 PAST = Dict((("obs", Box((2,))), ("prev_action", Discrete(2)), ("prev_reward", Box(()))))

@@ -8,11 +8,10 @@ import fakes
 import jax
 import pytest
 
-from jrl import algos, envs
+from jrl import algos, config, envs
 from jrl.algos import dqn
 from jrl.networks import NetworkConfig
 from jrl.run import build_collect
-from jrl.settings import config
 from jrl.types import Discrete, InputError
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jrl.algos.exploration import ParameterNoiseAction, ParameterNoiseQ
+from jrl.learn import parallel
 from jrl.networks import NetworkConfig
-from jrl.run import parallel
 
 KEY = jax.random.key(4)
 NETWORK = NetworkConfig(hidden=(16, 16), layer_norm=True)

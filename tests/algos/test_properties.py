@@ -14,8 +14,8 @@ from fakes import assert_close, assert_same, differ
 from jrl import algos
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
+from jrl.learn import parallel
 from jrl.networks import NetworkConfig
-from jrl.run import parallel
 from jrl.types import NEXT_ACTION, Box, Dict, Discrete, EnvSpec, MultiBinary, Rollout, SequenceBatch
 
 KEY = jax.random.key(4)

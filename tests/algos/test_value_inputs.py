@@ -16,7 +16,7 @@ from jrl.algos import agent
 from jrl.fields import hyper
 from jrl.metrics import loggers
 from jrl.networks import NetworkConfig
-from jrl.run import checkpoint
+from jrl.run.store import checkpoint
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, Window
 
 pytestmark = pytest.mark.usefixtures("built_once")

@@ -7,10 +7,10 @@ import pytest
 from test_algorithm import same, small
 
 import jrl
+from jrl import config
 from jrl.api import PPO, Algorithm
 from jrl.errors import InputError
 from jrl.metrics import loggers
-from jrl.settings import config
 
 pytestmark = pytest.mark.usefixtures("built_once")
 

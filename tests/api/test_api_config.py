@@ -8,13 +8,12 @@ import gymnasium
 import pytest
 
 import jrl
-from jrl import algos, api, registry
+from jrl import algos, api, config, registry
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.data import Fixed, learns_from
 from jrl.migrate import KEYS, migrate
-from jrl.settings import config
 
 
 def test_the_builder_writes_the_tree_that_yaml_holds(tmp_path):

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from jrl import config
 from jrl.envs.history import history
+from jrl.play.policy import Policy, Trained
 from jrl.rllib.policy import ActionPolicy
 from jrl.run import build
-from jrl.run.policy import Policy, Trained
-from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary
 
 VECTOR, NORMAL = Box((4,)), Box((2,), "float32", -1.0, 1.0)

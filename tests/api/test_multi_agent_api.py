@@ -8,13 +8,13 @@ import pytest
 
 from jrl import load
 from jrl.api import AlgorithmConfig, PPOConfig
+from jrl.config import multi_agent
 from jrl.envs import views
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.migrate import migrate
 from jrl.record import main as record
 from jrl.rllib import multi_agent as spellings
-from jrl.settings import multi_agent
 
 pytestmark = pytest.mark.usefixtures("built_once")
 

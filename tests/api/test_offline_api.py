@@ -8,8 +8,8 @@ import pytest
 
 from jrl import api, data
 from jrl.api import BCConfig, CQLConfig, DQNConfig, IQLConfig, MARWILConfig, PPOConfig
+from jrl.config import datasets
 from jrl.errors import InputError
-from jrl.settings import datasets
 from jrl.types import Batch, Box, Discrete
 
 pytestmark = pytest.mark.usefixtures("built_once")

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from jrl import api
-from jrl import config as command
+from jrl import api, config
 from jrl.api import DQNConfig, PPOConfig
+from jrl.config import __main__ as command
+from jrl.config import plan
 from jrl.migrate import migrate
-from jrl.settings import config, plan
 
 RUNNERS = {"num_env_runners", "num_envs_per_env_runner", "rollout_fragment_length"}
 BATCH = {"train_batch_size": 4000, "minibatch_size": 128}

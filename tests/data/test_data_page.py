@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 import jrl
-from jrl import data, evaluate, train
+from jrl import config, data, evaluate, train
+from jrl.config.datasets import OutputConfig
 from jrl.data import __main__
-from jrl.settings import config
-from jrl.settings.datasets import OutputConfig
 
 pytestmark = pytest.mark.usefixtures("built_once")
 

@@ -12,8 +12,9 @@ from jrl import data, debug, train
 from jrl.callbacks import CallbackList, Callbacks, in_program
 from jrl.errors import InputError
 from jrl.metrics import loggers
-from jrl.run import build_data, checkpoint
+from jrl.run import build_data
 from jrl.run.session import Session
+from jrl.run.store import checkpoint
 from jrl.types import Box, Discrete
 
 pytestmark = pytest.mark.usefixtures("built_once")

@@ -11,7 +11,7 @@ import pytest
 import tabular
 
 import jrl
-from jrl import data, train
+from jrl import config, data, train
 from jrl.algos import dqn, fqe, ppo, sac, td3
 from jrl.algos.exploration import EpsilonGreedy, OrnsteinUhlenbeck, SoftQ
 from jrl.api import BCConfig
@@ -20,9 +20,9 @@ from jrl.errors import InputError
 from jrl.fields.hyper import Lstm, NoCore
 from jrl.networks import NetworkConfig
 from jrl.ops import estimators
-from jrl.run import estimate_data, estimates, judged
+from jrl.play import action_probabilities
+from jrl.run import estimate_data, estimates
 from jrl.run.session import Session
-from jrl.settings import config
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiDiscrete
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -199,7 +199,9 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
     algo = ppo.make(ppo.Config(), spec, NetworkConfig(hidden=(8,), core=core))
     actor = first_actor(algo, 0)
     held = store(action, observation=observation)
-    found = judged.along(algo, spec, actor, held, judged.Asked(True, True, 2), jax.random.key(1))
+    found = action_probabilities.along(
+        algo, spec, actor, held, action_probabilities.Asked(True, True, 2), jax.random.key(1)
+    )
     choose = jax.jit(lambda obs, carry: algo.choice(actor, obs, carry, True))
     row = 0
     for episode in held.take(np.arange(4)).episodes():

@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 import jrl
-from jrl import data, train
-from jrl.run import checkpoint
-from jrl.settings import config
+from jrl import config, data, train
+from jrl.run.store import checkpoint
 from jrl.types import Box, Discrete
 
 pytestmark = pytest.mark.usefixtures("built_once")

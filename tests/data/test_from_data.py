@@ -11,14 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from jrl import data, registry, spaces
+from jrl import config, data, registry, spaces
 from jrl.data import findings
 from jrl.envs.scaling import action_transform
 from jrl.errors import InputError
 from jrl.replay import ring
 from jrl.run import build_collect, build_data, data_sets
 from jrl.run.session import Session
-from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
 
 pytestmark = pytest.mark.usefixtures("built_once")

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import data
+from jrl import config, data
+from jrl.config import plan
 from jrl.errors import InputError
+from jrl.learn.program import own_replay
 from jrl.replay import memory
 from jrl.run import build_population
-from jrl.run.program import own_replay
 from jrl.run.session import Session
-from jrl.settings import config, plan
 from jrl.types import Box, Discrete
 
 pytestmark = pytest.mark.usefixtures("built_once")

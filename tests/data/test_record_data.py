@@ -13,7 +13,7 @@ import pytest
 
 from jrl import data, train
 from jrl.data.__main__ import main
-from jrl.run import mixture
+from jrl.play import behaviour_policy
 from jrl.run.recorded import Columns
 from jrl.types import Box, Rollout
 
@@ -57,7 +57,7 @@ def steps_of(store):
 
 
 def policy(run, obs):
-    player = mixture.trained(str(run), 1.0, best=None, settings=[])
+    player = behaviour_policy.trained(str(run), 1.0, best=None, settings=[])
     return player.algo.outputs(player.state, obs)
 
 

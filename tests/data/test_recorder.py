@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from ruled_env import Rules, length, paid
 
-from jrl import data, registry, train
+from jrl import config, data, registry, train
 from jrl.callbacks import Callbacks
+from jrl.config.datasets import OutputConfig
 from jrl.data import formats
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.run.session import Session
-from jrl.settings import config
-from jrl.settings.datasets import OutputConfig
 
 pytestmark = pytest.mark.usefixtures("built_once")
 

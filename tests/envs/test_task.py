@@ -16,8 +16,8 @@ from jrl import envs, registry
 from jrl.envs import task
 from jrl.envs.context import EnvContext
 from jrl.envs.jax_env import Definition, build
+from jrl.learn import parallel
 from jrl.rollout import sources, unroll
-from jrl.run import parallel
 from jrl.types import ActOut, Box, Discrete, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*", "ignore::UserWarning:gymnasium")

@@ -13,14 +13,14 @@ from flax import linen as nn
 from flax import nnx
 
 import jrl
+from jrl import config as configs
 from jrl import networks, registry
 from jrl.algos import sac
 from jrl.api import PPOConfig
 from jrl.errors import InputError
 from jrl.fields.hyper import Gru
 from jrl.networks import Head, NetworkConfig, critics, custom
-from jrl.run import checkpoint
-from jrl.settings import config as configs
+from jrl.run.store import checkpoint
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, Window
 
 SPACE = Dict((("n", Discrete(3)), ("image", Box((2, 2, 1), "uint8", 0, 255)), ("x", Box((4,)))))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.learn import parallel
 from jrl.ops import collectives
-from jrl.run import parallel
 
 X = np.arange(24, dtype=np.float32).reshape(4, 2, 3) - 7  # [D, *]
 CASES = {  # of a part -> of all parts

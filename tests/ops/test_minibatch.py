@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jrl.learn import parallel
 from jrl.ops import minibatch
-from jrl.run import parallel
 
 SIZES = [  # T, B, M
     (8, 3, 4),

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import envs
+from jrl import config, envs
 from jrl.envs import envpool_import
 from jrl.errors import InputError
 from jrl.replay import frames, ring, storage
 from jrl.rollout import unroll
 from jrl.run import build_learner
-from jrl.settings import config
 from jrl.types import ActOut
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")

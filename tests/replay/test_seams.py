@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jrl import envs
+from jrl.learn import parallel
 from jrl.replay import ring, sequences
 from jrl.replay.regroup import renewed
 from jrl.rollout import runner_group
@@ -23,7 +24,6 @@ from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.complete import Complete
 from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
 from jrl.rollout.sources import Pools
-from jrl.run import parallel
 from jrl.types import ActOut
 
 GAMMA, N_STEP, LENGTH, BURN_IN = 0.9, 3, 5, 2

@@ -11,6 +11,8 @@ import tasks
 from jrl.algos import a2c, impala, ppo
 from jrl.envs.jax_env import build
 from jrl.errors import InputError
+from jrl.learn import learner, loop, parallel
+from jrl.learn.staged import Staged
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
@@ -19,8 +21,6 @@ from jrl.replay import ring
 from jrl.rollout import complete
 from jrl.rollout.complete import Complete, longest_episode
 from jrl.rollout.sources import JaxSource
-from jrl.run import learner, loop, parallel
-from jrl.run.staged import Staged
 from jrl.types import Rollout
 
 T, B, H = 5, 6, 7  # the task's episodes have at most 7 steps

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import envs, registry
+from jrl import config, envs, registry
 from jrl.algos import parts
 from jrl.rollout.complete import Agents, Complete
 from jrl.rollout.sources import JaxSource
 from jrl.run.session import Session
-from jrl.settings import config
 from jrl.types import LEADS, ActOut
 
 GAMES, T, H = 2, 5, 6

@@ -9,11 +9,11 @@ from fake_cluster import FakeCluster
 from jrl.envs.jax_env import Definition, build
 from jrl.envs.make import make
 from jrl.errors import EnvironmentFailed
-from jrl.rollout import evaluate as evaluation
+from jrl.play import evaluate as evaluation
+from jrl.play.evaluate import EvaluationRunners, Player, Until, evaluator
+from jrl.play.tally import Goal, Rows, Tally
 from jrl.rollout import runner_group
-from jrl.rollout.evaluate import EvaluationRunners, Player, Until, evaluator
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.rollout.tally import Goal, Rows, Tally
 from jrl.types import ActOut, Box, Discrete, EnvSpec, StepResult
 
 

@@ -8,12 +8,12 @@ import tasks
 
 from jrl.algos import a2c
 from jrl.envs.jax_env import build
+from jrl.learn import learner, loop, parallel
+from jrl.learn.staged import Staged
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
 from jrl.rollout.fake import Fake
 from jrl.rollout.sources import JaxSource
-from jrl.run import learner, loop, parallel
-from jrl.run.staged import Staged
 
 T, B = 4, 3
 

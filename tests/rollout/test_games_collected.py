@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 from fake_cluster import FakeCluster
 
-from jrl import registry
+from jrl import config, registry
+from jrl.agents import league
+from jrl.config import multi_agent
+from jrl.config.policy_mapping import NewEpisode
+from jrl.config.seats import LEAGUE
 from jrl.envs.views import GAME
 from jrl.rollout import runner_group
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.sources import JaxSource
-from jrl.run import league
 from jrl.run.session import Session
-from jrl.settings import config, multi_agent
-from jrl.settings.by_episode import NewEpisode
-from jrl.settings.self_play import LEAGUE
 from jrl.types import PLACE
 
 POOL, GAMES, LAG = 2, 8, 2

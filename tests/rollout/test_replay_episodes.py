@@ -14,13 +14,13 @@ from tasks import ACTOR, AsyncStreams, Stream, Streams, act, carry, drift, scrip
 
 from jrl import envs
 from jrl.envs.jax_env import build
+from jrl.learn import parallel
 from jrl.rollout import sources
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.replay_episodes import Moments, Replay, Watch
 from jrl.rollout.sources import JaxSource
 from jrl.rollout.unroll import RECORD, rollout_like
-from jrl.run import parallel
 from jrl.types import ActOut
 
 T, B = 7, 4

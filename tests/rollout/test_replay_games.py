@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from counting_envs import Turns
 
+from jrl import config
 from jrl.callbacks import Callbacks
 from jrl.errors import InputError
 from jrl.run.session import Session
-from jrl.settings import config
 
 AGENTS = ("steady", "late", "guest", "waiting")
 SCRIPT = ("xxxxxE", "..xxxE", "xE.xE.", "wxwxwE")  # of late_arrivals: x acts, E ends, w waits

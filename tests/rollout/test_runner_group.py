@@ -11,11 +11,11 @@ from fake_cluster import FakeCluster
 
 from jrl import envs
 from jrl.errors import InputError, RunnersLost
+from jrl.play.evaluate import EvaluationRunners, Player
+from jrl.play.tally import Goal
 from jrl.rollout import runner_group
-from jrl.rollout.evaluate import EvaluationRunners, Player
 from jrl.rollout.ray_cluster import RunnerOptions, check_fits
 from jrl.rollout.ray_hosts import EnvRunners, Part, Slots, newest_allowed
-from jrl.rollout.tally import Goal
 from jrl.types import ActOut
 
 

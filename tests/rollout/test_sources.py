@@ -11,11 +11,11 @@ import pytest
 
 from jrl.envs import classic
 from jrl.envs.jax_env import build
+from jrl.learn import parallel
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources
 from jrl.rollout.source import Source
-from jrl.run import parallel
 from jrl.types import ActOut
 
 T, B = 5, 4

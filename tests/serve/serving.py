@@ -7,10 +7,10 @@ import threading
 import time
 import urllib.parse
 
+from jrl import config
 from jrl.run import reporter
 from jrl.run.session import Session
 from jrl.serve.clients import Clients
-from jrl.settings import config
 
 CARTPOLE = {"observation": {"box": [4]}, "action": {"discrete": 2}}
 

@@ -15,10 +15,10 @@ import pytest
 from serving import listening, running, settings
 from test_learning import free_port
 
+from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
 from jrl.serve.__main__ import main
 from jrl.serve.http_server import Address
-from jrl.settings.external import ExternalConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = "http://localhost:8000"

@@ -12,11 +12,11 @@ import pytest
 from serving import until
 from starlette.responses import Response
 
+from jrl.config.external import ExternalConfig
 from jrl.serve import http_server
 from jrl.serve.__main__ import main
 from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.http_server import Address, HttpServer
-from jrl.settings.external import ExternalConfig
 
 TOKEN = b"0123456789abcdef"
 

@@ -10,11 +10,10 @@ import pytest
 import serving
 from ruled_env import Rules
 
-from jrl import envs, registry
+from jrl import config, envs, registry
 from jrl.run import build
 from jrl.serve.client import EpisodeLost, PolicyClient
 from jrl.serve.clients import Clients
-from jrl.settings import config
 
 ROLLOUTS, LENGTH, SEED = 6, 16, 3
 

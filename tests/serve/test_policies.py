@@ -15,13 +15,13 @@ from serving import asked, listening
 
 import jrl
 from jrl import train
+from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
 from jrl.host import faults
-from jrl.run import checkpoint
+from jrl.run.store import checkpoint
 from jrl.serve import policies
 from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.http_server import Address
-from jrl.settings.external import ExternalConfig
 
 SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]",
          "--set=run.compile_cache=false", "--set=rollout.length=8", "--set=algo.num_epochs=1",

@@ -8,10 +8,10 @@ import pytest
 import serving
 from serving import asked
 
+from jrl.config import external
 from jrl.run import build
 from jrl.serve import source
 from jrl.serve.clients import Clients
-from jrl.settings import external
 
 LENGTH, MOST = 4, 2
 # for each update, requests with steps of one episode: of each step the version of the weights that chose it. Four steps

@@ -5,11 +5,11 @@ import shutil
 import pytest
 import serving
 
-from jrl import train
+from jrl import config, train
 from jrl.envs import played
 from jrl.errors import InputError
-from jrl.run import build_collect, checkpoint
-from jrl.settings import config
+from jrl.run import build_collect
+from jrl.run.store import checkpoint
 
 SMALL = ["--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]", "--set=run.compile_cache=false",
          "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1"]  # fmt: skip

@@ -13,9 +13,9 @@ import pytest
 from serving import asked, listening
 from test_learning import free_port
 
+from jrl.config.external import ExternalConfig
 from jrl.metrics import loggers
 from jrl.serve import __main__, openapi, source
-from jrl.settings.external import ExternalConfig
 from jrl.types import Box, Discrete
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jrl.run import build_population, checkpoint
+from jrl import config
+from jrl.run import build_population
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.run.store import checkpoint
 from jrl.sweep import together
 
 pytestmark = pytest.mark.usefixtures("built_once")

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import train
+from jrl import config, train
 from jrl.algos import ppo
 from jrl.errors import InputError
 from jrl.metrics import loggers
-from jrl.run import checkpoint
-from jrl.settings import config
+from jrl.run.store import checkpoint
 from jrl.sweep import __main__, ends, schedule, settings, space
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import evaluate, train
+from jrl import config, evaluate, train
 from jrl.host import output
+from jrl.learn.population import Population
 from jrl.metrics import loggers
 from jrl.replay import memory
-from jrl.run import checkpoint
-from jrl.run.population import Population
-from jrl.settings import config
+from jrl.run.store import checkpoint
 from jrl.sweep import __main__, members, processes, trainer
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record

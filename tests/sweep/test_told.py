@@ -2,8 +2,8 @@
 
 import pytest
 
+from jrl import config
 from jrl.run import build_population
-from jrl.settings import config
 from jrl.sweep import members, told
 
 FLAG = "a program for each of its 2 values, because a flag decides what the program does"

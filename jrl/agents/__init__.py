@@ -1,0 +1,1 @@
+"""Policies of several agents: fixed, chosen by game, in self-play."""

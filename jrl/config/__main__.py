@@ -1,0 +1,80 @@
+"""python -m jrl.config list | show | validate | migrate: the configs of runs, without running them."""
+
+import sys
+from collections.abc import Sequence
+
+from jrl import config
+from jrl.config import multi_agent, plan
+from jrl.config.argument import given
+from jrl.errors import InputError
+from jrl.fields import shipped
+from jrl.host import command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Shows, validates or migrates a config, and returns the exit status: 0, or 2 for bad input."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "migrate":
+        from jrl import migrate
+
+        return migrate.main(argv[1:])
+    parser = command.parser(
+        "config",
+        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (see migrate "
+        "--help).",
+    )
+    parser.add_argument("command", choices=("list", "show", "validate", "migrate"))
+    parser.add_argument("config", nargs="?", help="YAML file, or a name of `list`; without it: the defaults")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
+    parser.add_argument("--stop", action="append", default=[], metavar="metric=v")
+    parser.add_argument("--algo", help="short for --set algo.name=...")
+    parser.add_argument("--env", help="short for --set env.id=...")
+    parser.add_argument("--drop", action="store_true", help=config.DROP)
+    parser.add_argument(
+        "--network",
+        action="store_true",
+        help="with show: the networks' parameters instead, which needs one environment",
+    )
+    args = parser.parse_args(argv)
+    if args.network and args.command != "show":
+        parser.error(f"--network goes with show, not with {args.command}")
+    if args.command == "list":
+        print(*shipped.lines(), sep="\n")
+        return 0
+    try:
+        flags = {"--algo": args.algo, "--env": args.env}
+        tell = lambda line: print(line, file=sys.stderr)
+        data = given(args.config, algo=args.algo, env=args.env, drop=args.drop, tell=tell)
+        sweep = None
+        if "sweep" in data:
+            from jrl.sweep import settings
+
+            sweep, data, args.overrides = settings.read(data, {}, args.overrides)
+        cfg, origins = config.read(data, args.overrides, flags, args.stop, None)
+        if sweep:
+            settings.checked(cfg, sweep)
+        if args.network:
+            from jrl.run import network_table  # imports jax
+
+            print(*network_table.lines(network_table.rows(cfg)), sep="\n")
+            return 0
+        if args.command == "show":
+            print(config.to_yaml(cfg, origins=origins), end="")
+            return 0
+        print(*plan.lines(cfg), sep="\n")
+        from jrl.run import preflight  # imports jax
+
+        try:
+            cfg = preflight.check(cfg)
+            print(*multi_agent.lines(cfg), sep="\n", end="\n" * (cfg.multi_agent is not None))
+        except ImportError as e:
+            print(f"the environment was not checked: {e}")
+    except InputError as e:
+        print(*e.errors, sep="\n", file=sys.stderr)
+        return 2
+    print("ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main))

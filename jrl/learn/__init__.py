@@ -1,0 +1,1 @@
+"""The loop of a run: programs that collect and learn, devices, populations, random keys."""

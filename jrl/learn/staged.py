@@ -1,0 +1,212 @@
+"""Collecting and learning as two compiled programs: for environments outside of programs, and for code in between."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jrl.learn import parallel
+from jrl.learn.keys import Role, role_key
+from jrl.learn.learner import Learner
+from jrl.learn.program import LoopState, Program, empty_replay, over_iterations
+from jrl.metrics import episodes as episode_metrics
+from jrl.metrics.timers import Timers
+from jrl.rollout.source import Source
+from jrl.types import Episodes, Key, Metrics, Rollout
+
+# calls between two whose stages are timed, which means to wait for each: where they overlap, that costs more
+_TIMED_EVERY = {"collect": 16, "wait": 64}
+
+
+class Staged(Program):
+    """Collects and learns as two programs: for environments outside of programs, and for code in between.
+
+    Args:
+      learner: made with axis_name=parallel.AXIS.
+      make_source: over all environments, for `init`.
+      mesh: the devices.
+      rows: T * B over all devices.
+      timers: where stages are timed.
+      stage: what a rollout's time is called: that of collecting it or, where others do, of waiting for it.
+      remake: (key, count) -> a source with new environments, for `restart`; None: they go on.
+      training_step: what an iteration does, of a `Step`; None: `step.learn(step.sample())`. What it returns is ignored.
+
+    The stages of some calls are timed; the others run without a wait.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        make_source: Callable[[Key], Source],
+        mesh: Mesh,
+        *,
+        rows: int,
+        timers: Timers,
+        stage: str = "collect",
+        remake: Callable[[Key, int], Source] | None = None,
+        training_step: Callable[["Step"], Any] | None = None,
+    ):
+        super().__init__(learner, mesh, rows=rows)
+        self._make_source, self._remake = make_source, remake
+        self._timers, self._stage, self._every = timers, stage, _TIMED_EVERY[stage]
+        self.training_step = training_step
+        self._seam = False  # before a rollout that continues nothing
+        self._source_key: Key | None = None
+        self._waits = parallel.waits(mesh)
+        self._traced = False
+        self._kept_keys: tuple[tuple[int, int, int], tuple[Key, Key]] | None = None
+
+    def init(self, seed: int) -> LoopState:
+        def start(root):
+            replay = empty_replay(self.learner, self.mesh.devices.size)
+            return self.learner.init(role_key(root, Role.INIT)), replay, role_key(root, Role.ENV)
+
+        out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
+        state, replay, key = parallel.place_outputs(start, self.mesh, out_specs)(jax.random.key(seed))
+        self._source_key = parallel.first(key)
+        self.source = self._make_source(self._source_key)
+        return LoopState(state, self._begun_with_data(replay), ())
+
+    def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
+        if self.training_step is not None:
+            return self._as_told(self.training_step, state, seed, iteration)
+        state, rollout, report = self.collect(state, seed, iteration)
+        state, metrics = self.learn(state, rollout, seed, iteration)
+        assert self.source is not None
+        return state, {**metrics, **self.source.metrics}, report
+
+    def _as_told(self, fn: Callable[["Step"], Any], state: LoopState, seed: int, iteration: int):
+        step = Step(self, state, seed, iteration)
+        fn(step)
+        assert self.source is not None
+        reports, learned = step._reports, step._learned
+        if not reports:
+            report = episode_metrics.nothing(self.source.columns)
+        else:
+            report = reports[0] if len(reports) == 1 else episode_metrics.add_up(reports)
+        metrics = learned[0] if len(learned) == 1 else _mean(learned)
+        return step.state, {**metrics, **self.source.metrics, **step.metrics}, report
+
+    def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
+        which = seed, iteration, call
+        if self._kept_keys is None or self._kept_keys[0] != which:  # asked for twice in an iteration
+            self._kept_keys = which, super()._keys(seed, iteration, call)
+        return self._kept_keys[1]
+
+    def collect(self, state: LoopState, seed: int, iteration: int, call: int = 0):
+        timed, key = iteration % self._every == 1, self._keys(seed, iteration, call)[0]
+        actor = self.actor(state)
+        if timed:
+            jax.block_until_ready(actor)
+        start = time.perf_counter()
+        assert self.source is not None
+        if not self._traced:
+            self._trace_ahead(state, actor, key)
+        rollout, report = self.source.next(actor, key)
+        if self._seam:
+            self._seam = False
+            rollout = dataclasses.replace(rollout, contiguous=jnp.zeros_like(rollout.contiguous))
+        if self.mesh.devices.size > 1:
+            rollout = parallel.shard(rollout, self.mesh, parallel.ROLLOUT)
+        if timed:
+            jax.block_until_ready(rollout)
+            self._timers.add(self._stage, (time.perf_counter() - start) * self._every)
+        return state, rollout, report
+
+    def _trace_ahead(self, state: LoopState, actor: Any, key: Key) -> None:
+        """Traces learning in a thread while the program that collects is compiled: the start is half a second less."""
+        assert self.source is not None
+        self._traced = True
+        like = self.source.like(actor, key)
+        if like is not None and self.mesh.devices.size == 1:
+            arrays = state.learner, state.replay, like, key
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+
+            def trace() -> None:
+                with contextlib.suppress(Exception):  # whoever calls it next raises it
+                    self._learning.trace(*shapes)
+
+            threading.Thread(target=trace, name="jrl-trace", daemon=True).start()
+
+    def learn(self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
+        timed, key = iteration % self._every == 1, self._keys(seed, iteration, call)[1]
+        start = time.perf_counter()
+        learned, replay, metrics = self._learning(state.learner, state.replay, rollout, key)
+        if timed or self._waits:
+            jax.block_until_ready(learned)
+        if timed:
+            self._timers.add("update", (time.perf_counter() - start) * self._every)
+        return LoopState(learned, replay, ()), metrics
+
+    def apart(self, state: LoopState) -> LoopState:
+        self._seam = True
+        return state
+
+    def keep(self, state: LoopState) -> LoopState:
+        assert self.source is not None
+        return LoopState(self.learner.keep(state.learner), self._without_data(state.replay), self.source.columns)
+
+    def place(self, state: LoopState) -> LoopState:
+        assert self.source is not None
+        self.source.columns = episode_metrics.restarted(state.source)
+        learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
+        return LoopState(learned, parallel.shard(self._with_data(state.replay), self.mesh), ())
+
+    def restart(self, count: int) -> None:
+        if self._remake is None:
+            return
+        assert self.source is not None and self._source_key is not None
+        columns = jax.device_get(self.source.columns)
+        self.source.close()
+        self.source = self._remake(jax.random.fold_in(self._source_key, count), count)
+        self.source.columns = episode_metrics.restarted(columns)
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+
+
+class Step:
+    """One iteration for a user's function, which decides what is collected and learned from.
+
+    Attributes:
+      state: the LoopState; its buffers are taken over by `learn`.
+      seed, iteration: of the run, and the iterations before this one.
+      metrics: name -> scalar, put into the result row beside those of learning; empty at first.
+    """
+
+    def __init__(self, program: Program, state: LoopState, seed: int, iteration: int):
+        self.state, self.seed, self.iteration = state, seed, iteration
+        self.metrics: Metrics = {}
+        self._program = program
+        self._reports: list[Episodes] = []
+        self._learned: list[Metrics] = []
+
+    def sample(self) -> Rollout:
+        """Collects the next rollout [T, B], with the present state. May be called again, or not at all."""
+        number = self.seed, self.iteration, len(self._reports)
+        self.state, rollout, report = self._program.collect(self.state, *number)
+        self._reports.append(report)
+        return rollout
+
+    def learn(self, rollout: Rollout) -> Metrics:
+        """Makes one step of the learner: on-policy all epochs on `rollout`, which stays; from replay all updates.
+
+        Returns:
+          Its metrics, on the device: reading one waits. An iteration reports the mean over its calls.
+        """
+        self.state, metrics = self._program.learn(self.state, rollout, self.seed, self.iteration, len(self._learned))
+        self._learned.append(metrics)
+        return metrics
+
+
+def _mean(calls: list[Metrics]) -> Metrics:
+    names = list(dict.fromkeys(name for metrics in calls for name in metrics))
+    together = lambda name: jnp.stack([jnp.asarray(m[name]) for m in calls if name in m])
+    return {name: over_iterations({name: together(name)})[name] for name in names}

@@ -1,0 +1,1 @@
+"""Trained policies in environments: evaluation, recording, video, `jrl.load`."""

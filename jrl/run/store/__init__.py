@@ -1,0 +1,1 @@
+"""Checkpoints of a run: their arrays and descriptions, when they are written, how a run resumes."""

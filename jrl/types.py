@@ -308,29 +308,29 @@ class Rollout:
 
 # in a rollout's extras, where observations are normalised: what acting saw. {"obs": [T, B, *], the normalised arrays,
 # "valid": [T, B] bool, False where there were no statistics yet}
-SEEN = "seen"
+NORMALIZED_OBS = "seen"
 # in a rollout's extras, where the rows of a game's agents do not stand side by side: [T, B] bool, rows that stand for a
 # step of their game, one for each step and policy. Steps of games are counted by them
-LEADS = "leads"
+COUNTS_STEP = "leads"
 # in a rollout's extras where it may change from game to game who follows which policy: the number of the one that the
 # agent follows in this game, [T, B] i32; no other policy of the run ever has it
-PLACE = "place"
+POLICY_ID = "place"
 # in a sample's extras, where the algorithm `reads` it: what the data did after each transition. {"action": [N, *], that
 # at `next_obs`, "valid": [N] bool, False where there is none: behind an episode's end and the newest row}; of sequences
 # [N, L, ...]
 NEXT_ACTION = "next_action"
 
 
-def seen_anew(before: Rollout, after: Rollout) -> Rollout:
+def drop_stale_normalized_obs(before: Rollout, after: Rollout) -> Rollout:
     """Returns `after`, whose observations learning normalises anew unless they are the very arrays of `before`.
 
     Statistics that acting took of observations do not hold once these were changed.
     """
     pairs = zip(jax.tree.leaves(before.obs), jax.tree.leaves(after.obs), strict=True)
-    if SEEN not in after.extras or all(a is b for a, b in pairs):
+    if NORMALIZED_OBS not in after.extras or all(a is b for a, b in pairs):
         return after
-    seen = {**after.extras[SEEN], "valid": after.extras[SEEN]["valid"] & False}
-    return dataclasses.replace(after, extras={**after.extras, SEEN: seen})
+    seen = {**after.extras[NORMALIZED_OBS], "valid": after.extras[NORMALIZED_OBS]["valid"] & False}
+    return dataclasses.replace(after, extras={**after.extras, NORMALIZED_OBS: seen})
 
 
 @struct.dataclass

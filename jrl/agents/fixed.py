@@ -19,7 +19,7 @@ from jrl.learn.learner import Keys, Learner
 from jrl.ops import minibatch
 from jrl.types import (
     BROKEN_STACKS,
-    LEADS,
+    COUNTS_STEP,
     NOT_FINITE,
     VALID_SHARE,
     ActOut,
@@ -307,7 +307,7 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
 
     rows = ("reward", "terminated", "truncated", "mask")
     extras = dict(group.by_policy(rollout.extras[group.label], 1))
-    for name in ("running_return", LEADS):
+    for name in ("running_return", COUNTS_STEP):
         if name in rollout.extras:
             extras[name] = take(rollout.extras[name], 1)
     over = rollout.over

@@ -100,7 +100,7 @@ class Records(NamedTuple):
 
     log_prob: bool = False  # "log_prob" [B] f32 of the action, under what chose it
     memory: bool = False  # "carry" [B, ...], the network's memory before the step
-    seen: bool = False  # `types.SEEN`, the observations as they were normalised
+    seen: bool = False  # `types.NORMALIZED_OBS`, the observations as they were normalised
 
 
 class Agent(NamedTuple):

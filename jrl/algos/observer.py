@@ -20,7 +20,7 @@ from jrl import registry, spaces
 from jrl.networks import NetworkConfig, is_image
 from jrl.ops import normalize
 from jrl.types import (
-    SEEN,
+    NORMALIZED_OBS,
     Array,
     Box,
     Dict,
@@ -132,14 +132,14 @@ def _record(facts: _Facts, stats: PyTree, seen: PyTree) -> dict[str, PyTree]:
         return {}
     found = _picked(facts, seen)
     x, mean = jax.tree.leaves(found)[0], jax.tree.leaves(stats.mean)[0]
-    return {SEEN: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
+    return {NORMALIZED_OBS: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
 
 
 def _recall(facts: _Facts, stats: PyTree, rollout: Rollout) -> PyTree:
     obs = _see(facts, stats, rollout.obs)
-    if not facts.floats or SEEN not in rollout.extras:
+    if not facts.floats or NORMALIZED_OBS not in rollout.extras:
         return obs
-    found = rollout.extras[SEEN]
+    found = rollout.extras[NORMALIZED_OBS]
     valid = found["valid"] & rollout.mask  # on a masked row another observation may stand by now: an episode's last
     pick = lambda old, new: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, new.ndim))), old, new)
     return _put(facts, obs, jax.tree.map(pick, found["obs"], _picked(facts, obs)))
@@ -193,9 +193,9 @@ def values_seen(rollout: Rollout, recorded: Array, anew: Callable[[], Array]) ->
     """Returns values that acting has `recorded`, unless some are of observations that were not normalised: then all
     `anew`.
     """
-    if SEEN not in rollout.extras:
+    if NORMALIZED_OBS not in rollout.extras:
         return recorded
-    unseen = rollout.mask & ~rollout.extras[SEEN]["valid"]
+    unseen = rollout.mask & ~rollout.extras[NORMALIZED_OBS]["valid"]
     return jax.lax.cond(unseen.any(), anew, lambda: recorded)
 
 

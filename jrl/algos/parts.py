@@ -14,7 +14,7 @@ from jrl.errors import InputError
 from jrl.fields.hyper import NetworkConfig
 from jrl.ops import collectives, losses, normalize
 from jrl.ops.collectives import pmean
-from jrl.types import LEADS, Array, Batch, Box, Key, Metrics, PyTree, Rollout, Space
+from jrl.types import COUNTS_STEP, Array, Batch, Box, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -34,8 +34,8 @@ def count_steps(env_steps: Array, rollout: Rollout, axis_name: str | None) -> Ar
     """Adds a rollout's steps over all devices to `env_steps` [] u32: its unmasked rows, or of games with several agents
     each row on which somebody is there."""
     mask, over = rollout.mask, rollout.over
-    if LEADS in rollout.extras:
-        mask = mask & rollout.extras[LEADS]
+    if COUNTS_STEP in rollout.extras:
+        mask = mask & rollout.extras[COUNTS_STEP]
     here = mask if over is None else mask.reshape(*over.shape, -1).any(-1)
     steps = collectives.psum(here.sum(dtype=jnp.uint32), axis_name)
     return env_steps + jnp.minimum(steps, jnp.uint32(_SATURATED) - env_steps)

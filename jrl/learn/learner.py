@@ -25,7 +25,7 @@ from jrl.types import (
     PyTree,
     Rollout,
     UpdateAux,
-    seen_anew,
+    drop_stale_normalized_obs,
 )
 
 
@@ -142,7 +142,7 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
         for transform in transforms:
             like, rollout = rollout, transform(rollout)
             _same_shapes(transform, like, rollout)
-            rollout = seen_anew(like, rollout)
+            rollout = drop_stale_normalized_obs(like, rollout)
         return learner.step(state, replay, rollout, key)
 
     return learner._replace(step=step)
@@ -202,7 +202,7 @@ def batches_transformed(
             out = transform(batch)
             before, (batch, metrics) = batch, out if type(out) is tuple else (out, {})
             if isinstance(before, Rollout) and isinstance(batch, Rollout):
-                batch = seen_anew(before, batch)
+                batch = drop_stale_normalized_obs(before, batch)
             added |= metrics
         added = collectives.pmean(added, axis_name)
         state, aux = algo.update(state, batch, key)

@@ -18,7 +18,7 @@ from jrl.errors import InputError
 from jrl.rollout.unroll import reset_where
 from jrl.run import build, build_policies
 from jrl.run.store import checkpoint, resume
-from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
+from jrl.types import NORMALIZED_OBS, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
 
 class Policy:
@@ -134,7 +134,7 @@ class Policy:
             out = self.algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
             action = out.action if transform is None else transform(out.action)
             recorded = out.extras if extras else {}
-            found = {name: x for name, x in recorded.items() if name != SEEN}  # which is for learning
+            found = {name: x for name, x in recorded.items() if name != NORMALIZED_OBS}  # which is for learning
             return action, out.carry, found, out.action if remembers else None
 
         return jax.jit(step)

@@ -31,7 +31,7 @@ from jrl.types import (
     Several,
 )
 
-RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
+RAW_STEPS = "record"  # in a rollout's extras: what those who watch its episodes need
 
 
 @struct.dataclass
@@ -156,7 +156,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
     no = scalar(bool)
     if record:
         floats = {name: scalar("float32") for name in ("reward", "episode_return")}
-        extras[RECORD] = {**floats, "length": scalar("int32"), "terminated": no, "truncated": no, "failed": no}
+        extras[RAW_STEPS] = {**floats, "length": scalar("int32"), "terminated": no, "truncated": no, "failed": no}
     contiguous: Any = jax.ShapeDtypeStruct((num_envs,), jnp.dtype(bool))
     action = jax.tree.map(rows, out.action)
     over: Any = jax.ShapeDtypeStruct((length, num_envs // len(spec.agents)), jnp.dtype(bool)) if spec.agents else None
@@ -197,11 +197,11 @@ def finish(
       failed: [T, B] bool, rows on which the environment broke and was made anew: they are masked, and their
         episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
       several: of several agents, leaves [T, ...]: rows on which nobody was there are masked, too. Told, where the rows
-        of a game's agents do not stand side by side: of the steps of games `extras[LEADS]` tells who learns.
+        of a game's agents do not stand side by side: of the steps of games `extras[COUNTS_STEP]` tells who learns.
       reward_transform, gamma: see `make`.
       cut: where a masked row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
         observation is a true one of the same episode, so that bootstrapping from it is right.
-      record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
+      record: `extras[RAW_STEPS]` says what became of each row before anything was changed for the learner: `reward`,
         `terminated`, `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row
         included; [T, B] each. With `count_agents`, `over` of its game, too.
       count_agents: steps are counted of agents, not of environments, by the report and by who learns (`Rollout.over` is
@@ -245,6 +245,6 @@ def finish(
         recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
         if together is not None and count_agents:
             recorded["over"] = jnp.repeat(together.over, mask.shape[1] // together.over.shape[1], axis=1)
-        extras = {**extras, RECORD: {**recorded, **own, "failed": broken}}
+        extras = {**extras, RAW_STEPS: {**recorded, **own, "failed": broken}}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry, over=over)
     return columns, rollout, report

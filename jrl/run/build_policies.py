@@ -328,9 +328,9 @@ def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
 def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
     """Returns shapes and dtypes of the rollouts that a run or policy learns from; sizes as of `unroll.rollout_like`."""
     like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
-    if spec.agents and unroll.RECORD in like.extras and cfg.rollout.count_steps_by == "agent_steps":
-        recorded: Any = like.extras[unroll.RECORD]
-        like = dataclasses.replace(like, extras={**like.extras, unroll.RECORD: {**recorded, "over": like.mask}})
+    if spec.agents and unroll.RAW_STEPS in like.extras and cfg.rollout.count_steps_by == "agent_steps":
+        recorded: Any = like.extras[unroll.RAW_STEPS]
+        like = dataclasses.replace(like, extras={**like.extras, unroll.RAW_STEPS: {**recorded, "over": like.mask}})
     side_by_side = cfg.rollout.batch_mode == "truncate_episodes" and cfg.external is None
     return like if side_by_side else complete.led_like(like)
 

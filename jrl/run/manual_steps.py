@@ -24,7 +24,7 @@ from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
 from jrl.run import build, build_policies
-from jrl.types import LEADS, NOT_FINITE, PLACE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
+from jrl.types import COUNTS_STEP, NOT_FINITE, POLICY_ID, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
@@ -396,7 +396,7 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
     """Returns the steps of a rollout, of environments and of agents, as an iteration counts them.
 
     Where the rows of a game's agents do not stand side by side, each policy marks the game's steps that it has part in
-    (`LEADS`): the steps are those of the policy that has part in most.
+    (`COUNTS_STEP`): the steps are those of the policy that has part in most.
 
     Args:
       rollout: on the host.
@@ -405,10 +405,10 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
     mask = np.asarray(rollout.mask)
     if rollout.over is not None:
         games = mask.reshape(*np.shape(rollout.over), -1).any(-1).sum()
-    elif LEADS in rollout.extras:
-        leads = mask & np.asarray(rollout.extras[LEADS])
-        if PLACE in rollout.extras:  # who follows which policy may differ from game to game
-            _, who = np.unique(np.asarray(rollout.extras[PLACE]), return_inverse=True)
+    elif COUNTS_STEP in rollout.extras:
+        leads = mask & np.asarray(rollout.extras[COUNTS_STEP])
+        if POLICY_ID in rollout.extras:  # who follows which policy may differ from game to game
+            _, who = np.unique(np.asarray(rollout.extras[POLICY_ID]), return_inverse=True)
         else:
             width = sum(group.agents.size for group in groups) or 1
             who = np.zeros(width, int)

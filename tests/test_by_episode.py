@@ -78,7 +78,7 @@ def algo():
 def rows_of(session):
     """A rollout, the policy that each row should be of, and that which it is of."""
     rollout, _ = session.by_hand.sample()
-    number = np.asarray(rollout.extras[by_game.GAME])
+    number = np.asarray(rollout.extras[by_game.GAME_NUMBER])
     ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
     for t, b in np.ndindex(*number.shape):
         episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
@@ -146,7 +146,7 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
-    assert (np.asarray(seen.latest) == rollout.extras[by_game.GAME].max(0)[::2]).all()
+    assert (np.asarray(seen.latest) == rollout.extras[by_game.GAME_NUMBER].max(0)[::2]).all()
 
 
 # ---------------------------------------------------------------- policies come and go
@@ -399,7 +399,7 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
     with api.Algorithm.from_checkpoint(saved) as again:
         assert (np.asarray(again.session.state.learner[ROSTER].latest) == 0).all()
         rollout, wanted, found = rows_of(again.session)
-        assert (wanted == found).all() and np.asarray(rollout.extras[by_game.GAME])[0].max() == 0
+        assert (wanted == found).all() and np.asarray(rollout.extras[by_game.GAME_NUMBER])[0].max() == 0
         trained(again, 1)
         _, wanted, found = rows_of(again.session)
         assert (wanted == found).all()

@@ -288,8 +288,8 @@ def test_pure_moments_run_inside_the_program():
     called = CallbackList(Pure())
     assert not called.needs_rollouts
     called.check(on_policy=False)
-    algo = learner.batches_transformed(averaging(), called.batch_transforms())
-    learn = learner.transformed(learner.on_policy(algo), called.program_transforms())
+    algo = learner.transform_batches(averaging(), called.batch_transforms())
+    learn = learner.transform_rollouts(learner.on_policy(algo), called.program_transforms())
     row = jnp.zeros((2, 1))
     flags = (jnp.zeros((2, 1), bool),) * 3
     rollout = Rollout(row, row[0], row, jnp.array([[1.0], [4.0]]), *flags, jnp.ones(1, bool), {}, ())

@@ -137,5 +137,5 @@ def test_a_row_on_which_nothing_can_be_done_is_told(counted, expected):
     rows = np.array([[True, True], [counted, True]])
     rollout = Rollout({"x": like, "action_mask": mask}, None, like, like, like, like, rows, None, {}, ())
     quiet = learner.Learner(lambda key: (), lambda: (), lambda s: s, lambda s, r, x, k: (s, r, {}))
-    assert float(learner.checked(quiet, spec).step((), (), rollout, None)[2][NO_CHOICE]) == expected
-    assert learner.checked(quiet, EnvSpec(Box((2,)), Discrete(2), 2)) is quiet
+    assert float(learner.report_blocked_actions(quiet, spec).step((), (), rollout, None)[2][NO_CHOICE]) == expected
+    assert learner.report_blocked_actions(quiet, EnvSpec(Box((2,)), Discrete(2), 2)) is quiet

@@ -99,8 +99,8 @@ def acting(made: Sequence[Group]) -> Algo:
 
     def init(key: Key) -> dict[str, PyTree]:
         found = algo.init(key)
-        copies = pool.together(dict.fromkeys(pool.names, frozen(found[learner.names[0]])))
-        return {**found, **pool.apart(copies), LEAGUE: begun(len(pool.names))}
+        copies = pool.stack(dict.fromkeys(pool.names, frozen(found[learner.names[0]])))
+        return {**found, **pool.unstack(copies), LEAGUE: begun(len(pool.names))}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         return _playing(algo.actor(_policies(state)), pool, state[LEAGUE])
@@ -134,7 +134,7 @@ def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = 
     def init(key: Key) -> dict[str, PyTree]:
         found = inner.init(key)
         copy = frozen(keep_one(found[taught.label]))
-        copies = pool.together(dict.fromkeys(pool.names, copy))
+        copies = pool.stack(dict.fromkeys(pool.names, copy))
         return {**found, pool.label: copies, LEAGUE: begun(len(pool.names))}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:

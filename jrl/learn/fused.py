@@ -84,11 +84,11 @@ class Fused(Program):
         """
 
         def start(root, source):
-            return self.begun(root, source), root
+            return self.init_state(root, source), root
 
         return parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
 
-    def begun(self, root: Key, source: PyTree = ()) -> LoopState:
+    def init_state(self, root: Key, source: PyTree = ()) -> LoopState:
         """Makes the state of a run that begins, whose environments are `source` where they are not pure."""
         source = self._environments(root) if self.unroll.pure else source
         return LoopState(
@@ -151,7 +151,7 @@ class Fused(Program):
         learned, replay, metrics = self._learning(state.learner, state.replay, rollout, key)
         return LoopState(learned, replay, state.source), metrics
 
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         started = jnp.zeros_like(state.source.started)
         return dataclasses.replace(state, source=dataclasses.replace(state.source, started=started))
 
@@ -191,7 +191,7 @@ def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyT
     if most == 1:
         state, out = one(state, jnp.uint32(0))
         return state, _stacked(out)
-    one, (_, like) = trace_once.once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
+    one, (_, like) = trace_once.trace_once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
     packed, apart = _packing(like)
     rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(packed, like))
 

@@ -1,6 +1,6 @@
 """Stops learning at the update whose loss or parameters are not finite, and keeps what is needed to repeat it.
 
-    algo = guard.guarded(algo, batch_like)      # an Algo whose State is a Guarded
+    algo = guard.refuse_bad_updates(algo, batch_like)      # an Algo whose State is a Guarded
 
 The check is part of the program: nobody waits for it. After a bad update the state stays the last good one, and whoever
 drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
@@ -42,7 +42,7 @@ class Guarded:
         return self.state.updates
 
 
-def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
+def refuse_bad_updates(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     """Makes an Algo that refuses updates that are not finite, and keeps the first of them.
 
     Args:
@@ -54,14 +54,14 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     """
 
     def init(key: Key) -> Guarded:
-        return fresh(algo.init(key), like)
+        return init_state(algo.init(key), like)
 
     def update(state: Guarded, batch: PyTree, key: Key) -> tuple[Guarded, UpdateAux]:
         new, aux = algo.update(state.state, batch, key)
         bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
         bad_params = ~_finite(new.params)
         # all devices refuse the update, or none
-        bad_loss, bad_params = collectives.somewhere(jnp.stack([bad_loss, bad_params]), axis_name)
+        bad_loss, bad_params = collectives.any_device(jnp.stack([bad_loss, bad_params]), axis_name)
         fault, bad = state.fault, bad_loss | bad_params
 
         def note(fault: Fault) -> Fault:
@@ -71,7 +71,7 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
         first = bad & ~fault.found
         branch = lambda fault: jax.lax.cond(first, note, lambda fault: fault, fault)
         choice = lambda fault: jax.tree.map(lambda old, new: jnp.where(first, new, old), fault, note(fault))
-        if collectives.alone(axis_name) and _bytes(batch) <= _SMALL:
+        if collectives.is_single_device(axis_name) and _bytes(batch) <= _SMALL:
             fault = jax.lax.platform_dependent(fault, cpu=branch, default=choice)
         else:
             fault = branch(fault)
@@ -94,7 +94,7 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     )
 
 
-def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
+def init_state(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
     """Makes a state in which nothing was found; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
     no = lambda: zeros((), bool)
     batch = jax.tree.map(lambda x: zeros(x.shape, x.dtype), like)

@@ -56,8 +56,8 @@ class Data(NamedTuple):
 
     buffer: Buffer  # one device's
     fill: Callable[[], PyTree]  # -> the replay of all devices with the data in it
-    bare: Callable[[PyTree], PyTree]  # what of a replay changes, such as priorities: what a checkpoint holds
-    dressed: Callable[[PyTree, PyTree], PyTree]  # (what was bare, a replay with the data) -> that replay with it
+    without_rows: Callable[[PyTree], PyTree]  # what of a replay changes, such as priorities: what a checkpoint holds
+    with_rows: Callable[[PyTree, PyTree], PyTree]  # (what was bare, a replay with the data) -> that replay with it
 
 
 class Keys(NamedTuple):
@@ -130,7 +130,7 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
     return Learner(algo.init, init_replay, algo.actor, step, update=algo.update)
 
 
-def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
+def transform_rollouts(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
     """Learns from the rollout that the pure functions `transforms` return, in their order.
 
     A rollout keeps its shapes and dtypes; with several devices each sees its own columns.
@@ -148,7 +148,7 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
     return learner._replace(step=step)
 
 
-def checked(
+def report_blocked_actions(
     learner: Learner,
     spec: EnvSpec,
     *,
@@ -183,9 +183,7 @@ def checked(
     return learner._replace(step=step)
 
 
-def batches_transformed(
-    algo: Algo, transforms: Sequence[Callable[[Any], Any]], *, axis_name: str | None = None
-) -> Algo:
+def transform_batches(algo: Algo, transforms: Sequence[Callable[[Any], Any]], *, axis_name: str | None = None) -> Algo:
     """Makes each update on the batch that the pure functions `transforms` return, in their order.
 
     Args:
@@ -218,7 +216,7 @@ def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
         raise TypeError(f"{name}: a transform keeps a rollout's shapes and dtypes: {kind(before)} -> {kind(after)}")
 
 
-def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learner:
+def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learner:
     """Makes one gradient step on a sample of data sets, to which nothing is added; schedules count updates.
 
     Args:
@@ -245,7 +243,7 @@ def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learne
     return Learner(algo.init, buffer.init, algo.actor, step, update=algo.update, sample=sample)
 
 
-def by_updates(algo: Algo, obs_stats: PyTree) -> Algo:
+def count_updates(algo: Algo, obs_stats: PyTree) -> Algo:
     """Makes an Algo whose schedules count updates, and whose statistics of observations are given.
 
     Args:
@@ -310,7 +308,7 @@ def off_policy(
         held, ready = buffer.size(replay), buffer.can_sample(replay)
         live = None if buffer.live is None else buffer.live(replay)
         held, live = collectives.psum((held, live), axis_name)
-        ready = collectives.everywhere(ready, axis_name)  # all devices learn, or none
+        ready = collectives.all_devices(ready, axis_name)  # all devices learn, or none
 
         def draw_and_learn(state, changing, i):
             sample_key, update_key = split(key, i)
@@ -327,7 +325,9 @@ def off_policy(
 
         # the replay is carried only where the loop changes it: under vmap a loop selects among all that it carries
         changing = () if buffer.set_priority is None else replay
-        gradient_step, shapes = trace_once.once(draw_and_learn, state, changing, jax.ShapeDtypeStruct((), jnp.int32))
+        gradient_step, shapes = trace_once.trace_once(
+            draw_and_learn, state, changing, jax.ShapeDtypeStruct((), jnp.int32)
+        )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[2])
         # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
         count = jnp.where(ready & (held >= learning_starts), updates, 0)

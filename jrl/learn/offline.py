@@ -25,7 +25,7 @@ class Offline(Program):
     An iteration is an update, and what the run counts by. There are no environments.
 
     Args:
-      learner: of `learner.fixed`, made with axis_name=parallel.AXIS.
+      learner: of `learner.from_data_sets`, made with axis_name=parallel.AXIS.
       mesh: the devices.
       iterations: of a call, at most.
       held_out: a Learner of the data that are held out, whose metrics are taken and whose updates are not; None: none.
@@ -53,7 +53,7 @@ class Offline(Program):
         self._sample = parallel.pmap(self._one_sample, mesh, (own, own, same), own)
         self._rows: PyTree = None  # the replay with the data; what of it changes is that of the LoopState
         self._apart: PyTree = ()  # the data that are held out
-        self._nothing = episode_metrics.nothing(episode_metrics.init(1, 1))
+        self._nothing = episode_metrics.empty_report(episode_metrics.init(1, 1))
 
     def init(self, seed: int) -> LoopState:
         self._roots[seed] = root = jax.random.key(seed)
@@ -73,7 +73,7 @@ class Offline(Program):
         return parallel.shard(self._data.fill(), self.mesh)
 
     def _begun(self) -> PyTree:
-        return jax.tree.map(jnp.copy, self._data.bare(self._rows))
+        return jax.tree.map(jnp.copy, self._data.without_rows(self._rows))
 
     @property
     def _data(self) -> Data:
@@ -95,26 +95,26 @@ class Offline(Program):
 
         def drawn(learned: PyTree, bare: PyTree, i: Any):
             key = Keys(*jax.tree.map(lambda x: x[i], keys))
-            learned, replay, metrics = self.learner.step(learned, self._data.dressed(bare, rows), None, key)
+            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
             metrics.pop("train/updates")
-            return learned, self._data.bare(replay), metrics
+            return learned, self._data.without_rows(replay), metrics
 
         def body(i, carry):
             learned, bare, total = carry
             learned, bare, metrics = one(learned, bare, i)
             return learned, bare, jax.tree.map(jnp.add, total, metrics)
 
-        one, (_, _, shapes) = trace_once.once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
+        one, (_, _, shapes) = trace_once.trace_once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.bare(rows))
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.without_rows(rows))
 
     def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:
         rows = own_replay(rows, self.learner)
         assert self.learner.sample is not None
-        return self.learner.sample(self._data.dressed(self._own(bare, rows), rows), key)
+        return self.learner.sample(self._data.with_rows(self._own(bare, rows), rows), key)
 
     def sampled(self, state: LoopState, key: Key) -> PyTree:
         """Draws a batch of the data as an update does, of all devices."""
@@ -156,7 +156,7 @@ class Offline(Program):
         """Raises RuntimeError: nothing is added to data sets."""
         raise RuntimeError("the run learns from data alone: it takes no rollouts")
 
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         return state
 
     def keep(self, state: LoopState) -> LoopState:

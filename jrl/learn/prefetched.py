@@ -74,7 +74,7 @@ class Prefetched(Offline):
             learned, metrics = one(learned, i)
             return learned, jax.tree.map(jnp.add, total, metrics)
 
-        one, (_, shapes) = trace_once.once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
+        one, (_, shapes) = trace_once.trace_once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros))
 

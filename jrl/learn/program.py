@@ -78,7 +78,7 @@ class Program(abc.ABC):
         """Learns from a rollout; takes over the buffers of `state`, not those of the rollout."""
 
     @abc.abstractmethod
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         """Returns the state whose next rollout does not continue the latest, which may not have been learned from."""
 
     @abc.abstractmethod
@@ -113,11 +113,11 @@ class Program(abc.ABC):
     def _with_data(self, replay: PyTree) -> PyTree:
         """Returns a checkpoint's replay on the devices, with the data sets that it is to have."""
         data = self.learner.data
-        return replay if data is None else parallel.shard(data.dressed(replay, data.fill()), self.mesh)
+        return replay if data is None else parallel.shard(data.with_rows(replay, data.fill()), self.mesh)
 
     def _without_data(self, replay: PyTree) -> PyTree:
         """Returns what of a replay a checkpoint holds."""
-        return replay if self.learner.data is None else self.learner.data.bare(replay)
+        return replay if self.learner.data is None else self.learner.data.without_rows(replay)
 
     def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
         if seed not in self._roots:

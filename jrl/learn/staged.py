@@ -87,7 +87,7 @@ class Staged(Program):
         assert self.source is not None
         reports, learned = step._reports, step._learned
         if not reports:
-            report = episode_metrics.nothing(self.source.columns)
+            report = episode_metrics.empty_report(self.source.columns)
         else:
             report = reports[0] if len(reports) == 1 else episode_metrics.add_up(reports)
         metrics = learned[0] if len(learned) == 1 else _mean(learned)
@@ -144,7 +144,7 @@ class Staged(Program):
             self._timers.add("update", (time.perf_counter() - start) * self._every)
         return LoopState(learned, replay, ()), metrics
 
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         self._seam = True
         return state
 

@@ -9,7 +9,7 @@ from jax.extend.core import jaxpr_as_fun
 from jrl.types import PyTree
 
 
-def once(fn: Callable[..., PyTree], *like: Any) -> tuple[Callable[..., PyTree], PyTree]:
+def trace_once(fn: Callable[..., PyTree], *like: Any) -> tuple[Callable[..., PyTree], PyTree]:
     """Returns `fn` for arguments of these shapes and dtypes, and the shapes and dtypes of what it returns.
 
     To trace an update takes a tenth of a second and more; what was traced is taken over operation by operation.

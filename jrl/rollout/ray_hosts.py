@@ -253,7 +253,7 @@ class EnvRunners(RunnerGroup, Parts):
                 rollouts.append(rollout)
                 reports.append(None if part is None else part.episodes)
             # the latest of each runner, whose rollout may stand elsewhere, or not have come
-            latest = map(episodes.nothing, self._columns)
+            latest = map(episodes.empty_report, self._columns)
             reports = [now if told is None else _with_windows(told, now) for told, now in zip(reports, latest)]
             report = jax.tree.map(lambda *x: np.stack(x), *reports)
             rollout = self._join(rollouts)

@@ -117,7 +117,7 @@ def _algorithm(
     given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
     transforms = (*given, *(callback_list.batch_transforms() if callback_list else ()))
     made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
-    return learner.batches_transformed(made, transforms, axis_name=axis_name)
+    return learner.transform_batches(made, transforms, axis_name=axis_name)
 
 
 def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:

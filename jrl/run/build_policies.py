@@ -251,7 +251,7 @@ def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, Run
     group = Group(tuple(members), _numbers(spec, members), make(own, of_one), kinds=spec.kinds)
     if floats:
         bound = lambda values: group._replace(algo=make(with_floats(own, values), of_one))
-        group = group._replace(floats=floats, of_floats=bound)
+        group = group._replace(floats=floats, with_values=bound)
     return group, own, of_one
 
 
@@ -296,9 +296,9 @@ def watches_games(cfg: RunConfig) -> bool:
 
 
 def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None) -> Learner:
-    """Makes the learner report rows on which no action can be taken: see `jrl.learn.learner.checked`."""
+    """Makes the learner report rows on which no action can be taken: see `jrl.learn.learner.report_blocked_actions`."""
     observed = (lambda obs: obs[views.OBS]) if episode_settings.per_episode(cfg) else None
-    return learner.checked(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
+    return learner.report_blocked_actions(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
 
 
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:

@@ -48,7 +48,7 @@ class Known(NamedTuple):
             return self.ids[0]
         raise KeyError(f"policy_id: expected {' or '.join(self.ids)}, got {policy_id!r}: get_policy(policy_id)")
 
-    def apart(self, actor: PyTree) -> dict[str, PyTree]:
+    def split(self, actor: PyTree) -> dict[str, PyTree]:
         """Splits what acts for all policies by their ids."""
         if not self.groups:
             return {self.ids[0]: actor}
@@ -172,7 +172,7 @@ class ByHand:
         number = session.config.run.seed, session.iteration, self._call()
         before = session.games.ahead(session.state) if session.games else session.state
         state, *found = program.collect(before, *number)
-        session.replace_state(program.apart(state))
+        session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(found)
         return rollout, report
 
@@ -237,7 +237,7 @@ class ByHand:
         program = session.run.program
         placed = parallel.shard(rollout, session.run.mesh, parallel.ROLLOUT)
         number = session.config.run.seed, session.iteration, self._call()
-        return program.learn(program.apart(session.state), placed, *number)
+        return program.learn(program.discontinue(session.state), placed, *number)
 
     def _learn_batch(self, batch: Batch | SequenceBatch):
         run, state, same = self._session.run, self._session.state, parallel.REPLICATED
@@ -273,7 +273,7 @@ class ByHand:
         def make() -> Callable[..., Any]:
             algo = self._remade(gradients.taken)
             single = learner.on_policy(algo._replace(data=Fresh()))
-            whole = learner.transformed(single, build.transforms(session.config, session.callback_list))
+            whole = learner.transform_rollouts(single, build.transforms(session.config, session.callback_list))
 
             def body(state, batch, key):
                 state = dataclasses.replace(state, opt_state=algo.init(jax.random.key(0)).opt_state)

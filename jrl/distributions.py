@@ -400,7 +400,7 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
         log_stds: Sequence[Any] = _split(log_std, gaussians) if num_gaussian else nothing
         masks: Sequence[Any] = nothing if mask is None else _split(mask, choices)
         of_parts = zip(parts, _split(outputs, sizes), log_stds, masks, strict=True)
-        return Joint(spaces.of_leaves(space, [part.build(*args) for part, *args in of_parts]))
+        return Joint(spaces.from_leaves(space, [part.build(*args) for part, *args in of_parts]))
 
     return Head(size, num_gaussian, make)
 

@@ -5,7 +5,7 @@
 
 A config holds names only, so that it can be written down. `reference` gives the name of an object; one that no other
 process could import by it (it was made in a notebook, or inside a function) is registered, and travels to the
-processes of this run with `needed` and `install`.
+processes of this run with `find_registered` and `install`.
 """
 
 import difflib
@@ -51,27 +51,27 @@ def reference(found: Any) -> str:
     return name
 
 
-def everything() -> dict[str, Any]:
+def all_registered() -> dict[str, Any]:
     """Returns all that is registered, for `install` in another process."""
     return dict(_registered)
 
 
-def needed(tree: Any) -> dict[str, Any]:
+def find_registered(tree: Any) -> dict[str, Any]:
     """Returns the registered names that the texts in nested data mention, for a process that gets this config."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     tree = getattr(tree, "categories", tree)  # a choice of Ray Tune's
     if isinstance(tree, list | tuple):
-        return {name: found for part in tree for name, found in needed(part).items()}
+        return {name: found for part in tree for name, found in find_registered(part).items()}
     return {tree: _registered[tree]} if isinstance(tree, str) and tree in _registered else {}
 
 
 def install(found: Mapping[str, Any]) -> None:
-    """Registers what `everything` returned."""
+    """Registers what `all_registered` returned."""
     _registered.update(found)
 
 
-def imported(name: str, what: str) -> Any:
+def import_module(name: str, what: str) -> Any:
     """Imports the module of a dotted name. Raises InputError that begins with `what`, whatever happens meanwhile."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise InputError(f"{what}: {short(name)} is no name of a module: expected package.module, letters and dots")
@@ -113,7 +113,7 @@ def load(path: str, key: str) -> Any:
         near = difflib.get_close_matches(path[:80], _registered, 1)
         mend = f": did you mean {near[0]}?" if near else ""
         raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {short(path)}{mend}")
-    module = imported(module_name, f"{key} {short(path)[1:-1]}")
+    module = import_module(module_name, f"{key} {short(path)[1:-1]}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
@@ -137,7 +137,7 @@ def class_path(text: str) -> str | None:
     return f"{found[1]}:{found[2]}"
 
 
-def importable(value: Any) -> str | None:
+def importable_name(value: Any) -> str | None:
     """Returns the name by which `load` finds a class or function, which may itself be given; None: there is none."""
     if isinstance(value, str) and registered(value) is None:
         return class_path(value)

@@ -39,7 +39,7 @@ AGENTS, PRESENT, STATE = "agents", "present", "state"
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
     """Returns the spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in
-    which `jax.tree.leaves` gives those of an element. No two have the same path (`joined`).
+    which `jax.tree.leaves` gives those of an element. No two have the same path (`join_paths`).
 
     >>> leaves(Dict((("pos", Box((2,))), ("goal", Tuple((Discrete(3), Discrete(4)))))))
     [('goal/0', Discrete(n=3, dtype='int32')), ('goal/1', Discrete(n=4, dtype='int32')), ('pos', Box(shape=(2,), ...))]
@@ -59,12 +59,12 @@ def _leaves(space: Space) -> list[tuple[tuple[str, ...], Leaf]]:
     return [((name, *names), leaf) for name, part in parts for names, leaf in _leaves(part)]
 
 
-def joined(paths: Sequence[tuple[str, ...]]) -> list[str]:
+def join_paths(paths: Sequence[tuple[str, ...]]) -> list[str]:
     """Joins the names of each path by /, one-to-one.
 
     Where two paths would become the same text, / in a name is written ~1 and ~ is written ~0 in all of them.
 
-    >>> joined([("goal", "at"), ("pos",)]), joined([("goal", "at"), ("goal/at",)])
+    >>> join_paths([("goal", "at"), ("pos",)]), join_paths([("goal", "at"), ("goal/at",)])
     (['goal/at', 'pos'], ['goal/at', 'goal~1at'])
     """
     return list(map(_plain if len(set(map(_plain, paths))) == len(set(paths)) else _escaped, paths))
@@ -84,13 +84,13 @@ def _plain(names: Sequence[str]) -> str:
 
 
 def _escaped(names: Sequence[str]) -> str:
-    return "/".join(map(escaped, names))
+    return "/".join(map(escape, names))
 
 
-def escaped(name: str) -> str:
+def escape(name: str) -> str:
     """Returns a text without /, another one for each text.
 
-    >>> escaped("goal/at"), escaped("goal~1at")
+    >>> escape("goal/at"), escape("goal~1at")
     ('goal~1at', 'goal~01at')
     """
     return name.replace("~", "~0").replace("/", "~1")
@@ -106,7 +106,7 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
     return fn(space, *trees)
 
 
-def of_leaves(space: Space, parts: list[Any]) -> PyTree:
+def from_leaves(space: Space, parts: list[Any]) -> PyTree:
     """Returns `parts`, one for each of `leaves(space)`, as an element of `space` has them."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
 
@@ -130,7 +130,7 @@ def kinds(each: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found)) if len(found) > 1 else ()
 
 
-def of_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[tuple[int, ...], ...]]:
+def combine_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[tuple[int, ...], ...]]:
     """Returns the observation space, action space and kinds (`EnvSpec.kinds`) of agents with these two spaces each."""
     found = kinds(each)
     if not found:
@@ -166,10 +166,10 @@ def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:
     return tuple(one(k, group) for k, group in enumerate(spec.groups))
 
 
-def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[Any, ...]:
+def split_by_kind(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[Any, ...]:
     """Returns what each kind has of an array with the columns of all agents along `axis`, 0 or 1; (x,) without kinds.
 
-    >>> of_kinds(((0, 2), (1,)), np.arange(6))
+    >>> split_by_kind(((0, 2), (1,)), np.arange(6))
     (array([0, 2, 3, 5]), array([1, 4]))
     """
     if len(kinds) < 2:
@@ -181,7 +181,7 @@ def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[A
 
 def rows_by_kind(spec: EnvSpec, x: Any, axis: int = 0) -> tuple[Any, ...]:
     """Returns what each kind of agents has of an array with the columns of all agents; (x,) where all are alike."""
-    return of_kinds(spec.groups, x, axis)
+    return split_by_kind(spec.groups, x, axis)
 
 
 def parts_by_kind(spec: EnvSpec, tree: PyTree) -> tuple[PyTree, ...]:
@@ -210,10 +210,10 @@ def elements(space: Space, columns: int | tuple[int, ...]) -> PyTree:
 # ---------------------------------------------------------------- parts and sizes
 
 
-def names(space: Space) -> list[str]:
+def part_names(space: Space) -> list[str]:
     """Returns the paths of the parts of a Dict, those of its Dicts among them; none of any other space.
 
-    >>> names(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))))
+    >>> part_names(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))))
     ['goal', 'goal/at', 'goal/kind', 'pos']
     """
 
@@ -224,17 +224,17 @@ def names(space: Space) -> list[str]:
     return list(map(_join(space), parts(space, ())))
 
 
-def within(path: str, paths: Collection[str]) -> bool:
+def is_within(path: str, paths: Collection[str]) -> bool:
     """Tells whether a path is one of `paths`, or that of a part of one.
 
-    >>> within("goal/at", ["goal"]), within("goals", ["goal"])
+    >>> is_within("goal/at", ["goal"]), is_within("goals", ["goal"])
     (True, False)
     """
     return any(f"{path}/".startswith(f"{other}/") for other in paths)
 
 
 def without(space: Space, paths: Collection[str]) -> Space:
-    """Returns `space` without the parts `paths`, each one of `names(space)`, and without Dicts that become empty.
+    """Returns `space` without the parts `paths`, each one of `part_names(space)`, and without Dicts that become empty.
 
     >>> without(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))), ["goal/at"])
     Dict(items=(('goal', Dict(items=(('kind', Discrete(n=3, dtype='int32')),))), ('pos', Box(shape=(2,), ...))))
@@ -250,19 +250,19 @@ def without(space: Space, paths: Collection[str]) -> Space:
     return rest_of(space, ())
 
 
-def removed(space: Space, paths: Collection[str], obs: PyTree) -> PyTree:
+def remove_parts(space: Space, paths: Collection[str], obs: PyTree) -> PyTree:
     """Turns elements [..., *] of `space` into those of `without(space, paths)`."""
     pairs = zip(leaves(space), jax.tree.leaves(obs), strict=True)
-    return of_leaves(without(space, paths), [x for (path, _), x in pairs if not within(path, paths)])
+    return from_leaves(without(space, paths), [x for (path, _), x in pairs if not is_within(path, paths)])
 
 
-def filled(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[Leaf], Any]) -> PyTree:
+def fill_parts(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[Leaf], Any]) -> PyTree:
     """Turns elements [..., *] of `without(space, paths)` into those of `space`, with `zeros(leaf)` at `paths`."""
     given = iter(jax.tree.leaves(obs))
-    return of_leaves(space, [zeros(leaf) if within(path, paths) else next(given) for path, leaf in leaves(space)])
+    return from_leaves(space, [zeros(leaf) if is_within(path, paths) else next(given) for path, leaf in leaves(space)])
 
 
-def alike(a: Space, b: Space) -> bool:
+def are_compatible(a: Space, b: Space) -> bool:
     """Returns whether what reads or acts in one space can do so in the other.
 
     Leaves have the same kinds, shapes and dtypes at the same places; the bounds of a Box may differ.
@@ -275,20 +275,20 @@ def alike(a: Space, b: Space) -> bool:
     return all(kind(x) == kind(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
 
 
-def stacked(space: Space, count: int) -> Space:
+def stack_space(space: Space, count: int) -> Space:
     """Returns the space of `count` elements of a space, one after the other along the first axis of each array.
 
     Choices follow one another in a MultiDiscrete, whose arrays have no second axis. An element is that of `space`
     with a batch axis [count], each array reshaped.
 
-    >>> stacked(Box((3,), low=0.0), 2), stacked(Discrete(4), 2)
+    >>> stack_space(Box((3,), low=0.0), 2), stack_space(Discrete(4), 2)
     (Box(shape=(2, 3), dtype='float32', low=0.0, high=inf), MultiDiscrete(nvec=(4, 4), dtype='int32'))
     """
     match space:
         case Dict():
-            return Dict(tuple((name, stacked(part, count)) for name, part in space.items))
+            return Dict(tuple((name, stack_space(part, count)) for name, part in space.items))
         case Tuple():
-            return Tuple(tuple(stacked(part, count) for part in space.items))
+            return Tuple(tuple(stack_space(part, count) for part in space.items))
         case Discrete():
             return MultiDiscrete((space.n,) * count, space.dtype)
         case MultiDiscrete():
@@ -299,20 +299,20 @@ def stacked(space: Space, count: int) -> Space:
     return Box((count, *space.shape), space.dtype, low, high)
 
 
-def member(space: Space, count: int) -> Space | None:
-    """Returns the space of which `space` holds `count` elements, as `stacked` makes it; None: it does not hold so many.
+def unstack_space(space: Space, count: int) -> Space | None:
+    """Returns the space of which `space` holds `count` elements, as `stack_space` makes it; None.
 
     The bounds of a Box are those of its first element.
 
-    >>> member(MultiDiscrete((4, 4)), 2), member(Box((2, 3)), 2), member(Box((3,)), 2)
+    >>> unstack_space(MultiDiscrete((4, 4)), 2), unstack_space(Box((2, 3)), 2), unstack_space(Box((3,)), 2)
     (MultiDiscrete(nvec=(4,), dtype='int32'), Box(shape=(3,), dtype='float32', low=-inf, high=inf), None)
     """
     match space:
         case Dict():
-            named = [(name, found) for name, part in space.items if (found := member(part, count)) is not None]
+            named = [(name, found) for name, part in space.items if (found := unstack_space(part, count)) is not None]
             return Dict(tuple(named)) if len(named) == len(space.items) else None
         case Tuple():
-            parts = [found for part in space.items if (found := member(part, count)) is not None]
+            parts = [found for part in space.items if (found := unstack_space(part, count)) is not None]
             return Tuple(tuple(parts)) if len(parts) == len(space.items) else None
         case MultiDiscrete():
             nvec = space.nvec[: len(space.nvec) // count]
@@ -411,7 +411,7 @@ def masks_actions(spec: EnvSpec) -> bool:
     return True
 
 
-def seen(space: Space) -> Space:
+def without_mask(space: Space) -> Space:
     """Returns the part of an observation space that networks read: without the mask. One part that is left stands for
     itself.
 
@@ -427,7 +427,7 @@ def seen(space: Space) -> Space:
 
 
 def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
-    """Returns (the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
+    """Returns (the elements [..., *] of `without_mask(space)`, allowed actions [..., K] bool; None: all are allowed).
 
     >>> space = Dict((("action_mask", MultiBinary((2,))), ("x", Box((3,)))))
     >>> split_mask(space, {"action_mask": jnp.array([1, 0]), "x": jnp.ones(3)})
@@ -446,21 +446,21 @@ __all__ = [
     "STATE",
     "any_allowed",
     "batch_shape",
-    "escaped",
-    "filled",
-    "joined",
+    "escape",
+    "fill_parts",
+    "from_leaves",
+    "is_within",
+    "join_paths",
     "leaves",
     "map_leaves",
     "masks_actions",
-    "member",
-    "names",
     "num_bytes",
     "num_choices",
-    "of_leaves",
-    "removed",
-    "seen",
+    "part_names",
+    "remove_parts",
     "split_mask",
-    "stacked",
-    "within",
+    "stack_space",
+    "unstack_space",
     "without",
+    "without_mask",
 ]

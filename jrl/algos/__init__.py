@@ -98,7 +98,7 @@ def get(name: str) -> ModuleType:
         return importlib.import_module(_MODULES[name])
     if not is_own(name):
         raise InputError(f"algo.name: unknown algorithm {short(name)}: choose one of {', '.join(_MODULES)}")
-    module = registry.imported(name, f"algo.name {short(name)[1:-1]}")
+    module = registry.import_module(name, f"algo.name {short(name)[1:-1]}")
     if not (dataclasses.is_dataclass(getattr(module, "Config", None)) and callable(getattr(module, "make", None))):
         raise InputError(
             f"algo.name {name}: an algorithm is a module with a dataclass Config and a function "

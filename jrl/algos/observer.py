@@ -63,7 +63,7 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
     masks = spaces.masks_actions(spec)
     transform, read = _transform(spec, network)
     space = spec.observation if transform is None else _with_mask(spec.observation, read, masks)
-    arrays = tuple(spaces.leaves(spaces.seen(space)))
+    arrays = tuple(spaces.leaves(spaces.without_mask(space)))
     facts = _Facts(
         given=spec.observation,
         transform=transform,
@@ -151,7 +151,7 @@ def _transformed(facts: _Facts, obs: PyTree) -> PyTree:
     if fn is None:
         return obs
     x, mask = spaces.split_mask(facts.given, obs)
-    for _ in spaces.batch_shape(spaces.seen(facts.given), x):
+    for _ in spaces.batch_shape(spaces.without_mask(facts.given), x):
         fn = jax.vmap(fn)
     x = _cast(fn(x), facts.read)
     return x if mask is None else {spaces.ACTION_MASK: obs[spaces.ACTION_MASK], "obs": x}
@@ -220,7 +220,7 @@ def _join(space: Space, x: PyTree, mask: Array) -> PyTree:
 
 def _transform(spec: EnvSpec, network: NetworkConfig) -> tuple[Callable[[PyTree], PyTree] | None, Space]:
     """Returns the user's function of one observation, and the space of what it returns."""
-    given = spaces.seen(spec.observation)
+    given = spaces.without_mask(spec.observation)
     if network.transform is None:
         return None, given
     function: Any = registry.load(network.transform, "network.transform")
@@ -246,7 +246,7 @@ def _space_of(tree: PyTree, path: str) -> Space:
 
 def _cast(x: PyTree, space: Space) -> PyTree:
     """Lists as the tuples that the space says."""
-    return spaces.of_leaves(space, jax.tree.leaves(x))
+    return spaces.from_leaves(space, jax.tree.leaves(x))
 
 
 __all__ = ["Observer", "begun", "make", "values_seen"]

@@ -27,7 +27,7 @@ def sample(space: Space, key: Key, batch: tuple[int, ...], mask: Array | None = 
     parts = [leaf for _, leaf in spaces.leaves(space)]
     keys = jax.random.split(key, len(parts))
     drawn = zip(parts, keys, _masks(parts, mask), strict=True)
-    return spaces.of_leaves(space, [sample(leaf, k, batch, one) for leaf, k, one in drawn])
+    return spaces.from_leaves(space, [sample(leaf, k, batch, one) for leaf, k, one in drawn])
 
 
 def log_prob(space: Space, mask: Array | None = None) -> Array | float:

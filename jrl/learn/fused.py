@@ -50,7 +50,7 @@ class Fused(Program):
         self._close = close
         self._begun: UnrollState | None = None  # environments that are not pure are those of `init`, for ever
         self._advance: Callable[..., Any] | None = None
-        self._waits = parallel.waits(mesh)
+        self._waits = parallel.must_wait(mesh)
 
     def init(self, seed: int) -> LoopState:
         pure = self.unroll.pure

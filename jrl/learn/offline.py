@@ -45,7 +45,7 @@ class Offline(Program):
     ):
         super().__init__(learner, mesh, rows=1)
         self.iterations, self._held_out, self._batches, self._epoch = iterations, held_out, batches, epoch
-        self._devices, self._waits = mesh.devices.size, parallel.waits(mesh)
+        self._devices, self._waits = mesh.devices.size, parallel.must_wait(mesh)
         same, own = parallel.REPLICATED, parallel.PER_DEVICE
         self._advance = parallel.pmap(
             self._body, mesh, (same, own, own, own, same, same, same), (same, own, same), (0, 1), loops=True

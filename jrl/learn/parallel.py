@@ -123,7 +123,7 @@ def make_mesh(devices: int | Sequence[jax.Device] = 1) -> Mesh:
     return Mesh(np.asarray(devices), (AXIS,))
 
 
-def waits(mesh: Mesh) -> bool:
+def must_wait(mesh: Mesh) -> bool:
     """Returns whether the caller has to wait for each program on this mesh before it starts the next.
 
     Programs with collectives on several host devices wait for each other in the threads of one pool: with many of them
@@ -194,7 +194,7 @@ def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:
     return jax.jit(fn, out_shardings=shardings)
 
 
-def placed(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
+def with_shardings(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
     """Returns shapes and dtypes with the place of the arrays, a PartitionSpec per tree or leaf."""
 
     def on_mesh(spec: P, tree: PyTree) -> PyTree:
@@ -218,7 +218,7 @@ def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, spe
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # made at run time; operation by operation, for breakpoints
         return fn
 
-    shapes = placed(args, mesh, specs)
+    shapes = with_shardings(args, mesh, specs)
     pool = concurrent.futures.ThreadPoolExecutor(1)
     compiled = pool.submit(lambda: fn.lower(*shapes).compile())
     pool.shutdown(wait=False)
@@ -277,7 +277,7 @@ def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
     return _by_columns(whole, *placed)
 
 
-def side_by_side(parts: Sequence[Rollout]) -> Rollout:
+def join_columns(parts: Sequence[Rollout]) -> Rollout:
     """Joins rollouts [T, b] of neighbouring environments to one, [T, B], in numpy."""
     return _by_columns(lambda axis, *x: np.concatenate(x, axis), *parts)
 
@@ -327,13 +327,13 @@ def _with_axis(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def first(tree: PyTree) -> PyTree:
+def first_copy(tree: PyTree) -> PyTree:
     """Returns one device's copy of replicated leaves."""
     # not x[0]: slicing a sharded array is a program of its own, a thousand times slower
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
-def diverged(tree: PyTree) -> list[str]:
+def find_diverged(tree: PyTree) -> list[str]:
     """Returns the replicated leaves whose copies are not all the same, by name; NaN equals NaN."""
     found = []
     for path, x in jax.tree.leaves_with_path(tree):

@@ -83,7 +83,7 @@ class Population:
         state = jax.eval_shape(self._begun, floats, root)
         width = self._width(len(self._places))
         every = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), (floats, state, root))
-        shapes = parallel.placed((*every, *_NUMBERS), self._mesh, _ADVANCED)
+        shapes = parallel.with_shardings((*every, *_NUMBERS), self._mesh, _ADVANCED)
         lowered = self._advance.lower(*shapes)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             compiled = pool.submit(lowered.compile)
@@ -168,7 +168,7 @@ class Population:
 
     def actor(self, member: int) -> PyTree:
         """Returns the actor of a member."""
-        return parallel.first(self._acting(self._own(member)[0], self.of(member).learner))
+        return parallel.first_copy(self._acting(self._own(member)[0], self.of(member).learner))
 
     @functools.cached_property
     def _acting(self) -> Callable[..., PyTree]:

@@ -99,7 +99,7 @@ class Program(abc.ABC):
 
     def actor(self, state: LoopState) -> PyTree:
         """Returns the actor, on one device."""
-        return parallel.first(self.learner.actor(state.learner))
+        return parallel.first_copy(self.learner.actor(state.learner))
 
     def assign(self, state: LoopState, kept: PyTree) -> LoopState:
         """Returns the state with the learner `kept`, as `keep` returned it; all else stays."""

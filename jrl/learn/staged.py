@@ -58,7 +58,7 @@ class Staged(Program):
         self.training_step = training_step
         self._seam = False  # before a rollout that continues nothing
         self._source_key: Key | None = None
-        self._waits = parallel.waits(mesh)
+        self._waits = parallel.must_wait(mesh)
         self._traced = False
         self._kept_keys: tuple[tuple[int, int, int], tuple[Key, Key]] | None = None
 
@@ -69,7 +69,7 @@ class Staged(Program):
 
         out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
         state, replay, key = parallel.place_outputs(start, self.mesh, out_specs)(jax.random.key(seed))
-        self._source_key = parallel.first(key)
+        self._source_key = parallel.first_copy(key)
         self.source = self._make_source(self._source_key)
         return LoopState(state, self._begun_with_data(replay), ())
 

@@ -74,7 +74,7 @@ def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
 
 def unprivileged(space: Space, cfg: NetworkConfig) -> tuple[Space, NetworkConfig]:
     """Returns the part of `space` that is not among `cfg.value_inputs`, and the config of what reads it alone."""
-    encoders = {path: name for path, name in cfg.encoders.items() if not spaces.within(path, cfg.value_inputs)}
+    encoders = {path: name for path, name in cfg.encoders.items() if not spaces.is_within(path, cfg.value_inputs)}
     public = spaces.without(space, cfg.value_inputs)
     return public, replace(cfg, value_inputs=(), encoders=Options(encoders))
 
@@ -173,7 +173,7 @@ class _Towers(nn.Module):
         if everything:
             return self.cfg, self.space, read(self.cfg, self.space, obs)
         space, cfg = unprivileged(self.space, self.cfg)
-        return cfg, space, read(cfg, space, spaces.removed(self.space, self.cfg.value_inputs, obs))
+        return cfg, space, read(cfg, space, spaces.remove_parts(self.space, self.cfg.value_inputs, obs))
 
     def _dense(self, head, features, scale, name, dtype):
         """Returns a layer of a head: (x, key or None) -> y of `dtype`."""
@@ -208,7 +208,7 @@ def check(space: Space, cfg: NetworkConfig) -> None:
 
 def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
     """Returns what is wrong with `cfg.value_inputs`, one message each."""
-    known, key = spaces.names(space), "network.value_inputs"
+    known, key = spaces.part_names(space), "network.value_inputs"
     if cfg.value_inputs and not known:
         got = ", ".join(map(repr, cfg.value_inputs))
         near = [name for name in difflib.get_close_matches(spaces.STATE, cfg.value_inputs) if name != spaces.STATE]
@@ -255,7 +255,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
     >>> logits.shape, value.shape
     ((8, 2), (8, 1))
     """
-    space = spaces.seen(spec.observation)
+    space = spaces.without_mask(spec.observation)
     check(space, cfg)
     module = _Towers(space, cfg, tuple(heads.items()))
     towers = ("torso",) if cfg.shared else tuple(f"{name}_torso" for name in heads)

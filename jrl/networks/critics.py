@@ -75,7 +75,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
     Raises:
       InputError: the network does not fit the observation space.
     """
-    space, action = spaces.seen(spec.observation), spec.action
+    space, action = spaces.without_mask(spec.observation), spec.action
     start = cores.make(cfg.core, 1).carry if cfg.recurrent else None
 
     def stacked(init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:

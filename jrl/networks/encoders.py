@@ -114,7 +114,7 @@ def names(paths: Sequence[str]) -> dict[str, str]:
     """
     plain = [path.replace("/", "_") for path in paths]
     if len(set(plain)) < len(plain):
-        plain = [spaces.escaped(path) for path in paths]
+        plain = [spaces.escape(path) for path in paths]
     return {path: f"encoder_{name}" for path, name in zip(paths, plain, strict=True)}
 
 

@@ -210,7 +210,7 @@ class Inputs:
         self.remembers = PREV_ACTION in self.added
         # what a transform makes of the observation may depend on all of it
         unread = cfg.network.value_inputs if cfg.network.transform is None else ()
-        self.unread = tuple(name for name in unread if name in spaces.names(self.observation))
+        self.unread = tuple(name for name in unread if name in spaces.part_names(self.observation))
         self._masked = spaces.masks_actions(own)
 
     # ------------------------------------------------------------ one observation, or many
@@ -234,7 +234,7 @@ class Inputs:
         obs = reader.read(spaces.without(self.observation, absent), obs, name)
         if absent:
             zeros = lambda leaf: np.zeros((*(reader.lead or ()), *leaf.shape), leaf.dtype)
-            obs = spaces.filled(self.observation, absent, obs, zeros)
+            obs = spaces.fill_parts(self.observation, absent, obs, zeros)
         given = {item: reader.read(self.added[item], x, f"{name}/{item}") for item, x in given.items()}
         if reader.lead == ():
             obs, given = jax.tree.map(lambda x: x[None], (obs, given))

@@ -51,7 +51,7 @@ class Agents(NamedTuple):
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
-    """Returns a rollout that counts games with `COUNTS_STEP` in the place of `over`: of the agents of a policy that are there
+    """Returns a rollout that counts games with `COUNTS_STEP` instead of `over`: of a policy's agents that are present
     on a row of a game, the first leads.
     """
     if rollout.over is None:
@@ -91,7 +91,7 @@ def columns_of(
     for tree in by_kind:
         parts: Iterable[Any] = [(tree, None)]
         if agents is not None and agents.kinds:
-            parts = zip(tree, spaces.of_kinds(agents.kinds, whole), strict=True)
+            parts = zip(tree, spaces.split_by_kind(agents.kinds, whole), strict=True)
         found += [own for part, columns in parts for own in repeated(part, columns)]
     by_game = whole.reshape(-1, 1 if agents is None else len(agents.policies))
     recorded = {} if agents is None else agents.extras

@@ -116,7 +116,7 @@ class Replay:
             return lambda column: (block, column)
         home: dict[int, tuple[Block, int]] = {}
         columns = np.arange(self._num_envs)
-        for k, own in enumerate(spaces.of_kinds(self._kinds, columns)):
+        for k, own in enumerate(spaces.split_by_kind(self._kinds, columns)):
             seen = [None if part is None else part[k] for part in (block.obs, block.last_obs, block.action)]
             infos = block.infos and [[row[column] for column in own] for row in block.infos]
             of_kind = Block(seen[0], seen[1], seen[2], block.reward[:, own], infos)

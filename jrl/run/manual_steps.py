@@ -423,7 +423,7 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
 
 def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:
     """Joins rollouts [T, b] of several workers to one [T, B], in numpy."""
-    return parallel.side_by_side(jax.device_get(list(rollouts)))
+    return parallel.join_columns(jax.device_get(list(rollouts)))
 
 
 def _moves(name: str) -> bool:

@@ -109,7 +109,7 @@ class Columns:
         self._take, self._who, self._wanted = take, who, wanted
         self._first, self._labels, self._iteration = first, dict(labels or {}), iteration
         kinds = who.agents.kinds if who else ()
-        self._own = spaces.of_kinds(kinds, np.arange(num_envs))
+        self._own = spaces.split_by_kind(kinds, np.arange(num_envs))
         self._by_kind = bool(kinds)
         self._open: dict[int, _Open] = {}
 

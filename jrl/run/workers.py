@@ -414,7 +414,7 @@ def numbers(found: Any) -> dict[str, float]:
     if not isinstance(found, Mapping):
         raise InputError(f"custom.evaluation: expected a mapping of names to numbers, got {type(found).__name__}")
     named = dict(_numbers(found, ()))
-    return dict(zip(spaces.joined([*named]), named.values(), strict=True))
+    return dict(zip(spaces.join_paths([*named]), named.values(), strict=True))
 
 
 def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:

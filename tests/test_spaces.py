@@ -124,7 +124,7 @@ def test_masks_that_do_not_fit(observation, action, message):
 
 
 def test_a_mask_alone_is_no_observation():
-    with pytest.raises(InputError, match="nothing else"):
+    with pytest.raises(InputError, match="expected parts beside action_mask"):
         spaces.without_mask(masked(3, ()))
 
 

@@ -64,7 +64,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
     return replace(state, target_params=jax.tree.map(jnp.copy, state.params))
 
 
-def of_target(
+def evaluate_target(
     cfg: Config, agent: Agent, state: State, obs: PyTree, last_obs: PyTree, action: PyTree, rollout: Rollout
 ) -> tuple[Array, Array, PyTree, Callable[[], Array], PyTree]:
     """Returns the target network's outputs for a rollout.
@@ -95,12 +95,12 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     """Returns Rows [T, B] with the target network's V-trace, the memory before each sequence, and metrics."""
     observer = agent.observer
     obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
-    action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
-    log_prob, value, dist, last_value, memory = of_target(cfg, agent, state, obs, last_obs, action, rollout)
+    action, acting_log_prob = parts.zero_masked(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
+    log_prob, value, dist, last_value, memory = evaluate_target(cfg, agent, state, obs, last_obs, action, rollout)
     log_prob = jnp.where(rollout.mask, log_prob, 0.0)
     trace = actor_critic.vtrace(
         cfg,
-        parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        parts.scale_reward(cfg, state.return_stats, rollout.reward),
         rollout.terminated,
         rollout.terminated | rollout.truncated,
         jnp.concatenate([value, last_value()[None]]),
@@ -159,4 +159,4 @@ def make(
     )
 
 
-__all__ = ["Config", "init", "make", "of_target", "targets", "update"]
+__all__ = ["Config", "evaluate_target", "init", "make", "targets", "update"]

@@ -161,7 +161,7 @@ def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
     if not isinstance(obs, Window):
         return obs
     window = replace(obs, carry=net.carry(obs.reset.shape[0]))
-    return sequences.warmed(net.unroll, jax.lax.stop_gradient(params), window, steps)
+    return sequences.warm_up(net.unroll, jax.lax.stop_gradient(params), window, steps)
 
 
 def read(cfg: Cloning, agent: Agent, state: State, batch: Batch | SequenceBatch) -> Batch:

@@ -20,7 +20,7 @@ from jrl.types import Array, PyTree
 _NEVER = -1e9  # the logit of what is never chosen, as in `ops.exploration.masked_logits`
 
 
-def of(
+def make_distribution(
     cfg: exploration.Exploration, kind: str, output: Any, env_steps: Any, carry: PyTree, mask: Array | None,
     explore: bool,
 ) -> Any:  # fmt: skip

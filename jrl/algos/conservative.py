@@ -107,7 +107,7 @@ def with_samples(cfg: Any, agent: Agent, batch: Batch, here: Any, there: Sampled
     shape = (*rows[1:], cfg.cql_actions, *space.shape)
     anywhere = 2.0 * critics.noise(uniform_key, rows[0], shape, agent.axis_name, random.uniform) - 1.0
     uniform = Sampled(anywhere, jnp.full(own.log_prob.shape, -math.prod(space.shape) * math.log(2.0)))
-    following = Sampled(*(critics.following(batch, x) for x in there))
+    following = Sampled(*(critics.select_following(batch, x) for x in there))
     every = Sampled(*(jnp.concatenate(x, len(rows)) for x in zip(uniform, own, following, strict=True)))
     return replace(batch, extras={**batch.extras, SAMPLED: every})
 
@@ -168,7 +168,7 @@ def penalty(weight: Any, soft: Array, values: Array, row_weight: Array) -> tuple
     return weight * gap, {"value/gap": gap / values.shape[0]}
 
 
-def of_all(q: Array, mask: Array | None, temperature: Any = 1.0) -> Array:
+def soft_maximum_over_actions(q: Array, mask: Array | None, temperature: Any = 1.0) -> Array:
     """Returns temperature * log sum exp(q / temperature) [...] over the actions [..., A] that the mask allows; None:
     all.
     """

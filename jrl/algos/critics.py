@@ -178,7 +178,7 @@ def read(
 
     Args:
       see: of observations [..., *], what networks read.
-      cfg, return_stats: see `parts.scaled_reward`.
+      cfg, return_stats: see `parts.scale_reward`.
     Returns:
       The Batch, or Sequences of a SequenceBatch.
     """
@@ -189,7 +189,7 @@ def read(
         return Sequences(
             obs=Window(obs, window.carry, reset),
             action=batch.action,
-            reward=parts.scaled_reward(cfg, return_stats, batch.reward),
+            reward=parts.scale_reward(cfg, return_stats, batch.reward),
             discount=batch.discount,
             next_obs=window,
             weight=batch.weight,
@@ -198,7 +198,7 @@ def read(
             ahead=batch.ahead,
         )
     batch = parts.without_masked(batch)
-    reward = parts.scaled_reward(cfg, return_stats, batch.reward)
+    reward = parts.scale_reward(cfg, return_stats, batch.reward)
     return replace(batch, obs=see(batch.obs), reward=reward, next_obs=see(batch.next_obs))
 
 
@@ -207,7 +207,7 @@ def burn_in(batch: Batch) -> int:
     return batch.obs.reset.shape[1] - batch.reward.shape[1] if isinstance(batch, Sequences) else 0
 
 
-def following(batch: Batch, x: Array) -> Array:
+def select_following(batch: Batch, x: Array) -> Array:
     """Returns `x`, one number for each of `batch.next_obs` [N], or [N, L + 1]: that of each transition, [N] or [N,
     L].
     """
@@ -218,7 +218,7 @@ def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyT
     """Returns observations as they are; of a Window the rows behind its first `steps`, with the memory after those."""
     if not isinstance(obs, Window):
         return obs
-    return sequences.warmed(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
+    return sequences.warm_up(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
 
 
 def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
@@ -227,7 +227,7 @@ def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> Py
         return obs
     params = jax.lax.stop_gradient(params)
     fresh = replace(obs, carry=critic.carry(params, obs.reset.shape[0]))
-    return sequences.warmed(critic.unroll, params, fresh, steps)
+    return sequences.warm_up(critic.unroll, params, fresh, steps)
 
 
 def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
@@ -240,11 +240,11 @@ def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTre
 def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
     """Returns the critics' values of the actions taken [C, N], or [C, N, L]."""
     if isinstance(agent.spec.action, Discrete):
-        return of_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
+        return select_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
     return agent.net.critic.apply(critic_params, batch.obs, batch.action)
 
 
-def of_taken(space: Discrete, q: Array, batch: Batch) -> Array:
+def select_taken(space: Discrete, q: Array, batch: Batch) -> Array:
     """Selects among the values [C, N, A] those of the actions taken [C, N]; [C, N, L] of Windows."""
     # a comparison instead of an index: its gradient is a select, that of an index is a scatter
     taken: Any = jax.nn.one_hot(batch.action, space.n)

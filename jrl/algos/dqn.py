@@ -97,7 +97,7 @@ class QLearning(Common):
 
     def reading(self) -> "Reading":
         """Returns the Reading of one agent's outputs."""
-        return Reading(of_actions, lambda agent, outputs: self.q_head().mean(outputs), taken, backup)
+        return Reading(combine_heads, lambda agent, outputs: self.q_head().mean(outputs), taken, backup)
 
     @property
     def draws(self) -> bool:
@@ -197,7 +197,7 @@ def _num_actions(agent: Agent) -> int:
     return agent.spec.action.n
 
 
-def of_actions(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> Array:
+def combine_heads(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> Array:
     """Returns [M, A, K] of what the heads say, whatever their leading axes were (arXiv:1511.06581, eq. 9)."""
     num_actions, size = _num_actions(agent), cfg.q_head().size
     if len(heads) == 1:
@@ -283,11 +283,11 @@ def backup(cfg: QLearning, agent: Agent, around: Around, action: Array, reward: 
     return head.backup(after, policy, None, reward, discount)
 
 
-def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
+def batch_from_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
     """Returns a batch as the networks read it, with targets."""
     observer, of = agent.observer, functools.partial(network_outputs, cfg, agent)
     obs, next_obs = (observer.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
-    reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
+    reward = parts.scale_reward(cfg, state.return_stats, batch.reward)
     batch = replace(batch, obs=obs, next_obs=next_obs, reward=reward)
     after = of(state.target_params, next_obs, keys.target)
     before = of(state.target_params, obs, keys.target) if cfg.munchausen else None
@@ -297,12 +297,12 @@ def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, key
     return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
 
 
-def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
+def batch_from_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
     """Returns the same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
     shape, observer, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
-    reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
+    reward = parts.scale_reward(cfg, state.return_stats, batch.reward)
     window = replace(batch.window, obs=observer.see(state.obs_stats, batch.window.obs))
-    warm = lambda params: sequences.warmed(agent.net.unroll, params, window, sequences.burn_in(batch))
+    warm = lambda params: sequences.warm_up(agent.net.unroll, params, window, sequences.burn_in(batch))
     online, target_window = warm(state.params), warm(state.target_params)
     by_row = lambda x: x.reshape(shape[0], shape[1] + 1, *x.shape[1:])
     ahead = lambda x: sequences.flat(sequences.pick(x, batch.ahead))
@@ -348,7 +348,9 @@ def loss(
     if not cfg.conservative:
         return metrics["loss/value"], (metrics, priority)
     mask = agent.observer.mask(batch.obs)
-    soft = conservative.of_all(head.mean(every), None if mask is None else mask.reshape(-1, every.shape[1]))
+    soft = conservative.soft_maximum_over_actions(
+        head.mean(every), None if mask is None else mask.reshape(-1, every.shape[1])
+    )
     penalty, own = conservative.penalty(cfg.cql_weight, mean(by_row(soft)), q[None], weight)
     return metrics["loss/value"] + penalty, (metrics | own, priority)
 
@@ -359,9 +361,9 @@ def update(
     """Makes one gradient step, then perhaps moves the target network."""
     keys = Keys(*jax.random.split(key, 3)) if cfg.draws else Keys()
     if isinstance(batch, SequenceBatch):
-        td_batch = of_sequences(cfg, agent, state, sequences.without_masked(batch), keys)
+        td_batch = batch_from_sequences(cfg, agent, state, sequences.without_masked(batch), keys)
     else:
-        td_batch = of_transitions(cfg, agent, state, parts.without_masked(batch), keys)
+        td_batch = batch_from_transitions(cfg, agent, state, parts.without_masked(batch), keys)
     given = parts.QNetwork(agent.net.init, functools.partial(q_values, cfg, agent))
     td_loss = custom_loss.over_replay(agent.loss, functools.partial(loss, cfg, agent, key=keys.online), given)
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(state.params, td_batch)
@@ -412,11 +414,11 @@ def make(
     Raises:
       InputError: a space, torso or core that DQN cannot handle, or parameter noise with memory.
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
-    return assembled(cfg, spec, network, networks, axis_name, loss)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
+    return assemble(cfg, spec, network, networks, axis_name, loss)
 
 
-def assembled(
+def assemble(
     cfg: QLearning,
     spec: EnvSpec,
     network: NetworkConfig,
@@ -441,6 +443,21 @@ def assembled(
 
 
 __all__ = [
-    "Around", "Config", "QLearning", "Reading", "act", "assembled", "backup", "init", "loss", "make", "networks",
-    "of_sequences", "of_transitions", "policy", "q_values", "taken", "update",
+    "Around",
+    "Config",
+    "QLearning",
+    "Reading",
+    "act",
+    "assemble",
+    "backup",
+    "batch_from_sequences",
+    "batch_from_transitions",
+    "init",
+    "loss",
+    "make",
+    "networks",
+    "policy",
+    "q_values",
+    "taken",
+    "update",
 ]  # fmt: skip

@@ -88,12 +88,12 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
     def observe(state: State, obs: PyTree, mask: Array) -> State:
         return replace(state, obs_stats=sees.observe(state.obs_stats, obs, mask))
 
-    def of_taken(params: PyTree, obs: PyTree, action: PyTree) -> Array:
+    def q_of_actions(params: PyTree, obs: PyTree, action: PyTree) -> Array:
         if isinstance(spec.action, Discrete):
             return jnp.sum(critic.apply(params, obs)[0] * jax.nn.one_hot(action, spec.action.n), -1)
         return critic.apply(params, obs, features(spec.action, action))[0]
 
-    def of_choices(params: PyTree, obs: PyTree, chosen: Array) -> Array:
+    def q_of_choices(params: PyTree, obs: PyTree, chosen: Array) -> Array:
         if choices:
             return jnp.sum(critic.apply(params, obs)[0] * chosen, -1)
         rows, samples, _ = chosen.shape
@@ -103,11 +103,11 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
 
     def update(state: State, batch: Batch) -> tuple[State, Array]:
         obs, next_obs = (sees.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
-        after = level + scale * of_choices(state.target_params, next_obs, batch.extras[NEXT])
+        after = level + scale * q_of_choices(state.target_params, next_obs, batch.extras[NEXT])
         target = (batch.reward + batch.discount * after - level) / scale
 
         def loss(params: PyTree) -> Array:
-            return jnp.mean(batch.weight * jnp.square(of_taken(params, obs, batch.action) - target))
+            return jnp.mean(batch.weight * jnp.square(q_of_actions(params, obs, batch.action) - target))
 
         value, gradient = jax.value_and_grad(loss)(state.params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -118,7 +118,7 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
 
     def values(state: State, obs: PyTree, action: PyTree, chosen: Array) -> tuple[Array, Array]:
         obs = sees.see(state.obs_stats, obs)
-        q, v = of_taken(state.params, obs, action), of_choices(state.params, obs, chosen)
+        q, v = q_of_actions(state.params, obs, action), q_of_choices(state.params, obs, chosen)
         return level + scale * q, level + scale * v
 
     return Fqe(init, observe, update, values)

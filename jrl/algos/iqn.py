@@ -102,9 +102,9 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes IQN as pure functions; arguments and errors as of `dqn.make`."""
-    network = parts.initialised(network, DEFAULT_NETWORK)
-    return dqn.assembled(cfg, spec, network, networks, axis_name, loss)
+    """Makes IQN, a replay-based Algo. Arguments and errors: see `jrl.algos`."""
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
+    return dqn.assemble(cfg, spec, network, networks, axis_name, loss)
 
 
 __all__ = ["Config", "make", "networks"]

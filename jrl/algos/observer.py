@@ -177,7 +177,7 @@ def _put(facts: _Facts, obs: PyTree, found: PyTree) -> PyTree:
     return x if mask is None else _join(facts.space, x, obs[spaces.ACTION_MASK])
 
 
-def begun(observer: Observer, state: Any, rollout: Rollout) -> Any:
+def with_first_stats(observer: Observer, state: Any, rollout: Rollout) -> Any:
     """Returns a State with `obs_stats` to read a rollout by: before the first one there are none, and its own are
     taken.
     """
@@ -249,4 +249,4 @@ def _cast(x: PyTree, space: Space) -> PyTree:
     return spaces.from_leaves(space, jax.tree.leaves(x))
 
 
-__all__ = ["Observer", "begun", "make", "values_seen"]
+__all__ = ["Observer", "make", "values_seen", "with_first_stats"]

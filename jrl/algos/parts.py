@@ -25,7 +25,7 @@ class RewardClipping(Protocol):
     normalize_reward_clip: float | None
 
 
-def initialised(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:
+def with_default_init(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:
     """Returns `network`, whose initial weights are those of an algorithm's `default` unless it says which."""
     return replace(network, init=network.init or default.init)
 
@@ -83,7 +83,7 @@ class QNetwork(NamedTuple):
     q: Callable[[PyTree, PyTree], Array]  # (params, obs [N, *]) -> [N, A] f32
 
 
-def cleared(valid: Array, tree: PyTree) -> PyTree:
+def zero_masked(valid: Array, tree: PyTree) -> PyTree:
     """Puts zeros where `valid`, of the leading axes of each leaf, is False, whatever stood there: 0 * nan is not 0."""
     clear = lambda x: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, jnp.zeros_like(x))
     return jax.tree.map(clear, tree)
@@ -91,7 +91,7 @@ def cleared(valid: Array, tree: PyTree) -> PyTree:
 
 def without_masked(batch: Batch) -> Batch:
     """Puts zeros on masked transitions, those of weight 0."""
-    return replace(cleared(batch.weight > 0, batch), weight=batch.weight, index=batch.index)
+    return replace(zero_masked(batch.weight > 0, batch), weight=batch.weight, index=batch.index)
 
 
 def weights(mask: Array, axis_name: str | None) -> Array:
@@ -104,7 +104,7 @@ def weights(mask: Array, axis_name: str | None) -> Array:
     return weight / jnp.maximum(pmean(weight.mean(), axis_name), 1e-8)
 
 
-def standardized(x: Array, weight: Array, axis_name: str | None) -> Array:
+def standardize(x: Array, weight: Array, axis_name: str | None) -> Array:
     """Returns `x` with the weighted mean 0 and deviation 1, over all devices."""
     mean = pmean(jnp.mean(weight * x), axis_name)
     variance = pmean(jnp.mean(weight * (x - mean) ** 2), axis_name)
@@ -127,7 +127,7 @@ def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> P
     return normalize.update(stats, rollout.extras["running_return"], weight, axis_name=axis_name)
 
 
-def scaled_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
+def scale_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
     """Rewards divided by the deviation of the running discounted return, within the bound; with () as they are.
 
     Without a bound one rare reward, seen after many small ones, would be a target thousands of deviations away. A

@@ -102,7 +102,7 @@ def init(cfg: ClippedSteps, agent: Agent, key: Key) -> State:
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree, Metrics]:
     """Returns Rows [T, B] with GAE, the memory before each sequence, and metrics."""
     rows, value, memory, metrics = actor_critic.gae_rows(cfg, agent, state, rollout)
-    log_prob, old_value = parts.cleared(rollout.mask, (rollout.extras["log_prob"], value))
+    log_prob, old_value = parts.zero_masked(rollout.mask, (rollout.extras["log_prob"], value))
     old_value = old_value if cfg.value_clip_eps is not None else ()
     return Rows(**vars(rows), log_prob=log_prob, value=old_value, dist=(), kl_log_prob=()), memory, metrics
 
@@ -257,8 +257,8 @@ def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
     """Makes one iteration of learning from a rollout [T, B]."""
-    state = agents.rewarded(agent, state, rollout)
-    rows, memory, value_metrics = targets(cfg, agent, agents.begun(agent, state, rollout), rollout)
+    state = agents.with_return_stats(agent, state, rollout)
+    rows, memory, value_metrics = targets(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
     state, metrics = improve(cfg, agent, state, rows, memory, key)
     return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics)
 
@@ -271,19 +271,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes PPO as pure functions.
-
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; `num_envs` is not read, the rollout's shape counts.
-      network: shape of policy and value network.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the algorithm's own, of Rows [N] (`jrl.algos`); None: none does.
-    Returns:
-      An on-policy Algo.
-    Raises:
-      InputError: a space or torso that PPO cannot handle.
-    """
+    """Makes PPO, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
     check_policy_after(cfg, network)
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
     # a value recorded while acting costs no more than its head where the torso is shared; otherwise later is cheaper

@@ -197,14 +197,14 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     last_heads, _ = agent.net.step(state.params, last_obs, memory, "q")
     last = cfg.reading(agent).best(last_heads, observer.mask(last_obs))
     target = returns.lambda_returns(
-        parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        parts.scale_reward(cfg, state.return_stats, rollout.reward),
         rollout.terminated,
         rollout.terminated | rollout.truncated,
         jnp.concatenate([values(cfg, agent, state, obs, rollout), last[None]]),
         gamma=cfg.gamma,
         lambda_=cfg.q_lambda,
     )
-    action, target = parts.cleared(rollout.mask, (rollout.action, target))
+    action, target = parts.zero_masked(rollout.mask, (rollout.action, target))
     return Rows(obs, action, target, parts.weights(rollout.mask, agent.axis_name)), starts
 
 
@@ -219,8 +219,8 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
     """Epochs of minibatches on a rollout [T, B]."""
-    before = agents.rewarded(agent, state, rollout)
-    rows, memory = targets(cfg, agent, agents.begun(agent, before, rollout), rollout)
+    before = agents.with_return_stats(agent, state, rollout)
+    rows, memory = targets(cfg, agent, agents.with_first_stats(agent, before, rollout), rollout)
     grid = agents.grid(agent, *rollout.reward.shape)  # with a core the rows are sequences
     length = rollout.reward.size // (grid[0] * grid[1])
     take = agents.taker(agents.cut(agent, rows, memory))
@@ -270,24 +270,14 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes PQN as pure functions.
+    """Makes PQN, an on-policy Algo. A user's loss gets Rows [N], with a core [N, L]. Arguments: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment, with a mixer of a team; `num_envs` is not read, the rollout's shape counts.
-      network: shape of the Q network.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the algorithm's own, of Rows [N], with memory [N, L] (`jrl.algos`); None: none does.
-    Returns:
-      An on-policy Algo. The `q` of its `outputs` is that of all actions, also of those that a mask does not allow; with
-      memory at an episode's start.
     Raises:
-      InputError: a space, torso or core that PQN cannot handle, an exploration that needs more than Q values,
-        parameter noise with memory, a mixer without a team or a team without a mixer; in `update`, a
-        `network.max_seq_len` that does not divide the rollout.
+      InputError: an exploration without Q values, parameter noise with a core, a mixer without a team, or a team
+        without a mixer; in `update`, a `network.max_seq_len` that does not divide the rollout; see also `jrl.algos`.
     """
     _check_team(cfg, spec)
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(seen=True), axis_name=axis_name, loss=loss
     )

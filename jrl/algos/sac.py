@@ -32,7 +32,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import conservative, critics, parts
 from jrl.algos.agent import Agent, Common, State
-from jrl.algos.critics import of_taken, q_taken
+from jrl.algos.critics import q_taken, select_taken
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
@@ -179,9 +179,9 @@ def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTr
     weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
     if isinstance(space, Discrete):
         q = agent.net.critic.apply(critic_params, batch.obs)
-        values = of_taken(space, q, batch)
+        values = select_taken(space, q, batch)
         mask = agent.observer.mask(batch.obs)
-        each = conservative.of_all(q, mask, cfg.cql_temperature)
+        each = conservative.soft_maximum_over_actions(q, mask, cfg.cql_temperature)
         soft: Array = jnp.mean(batch.weight * each.sum(0))
     else:
         values = q_taken(agent, critic_params, batch)
@@ -235,7 +235,7 @@ def critic_step(
     else:
         q, log_prob = under_policy(agent, dist, target_critic, batch.next_obs, noise, jnp.min, burn_in)
     soft = q if cfg.deterministic_backup else q - ent_coef_at(cfg, state) * log_prob
-    target = batch.reward + batch.discount * critics.following(batch, soft)
+    target = batch.reward + batch.discount * critics.select_following(batch, soft)
     batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
     gradient, metrics, priority = critics.td_gradient(
         taken, params, batch, target, agent.axis_name, loss=agent.loss, net=agent.net.critic
@@ -306,21 +306,12 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes SAC as pure functions.
+    """Makes SAC, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; actions Discrete or a Box of [-1, 1]. With images every network has a torso.
-      network: shape of policy and critics, each with a core of its own where there is one; `log_std_init` is added to
-        what the policy puts out for its log_std.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
-    Returns:
-      A replay-based Algo.
-    Raises:
-      InputError: a space or network that SAC cannot handle.
+    Actions are Discrete or a Box of [-1, 1]. With images every network has its own torso. `log_std_init` is added to
+    the policy's output for its log_std. A user's loss replaces the critics' loss and gets TdBatch [N].
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     conservative.check(cfg, spec.action)
     agent = critics.make_agent(
         cfg,
@@ -342,11 +333,11 @@ __all__ = [
     "ent_coef_at",
     "init",
     "make",
-    "of_taken",
     "policy_network",
     "policy_step",
     "q_taken",
     "q_taken_and_gap",
+    "select_taken",
     "target_entropy",
     "under_policy",
     "update",

@@ -91,9 +91,9 @@ def without_masked(batch: SequenceBatch) -> SequenceBatch:
     a masked one; on the first masked step stands the final observation of an episode."""
     reset = batch.window.reset
     unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
-    window = replace(batch.window, obs=parts.cleared(~unread, batch.window.obs))
+    window = replace(batch.window, obs=parts.zero_masked(~unread, batch.window.obs))
     done = {name: getattr(batch, name) for name in ("action", "reward", "discount", "ahead", "extras")}
-    return replace(batch, window=window, **parts.cleared(batch.weight > 0, done))
+    return replace(batch, window=window, **parts.zero_masked(batch.weight > 0, done))
 
 
 def burn_in(batch: SequenceBatch) -> int:
@@ -101,7 +101,7 @@ def burn_in(batch: SequenceBatch) -> int:
     return batch.window.reset.shape[1] - batch.weight.shape[1] - 1
 
 
-def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
+def warm_up(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
     """Returns the rest of a window behind its first `steps` rows, from which the memory is recovered without
     gradient (R2D2's burn-in, Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, the memory after
     it).
@@ -143,6 +143,6 @@ __all__ = [
     "pick",
     "sequence_priority",
     "split",
-    "warmed",
+    "warm_up",
     "without_masked",
 ]

@@ -132,7 +132,7 @@ def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -
     drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], agent.axis_name)
     action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
     q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action).min(0)
-    q = critics.following(batch, q)
+    q = critics.select_following(batch, q)
     if cfg.critic_bc is not None:
         q -= cfg.critic_bc * next_distance(batch, action)
     return batch.reward + batch.discount * q
@@ -148,7 +148,7 @@ def next_distance(batch: Batch, action: Array) -> Array:
             "critic_bc to null"
         )
     after = batch.extras[NEXT_ACTION]
-    return jnp.where(after["valid"], distance(batch, critics.following(batch, action), after["action"]), 0.0)
+    return jnp.where(after["valid"], distance(batch, critics.select_following(batch, action), after["action"]), 0.0)
 
 
 def distance(batch: Batch, action: Array, other: Array) -> Array:
@@ -240,20 +240,12 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes TD3 as pure functions.
+    """Makes TD3, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; actions a Box of [-1, 1]. With images every network has a torso of its own.
-      network: shape of policy and critics, each with a core of its own where there is one.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
-    Returns:
-      A replay-based Algo.
-    Raises:
-      InputError: a space or network that TD3 cannot handle.
+    Actions are a Box of [-1, 1]. With images every network has its own torso. A user's loss replaces the critics' loss
+    and gets TdBatch [N].
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
         cfg, spec, network, policy_network, kind="action", num_critics=cfg.num_critics, axis_name=axis_name, loss=loss
     )

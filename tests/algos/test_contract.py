@@ -45,7 +45,7 @@ class Made:
         self.cfg = fakes.config(name, **overrides)
         self.init, self.updated = jax.jit(self.algo.init), jax.jit(self.of)
         self.act = jax.jit(self.algo.act, static_argnames="explore")
-        self.state = fakes.perturbed(fakes.begun(self.algo))
+        self.state = fakes.perturbed(fakes.init_state(self.algo))
         self.actor = self.algo.actor(self.state)
         self.data = self.batches(1)[0]
         self.obs = self.data.obs[0] if self.algo.on_policy else self.data.obs  # [B, *]

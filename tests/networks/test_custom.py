@@ -267,7 +267,7 @@ BAD = {
     "no rows": (with_apply(lambda params, obs: obs["x"].sum(0)), {}, r"expected \[3, F\] .* got float32\[4\]"),
     "integers": (with_apply(lambda params, obs: obs["n"][:, None]), {}, r"got int32\[3, 1\]"),
     "two": (with_apply(lambda params, obs: (obs["x"], obs["x"])), {}, "expected one array .* got a tuple"),
-    "integer parameter": (with_apply(lambda params, obs: obs["x"], {"step": 3}), {}, "arrays of floats, got step int32"),
+    "integer parameter": (with_apply(lambda params, obs: obs["x"], {"step": 3}), {}, "of floats, got step int32"),
     "its own error": (with_apply(lambda params, obs: obs["y"]), {}, r"KeyError in line \d+ of .*test_custom.py: 'y'"),
 }
 

@@ -138,8 +138,11 @@ def test_forced_host_devices_are_used_when_asked_for():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"learners": (0, 9)}, r"devices.learners: \[0, 9\] asked for, but there are \d+ \(cpu\): use .*fake=10"),
-        ({"actors": (7,)}, r"devices.actors: \[7\] asked for"),
+        (
+            {"learners": (0, 9)},
+            r"devices.learners: expected indices of devices, got \[0, 9\], but there are \d+ \(cpu\): use .*fake=10",
+        ),
+        ({"actors": (7,)}, r"devices.actors: expected indices of devices, got \[7\]"),
         ({"fake": 64}, r"devices.fake: jax was used before with \d+ x cpu: start a new process for devices.fake=64"),
     ],
 )

@@ -157,9 +157,7 @@ def check(name: str, cfg: Any, algo: Any) -> None:
 
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
-    """Returns one message per critic option of the network (`value_inputs`, `critic_layer_norm`, `critic_hidden`) that the
-    algorithm of a Config cannot use.
-    """
+    """Returns one message per critic option of the network (such as `value_inputs`) that an algorithm cannot use."""
     used = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
     used += ["critic_hidden"] if network.critic_hidden is not None else []
     if not used or traits(cfg).has_critic:
@@ -171,7 +169,7 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:
-    """Returns the names in `others` that learn from the same kind of data as `cfg`: data sets or environments."""
+    """Returns the names in `others` that learn from the same kind of data as `cfg`."""
     needs_data = learns_from(type(cfg)) is Fixed
     return [name for name in others if (learns_from(get_config_class(name)) is Fixed) == needs_data]
 

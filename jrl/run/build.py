@@ -21,7 +21,7 @@ from jrl.errors import InputError, counted
 from jrl.learn import learner, parallel
 from jrl.learn.fused import Fused
 from jrl.learn.offline import Offline
-from jrl.learn.prefetched import Prefetched
+from jrl.learn.prefetch import Prefetched
 from jrl.learn.program import LoopState, Program
 from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers

@@ -259,7 +259,7 @@ def test_a_rollout_that_does_not_fit_is_refused_while_tracing():
         jax.eval_shape(buffer.add, buffer.init(), plain(9))
     with pytest.raises(ValueError, match="a rollout of 3 environments"):
         jax.eval_shape(buffer.add, buffer.init(), plain(2, num_envs=3))
-    with pytest.raises(ValueError, match=r"rollout.obs is .*float16.* where replay was made for .*float32"):
+    with pytest.raises(ValueError, match=r"rollout.obs: expected .*float32.* got .*float16"):
         jax.eval_shape(buffer.add, buffer.init(), plain(2, obs=np.zeros((2, 2, 1), np.float16)))
     with pytest.raises(ValueError, match=r"extras \['value'\]"):
         buffer = small(gamma=0.9, extras={"value": struct(())})

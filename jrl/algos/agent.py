@@ -74,7 +74,6 @@ class State:
     return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
     env_steps: Array  # [] u32, environment steps learned from, over all devices
     updates: Array  # [] u32, calls of `update`
-
     own: dict[str, PyTree]  # state of this algorithm or exploration only, by name
 
 

@@ -105,7 +105,7 @@ class QLearning(Common):
         return False
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.double and self.munchausen:
             errors.append("double picks the greedy action, munchausen averages over a soft policy: leave one out")
@@ -141,7 +141,7 @@ class Config(QLearning):
         return self.noisy
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.v_min >= self.v_max:
             errors.append(f"v_min {self.v_min} must be below v_max {self.v_max}")

@@ -90,7 +90,7 @@ class Config(Common):
         return () if self.critic_bc is None else (NEXT_ACTION,)
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.bc_alpha is not None and self.actor_bc is not None:
             errors.append(

@@ -43,7 +43,7 @@ class Config(teams.Mixing, dqn.QLearning):
         return dqn.Reading(flat, teams.by_agent, taken, backup)
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.conservative:
             errors.append("conservative compares all of one agent's actions, a team has too many: leave it out")

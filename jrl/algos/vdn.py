@@ -58,7 +58,7 @@ class Config(teams.Mixing, dqn.QLearning):
 
 
 def flat(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """Joins all heads side by side, [M, A * n + W], whatever their leading axes were."""
+    """Concatenates all heads, [M, A * n + W], with flattened leading axes."""
     return teams.joined([x.reshape(-1, x.shape[-1]) for x in heads])
 
 
@@ -68,7 +68,7 @@ def taken(cfg: Config, agent: Agent, outputs: Array, action: Array) -> Array:
 
 
 def backup(cfg: Config, agent: Agent, around: dqn.Around, action: Array, reward: Array, discount: Array) -> Array:
-    """Returns what Q_tot should be [M, 1]: of the next actions each agent takes its best, and Q_tot of those counts."""
+    """Returns the target of Q_tot [M, 1]: Q_tot of each agent's best next action."""
     best = teams.best(agent, around.chooser, around.allowed)
     return reward[:, None] + discount[:, None] * taken(cfg, agent, around.after, best)
 

@@ -35,9 +35,9 @@ def reference(found: Any) -> str:
     """Returns a name by which `load` finds this class or function. A string is returned as is."""
     if isinstance(found, str):
         return found
-    for name, known in _registered.items():
+    for known_name, known in _registered.items():
         if known is found:
-            return name
+            return known_name
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     here = sys.modules.get(module or "")
     if module not in (None, "__main__") and name and "." not in name and getattr(here, name, None) is found:

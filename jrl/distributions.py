@@ -1,9 +1,9 @@
-"""Distributions over actions, which a policy's outputs stand for, batched over leading axes.
+"""Action distributions of policies, batched over leading axes.
 
-Every distribution has `sample(key)`, `mode()`, `log_prob(action)`, `sample_and_log_prob(key)`, `kl(other)`, which is
-KL(self || other), and all but `TanhGaussian` have `entropy()`. Samples of the two Gaussians carry gradient to their
-parameters. Actions that cannot be taken have a large negative finite logit (-1e9, or the least float32): they are never
-sampled, add exactly 0 to entropy and KL, and their log-probability is finite.
+Every distribution has `sample(key)`, `mode()`, `log_prob(action)`, `sample_and_log_prob(key)` and `kl(other)`, which is
+KL(self || other). All but `TanhGaussian` have `entropy()`. Samples of the two Gaussians carry gradient to their
+parameters. Masked actions have a large negative finite logit (-1e9, or the least float32). They are never sampled and
+add exactly 0 to entropy and KL; their log-probability is finite.
 """
 
 import functools
@@ -44,7 +44,7 @@ def _sum(terms: Iterable[jax.Array]) -> jax.Array:
 
 
 class _RllibNames:
-    """RLlib's names of what every distribution here does."""
+    """Adds RLlib's method names."""
 
     def logp(self, actions) -> jax.Array:
         """Returns `log_prob(actions)`."""
@@ -57,7 +57,7 @@ class _RllibNames:
 
 @struct.dataclass
 class Categorical(_RllibNames):
-    """A distribution over A actions. Actions are [...] int32, results [...] f32.
+    """Distribution over A actions. Actions are [...] int32, results [...] f32.
 
     >>> dist = Categorical(jnp.log(jnp.array([0.5, 0.25, 0.25])))
     >>> dist.mode(), round(float(jnp.exp(dist.log_prob(jnp.array(2)))), 6)
@@ -75,7 +75,7 @@ class Categorical(_RllibNames):
     def log_prob(self, action) -> jax.Array:
         """Raises ValueError unless `action` is [...], the batch axes of the logits."""
         _check_shape("action", action, self.logits.shape[:-1])
-        # A comparison instead of an index: its gradient is a select, that of an index is a scatter.
+        # a comparison instead of an index: its gradient is a select, the gradient of an index is a slower scatter
         taken = lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1) == action[..., None]
         return jnp.sum(jnp.where(taken, jax.nn.log_softmax(self.logits), 0.0), axis=-1)
 
@@ -95,13 +95,13 @@ class Categorical(_RllibNames):
 
 @struct.dataclass
 class MultiCategorical(_RllibNames):
-    """K independent choices, the k-th one of nvec[k]. Actions are [..., K] int32, results [...] f32.
+    """K independent choices with nvec[k] options each. Actions are [..., K] int32, results [...] f32.
 
     >>> MultiCategorical(jnp.array([0.0, 1.0, 3.0, 2.0, 1.0]), nvec=(2, 3)).mode()
     Array([1, 0], dtype=int32)
     """
 
-    logits: jax.Array  # [..., sum(nvec)] f32, the logits of each choice one after the other
+    logits: jax.Array  # [..., sum(nvec)] f32, the concatenated logits of the choices
     nvec: tuple[int, ...] = struct.field(pytree_node=False)
 
     def sample(self, key) -> jax.Array:
@@ -127,16 +127,16 @@ class MultiCategorical(_RllibNames):
         return _sum(mine.kl(its) for mine, its in zip(self.choices(), other.choices(), strict=True))
 
     def choices(self) -> list[Categorical]:
-        """Returns the K choices, each with its part of the logits."""
+        """Returns the K choices as Categoricals."""
         _check_shape("logits", self.logits, (*self.logits.shape[:-1], sum(self.nvec)))
         return [Categorical(logits) for logits in _split(self.logits, self.nvec)]
 
 
 @struct.dataclass
 class Bernoulli(_RllibNames):
-    """Independent zeros and ones. Actions are [..., *] like `logits`, of the integer `dtype`, results [...] f32."""
+    """Independent zeros and ones. Actions are [..., *] like `logits`, of the integer `dtype`; results are [...] f32."""
 
-    logits: jax.Array  # [..., *] f32, log(p / (1 - p)); the last `event_ndim` axes are those of one action
+    logits: jax.Array  # [..., *] f32, log(p / (1 - p)); the last `event_ndim` axes belong to one action
     event_ndim: int = struct.field(pytree_node=False, default=1)
     dtype: str = struct.field(pytree_node=False, default="int8")
 
@@ -164,7 +164,7 @@ class Bernoulli(_RllibNames):
         return self._mean_of(difference(1.0), difference(-1.0))
 
     def _mean_of(self, one, zero):
-        """Returns the mean of what is `one` where the action is 1 and `zero` where it is 0, summed over the action."""
+        """Returns the expectation of `one` for action 1 and `zero` for action 0, summed over the action's axes."""
         return self._sum(jax.nn.sigmoid(self.logits) * one + jax.nn.sigmoid(-self.logits) * zero)
 
     def _sum(self, x):
@@ -195,7 +195,7 @@ class DiagGaussian(_RllibNames):
         return self.from_noise(random.normal(key, self.mean.shape))
 
     def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
-        """Returns the sample that standard normal numbers [*mean.shape] make, and its log-probability."""
+        """Returns the sample for standard normal noise of the shape of `mean`, and its log-probability."""
         log_std = self._log_std()
         return self.mean + jnp.exp(log_std) * noise, self._standard_log_prob(noise, log_std)
 
@@ -233,13 +233,13 @@ class TanhGaussian(_RllibNames):
         return jnp.tanh(self._base().sample(key))
 
     def mode(self) -> jax.Array:
-        """Returns tanh(mean), the usual choice for acting without noise: the median of each element."""
+        """Returns tanh(mean), the median of each element: the usual deterministic action."""
         return jnp.tanh(self.mean)
 
     def log_prob(self, action) -> jax.Array:
-        """Returns the log-probability of given actions; those of +-1 count as the nearest number within.
+        """Returns the log-probability of actions; +-1 counts as the nearest number inside.
 
-        Near them float32 keeps few digits of what was before tanh: prefer `sample_and_log_prob`. Raises ValueError
+        Near +-1 float32 loses the digits of the value before tanh: prefer `sample_and_log_prob`. Raises ValueError
         unless `action` has the shape of `mean`.
         """
         _check_shape("action", action, self.mean.shape)
@@ -247,16 +247,16 @@ class TanhGaussian(_RllibNames):
         return self._log_prob_before_tanh(jnp.arctanh(jnp.clip(action, -inside, inside)))
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
-        """Draws a sample; its log-probability is computed before tanh, exact however near to +-1 it lies."""
+        """Draws a sample; its log-probability is computed before tanh, so it is exact near +-1, too."""
         return self.from_noise(random.normal(key, self.mean.shape))
 
     def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
-        """Returns the sample that standard normal numbers [*mean.shape] make, and its log-probability."""
+        """Returns the sample for standard normal noise of the shape of `mean`, and its log-probability."""
         before, log_prob = self._base().from_noise(noise)
         return jnp.tanh(before), log_prob - self._log_slope(before)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:
-        """Returns the divergence of the normal variables: an invertible map of both changes nothing."""
+        """Returns the KL divergence before tanh: an invertible map of both variables does not change it."""
         return self._base().kl(other._base())
 
     def _log_prob_before_tanh(self, before):
@@ -272,8 +272,9 @@ class TanhGaussian(_RllibNames):
 
 @struct.dataclass
 class Joint(_RllibNames):
-    """Independent parts: a tree of distributions, as a Dict or Tuple space has it. Actions are trees like it, results
-    [...] f32, the sums over the parts. A part without an entropy leaves it without one.
+    """Independent parts: a tree of distributions like a Dict or Tuple space. Actions are trees of the same structure.
+
+    Results are [...] f32, the sums over the parts. Without the entropy of each part there is no joint entropy.
 
     >>> head = action_distribution(Dict((("move", Discrete(2)), ("jump", MultiBinary((1,))))))
     >>> dist = head.make(jnp.array([-1.0, 0.0, 1.0]))  # jump, and two of move: leaves come by name
@@ -281,7 +282,7 @@ class Joint(_RllibNames):
     {'jump': Array([0], dtype=int8), 'move': Array(1, dtype=int32)}
     """
 
-    parts: PyTree  # of distributions [...]
+    parts: PyTree  # tree of distributions [...]
 
     def sample(self, key) -> PyTree:
         return self._map(lambda part, key: part.sample(key), self._keys(key))
@@ -290,7 +291,7 @@ class Joint(_RllibNames):
         return self._map(lambda part: part.mode())
 
     def log_prob(self, action) -> jax.Array:
-        """Raises ValueError unless `action` is a tree like `parts`, each array of the shape that its part expects."""
+        """Raises ValueError unless `action` is a tree like `parts` with arrays of the expected shapes."""
         return _sum(part.log_prob(x) for part, x in zip(self._leaves(), self._of(action), strict=True))
 
     def sample_and_log_prob(self, key) -> tuple[PyTree, jax.Array]:
@@ -305,7 +306,7 @@ class Joint(_RllibNames):
         return _sum(mine.kl(its) for mine, its in zip(self._leaves(), self._of(other.parts), strict=True))
 
     def _map(self, fn, *others) -> PyTree:
-        """Applies `fn` to each part and what stands at its place in the lists `others`."""
+        """Applies `fn` to each part and to the items at the same positions of the lists `others`."""
         return self._tree().unflatten([fn(*args) for args in zip(self._leaves(), *others, strict=True)])
 
     def _keys(self, key):
@@ -322,12 +323,12 @@ class Joint(_RllibNames):
 
 
 def is_distribution(x: Any) -> bool:
-    """Returns whether a node of a tree is a distribution over one array."""
+    """Returns whether a tree node is a distribution over one array."""
     return isinstance(x, Categorical | MultiCategorical | Bernoulli | DiagGaussian | TanhGaussian)
 
 
 def batched(dist: Any) -> Any:
-    """Returns the distribution with all arrays [..., *], `log_std` too, so that its rows can be picked."""
+    """Returns the distribution with all arrays [..., *], `log_std` included, so that rows can be selected."""
     match dist:
         case Joint():
             return Joint(dist._map(batched))
@@ -337,35 +338,35 @@ def batched(dist: Any) -> Any:
 
 
 class Head(NamedTuple):
-    """Number of outputs of the policy network, and the distribution that they stand for."""
+    """Output size of a policy network, and the function from outputs to a distribution."""
 
     size: int
-    num_gaussian: int  # of them the means of Gaussians, in the order of `spaces.leaves`: so many `log_std` are needed
+    num_gaussian: int  # number of Gaussian means among the outputs, and of `log_std`; in the order of `spaces.leaves`
     # (outputs [..., size], log_std=None | [num_gaussian] | [..., num_gaussian], mask=None | [..., K] bool) ->
     # distribution; casts to f32. K is `spaces.num_choices` of the action space.
     make: Callable
 
 
 def action_distribution(space: Space, *, squash: bool = False) -> Head:
-    """Makes the distribution over the actions of `space`.
+    """Makes the head for the actions of `space`.
 
-    Discrete: Categorical; MultiDiscrete: MultiCategorical; MultiBinary: Bernoulli; they ignore `log_std`. Box of
-    floats: DiagGaussian, or TanhGaussian if `squash`; the outputs are the mean, `log_std` is needed, actions have the
-    shape [..., *space.shape]. The bounds of a Box are not applied here. Dict and Tuple: Joint; `outputs`, `log_std` and
-    `mask` are those of its leaves one after the other, in the order of `spaces.leaves`.
+    Discrete: Categorical; MultiDiscrete: MultiCategorical; MultiBinary: Bernoulli. These ignore `log_std`. Box of
+      floats: DiagGaussian, or TanhGaussian if `squash`; the outputs are the mean, `log_std` is required, and actions
+      have the shape [..., *space.shape]. The bounds of a Box are not applied here. Dict and Tuple: Joint; `outputs`,
+      `log_std` and `mask` are concatenated over its leaves in the order of `spaces.leaves`.
 
-    The mask says which actions can be taken. No gradient reaches the outputs of the others. A choice of which nothing
-    is allowed counts as one of which everything is: masked rows need a finite distribution, too.
+    No gradient reaches the outputs of masked actions. A choice without an allowed option counts as fully allowed,
+    because masked rows need a finite distribution, too.
 
     Args:
-      space:  the action space.
-      squash: actions of a Box lie in (-1, 1).
+      space:  action space.
+      squash: whether actions of a Box lie in (-1, 1).
     Returns:
       Head(size, num_gaussian, make).
     Raises:
       InputError: no distribution for this space. `make`: ValueError, wrong size, or no `log_std` for a Box.
 
-    Three outputs for three actions, of which one cannot be taken; two means and deviations for a Box:
+    Three outputs for three actions, one of them masked; two means and deviations for a Box:
 
     >>> head = action_distribution(Discrete(3))
     >>> head.size, jax.nn.softmax(head.make(jnp.zeros(3), mask=jnp.array([True, False, True])).logits)
@@ -396,17 +397,17 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
             mask = jnp.asarray(mask, bool)
         if not composite:
             return parts[0].build(outputs, log_std, mask)
-        nothing = [None] * len(parts)
-        log_stds: Sequence[Any] = _split(log_std, gaussians) if num_gaussian else nothing
-        masks: Sequence[Any] = nothing if mask is None else _split(mask, choices)
-        of_parts = zip(parts, _split(outputs, sizes), log_stds, masks, strict=True)
-        return Joint(spaces.of_leaves(space, [part.build(*args) for part, *args in of_parts]))
+        missing = [None] * len(parts)
+        log_stds: Sequence[Any] = _split(log_std, gaussians) if num_gaussian else missing
+        masks: Sequence[Any] = missing if mask is None else _split(mask, choices)
+        part_args = zip(parts, _split(outputs, sizes), log_stds, masks, strict=True)
+        return Joint(spaces.from_leaves(space, [part.build(*args) for part, *args in part_args]))
 
     return Head(size, num_gaussian, make)
 
 
 class _Part(NamedTuple):
-    """Part of a Head that belongs to one array of the actions."""
+    """Part of a Head for one array of the actions."""
 
     size: int
     num_gaussian: int
@@ -421,7 +422,7 @@ def _part(space: Leaf, squash: bool, path: str) -> _Part:
         case MultiDiscrete(nvec):
 
             def choices(outputs, log_std, mask):
-                if mask is not None:  # what is allowed of one choice says nothing about the others
+                if mask is not None:  # each choice by itself: one without an allowed option does not affect the others
                     mask = jnp.concatenate([allowed(one) for one in _split(mask, nvec)], axis=-1)
                 return MultiCategorical(masked_logits(outputs, mask), nvec)
 
@@ -441,12 +442,10 @@ def _part(space: Leaf, squash: bool, path: str) -> _Part:
 
 
 def _shaped(x, shape):
-    """Reshapes [..., size] to [..., *shape]."""
     return jnp.reshape(x, (*x.shape[:-1], *shape))
 
 
 def _split(x, sizes: Sequence[int]) -> list[jax.Array]:
-    """Splits along the last axis into parts of these sizes."""
     return jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=-1)
 
 

@@ -1,15 +1,15 @@
-"""The errors that a command reports without a traceback. Imports nothing, so that every module may raise them."""
+"""Errors that a command reports without a traceback. Imports nothing, so that every module can raise them."""
 
 from typing import Any
 
-_LONGEST = 1200  # characters of an error
+_LONGEST = 1200  # maximum characters of an error message
 
 
 class InputError(ValueError):
-    """Bad input from a user: config, environment, checkpoint or data.
+    """Invalid input from a user: config, environment, checkpoint or data.
 
-    Each message names the thing and the mend; `errors` holds all that were found. Commands print them and exit with 2.
-    `details` is the traceback of the user's own code, where that is at fault.
+    Each message names the wrong value and the fix. `errors` holds all messages. Commands print them and exit with 2.
+    `details` is the traceback of the user's own code, if that code failed.
     """
 
     details = ""
@@ -20,29 +20,29 @@ class InputError(ValueError):
 
 
 class RunnersLost(RuntimeError):
-    """Processes that collect have failed, and none is left or none may be missing. The message names cause and mend."""
+    """Env runners have failed, and too few are left to continue. The message names the cause and the fix."""
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment has raised, ended its process or not answered in time. The user's line comes first.
+    """An environment raised, ended its process or exceeded its time limit. The message begins with the user's own line.
 
-    `details` is the whole traceback, for those who want to see ours, too.
+    `details` is the complete traceback, including jrl's frames.
     """
 
     details = ""
 
 
 def short(value: Any, most: int = 80) -> str:
-    """Returns `repr(value)` for a message, in about `most` characters; raises nothing whatever the value is."""
+    """Returns `repr(value)` for a message, shortened to about `most` characters. Never raises."""
     try:
         text = repr(value)
-    except Exception:  # an int of too many digits, nested too deeply, the user's own class
+    except Exception:  # repr fails for ints of too many digits, deep nesting and some user classes
         return f"a {type(value).__name__}"
     return shown(text, most)
 
 
 def shown(text: str, most: int = 80) -> str:
-    """Returns a name, key or path that a user gave, without quotes, in about `most` characters.
+    """Returns a name, key or path from a user without quotes, shortened to about `most` characters.
 
     >>> shown("algo.lr"), shown("x" * 30_000, 25)
     ('algo.lr', 'xxxxx... (30,000 characters)')
@@ -51,39 +51,39 @@ def shown(text: str, most: int = 80) -> str:
 
 
 def message(text: str) -> str:
-    """Returns the text of an error without the middle of one that is too long to read: its end says what to do."""
+    """Returns an error message without its middle if it is too long to read; the end is kept, as it names the fix."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST - 400]} ... ({len(text):,} characters) ... {text[-300:]}"
 
 
 def details(error: BaseException) -> str:
-    """Returns the traceback behind an error whose message has only the user's lines; empty where there is none."""
-    at: BaseException | None = error
-    while at is not None:
-        if found := getattr(at, "details", ""):
-            return found
-        at = at.__cause__ or at.__context__
+    """Returns the traceback stored in an error or in its causes; "" if there is none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if traceback := getattr(cause, "details", ""):
+            return traceback
+        cause = cause.__cause__ or cause.__context__
     return ""
 
 
 def cannot_import(package: str, error: ImportError, install: str = "") -> str:
-    """Returns why a package cannot be imported, and what to install: the package, or another one that it needs.
+    """Returns why a package cannot be imported, and the pip command that fixes it.
 
     Args:
-      package: its name.
-      error: of the import.
-      install: what to install for it, where that has another name.
+      package: name of the package.
+      error: exception of the import; it may name another package that `package` needs.
+      install: name to install if it differs from `package`.
     """
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if missing == package.partition(".")[0]:
         return f"{package} is not installed: pip install {install or package}"
     if missing:
         return f"{package} needs {missing}, which is not installed: pip install {missing}"
-    mend = f"a version that goes with the others may help: pip install -U {install or package}"
-    return f"{package} cannot be imported ({error}): {mend}"
+    fix = f"try a newer version: pip install -U {install or package}"
+    return f"{package} cannot be imported ({error}): {fix}"
 
 
 def counted(n: int, noun: str, form: str = "") -> str:
-    """Writes a number, in the form of a format string, with its noun, in the plural unless it is 1: 2 minibatches."""
+    """Returns a number and its noun, plural unless the number is 1: "2 minibatches". `form` is a format spec."""
     return f"{n:{form}} {noun}{('es' if noun.endswith('batch') else 's') * (n != 1)}"

@@ -1,11 +1,11 @@
-"""The user's own classes and functions by name: `package.module:name`, or a name under which one was registered.
+"""User classes and functions by name: `package.module:name`, or a registered name.
 
     register("my-corridor", make_corridor)        # then env.id my-corridor
     load("my_project.noise:explore", "algo.exploration.path")
 
-A config holds names only, so that it can be written down. `reference` gives the name of an object; one that no other
-process could import by it (it was made in a notebook, or inside a function) is registered, and travels to the
-processes of this run with `needed` and `install`.
+A config holds only names, so that it can be written to a file. `reference` returns the name of an object. An object
+that no other process could import (defined in a notebook or inside a function) is registered. `find_registered` and
+`install` send such objects to the other processes of a run.
 """
 
 import difflib
@@ -22,22 +22,22 @@ _registered: dict[str, Any] = {}
 
 
 def register(name: str, found: Any) -> None:
-    """Makes `found` known as `name`, in the place of another of that name."""
+    """Registers `found` as `name`; replaces an earlier object of that name."""
     _registered[name] = found
 
 
 def registered(name: str) -> Any | None:
-    """Returns what was registered under that name, None for an unknown one."""
+    """Returns the object registered as `name`; None if there is none."""
     return _registered.get(name)
 
 
 def reference(found: Any) -> str:
-    """Returns a name by which `load` finds this class or function; a text is one already."""
+    """Returns a name by which `load` finds this class or function. A string is returned as is."""
     if isinstance(found, str):
         return found
-    for known_as, known in _registered.items():
+    for known_name, known in _registered.items():
         if known is found:
-            return known_as
+            return known_name
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     here = sys.modules.get(module or "")
     if module not in (None, "__main__") and name and "." not in name and getattr(here, name, None) is found:
@@ -51,52 +51,52 @@ def reference(found: Any) -> str:
     return name
 
 
-def everything() -> dict[str, Any]:
-    """Returns all that is registered, for `install` in another process."""
+def all_registered() -> dict[str, Any]:
+    """Returns all registered objects by name, for `install` in another process."""
     return dict(_registered)
 
 
-def needed(tree: Any) -> dict[str, Any]:
-    """Returns the registered names that the texts in nested data mention, for a process that gets this config."""
+def find_registered(tree: Any) -> dict[str, Any]:
+    """Returns the registered objects that strings in nested data name, for a process that receives this config."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
-    tree = getattr(tree, "categories", tree)  # a choice of Ray Tune's
+    tree = getattr(tree, "categories", tree)  # tune.choice of Ray Tune
     if isinstance(tree, list | tuple):
-        return {name: found for part in tree for name, found in needed(part).items()}
+        return {name: found for part in tree for name, found in find_registered(part).items()}
     return {tree: _registered[tree]} if isinstance(tree, str) and tree in _registered else {}
 
 
 def install(found: Mapping[str, Any]) -> None:
-    """Registers what `everything` returned."""
+    """Registers the objects of `all_registered` or `find_registered` of another process."""
     _registered.update(found)
 
 
-def imported(name: str, what: str) -> Any:
-    """Imports the module of a dotted name. Raises InputError that begins with `what`, whatever happens meanwhile."""
+def import_module(name: str, what: str) -> Any:
+    """Imports a module by its dotted name. Any failure is an InputError whose message begins with `what`."""
     if not all(part.isidentifier() for part in name.split(".")):
-        raise InputError(f"{what}: {short(name)} is no name of a module: expected package.module, letters and dots")
+        raise InputError(f"{what}: expected a module name, got {short(name)}: use package.module, letters and dots")
     try:
         return importlib.import_module(name)
     except ImportError as e:
         raise InputError(
-            f"{what}: {name} cannot be imported ({str(e)[:200]}): start the command where the module lies, or "
-            "install it"
+            f"{what}: {name} cannot be imported ({str(e)[:200]}): start the command in the module's directory, or "
+            "install the module"
         ) from e
     except (Exception, SystemExit) as e:
         frames = traceback.extract_tb(e.__traceback__)
-        at = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else name
-        told = f"{type(e).__name__}: {str(e)[:200]}"
-        raise InputError(f"{what}: {name} cannot be imported: {told} ({at})") from e
+        place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else name
+        reason = f"{type(e).__name__}: {str(e)[:200]}"
+        raise InputError(f"{what}: {name} cannot be imported: {reason} ({place})") from e
 
 
 def load(path: str, key: str) -> Any:
-    """Loads the class or function of a name.
+    """Loads a class or function by name.
 
     Args:
       path: package.module:name, package.module.name, or a registered name.
-      key: of the config, for errors.
+      key: config key, for errors.
     Raises:
-      InputError: there is none; names the key and what would do.
+      InputError: no such class or function; names the key and similar names.
 
     >>> load("math:sqrt", "algo.exploration.path")(9)
     3.0
@@ -105,28 +105,28 @@ def load(path: str, key: str) -> Any:
         return _registered[path]
     if path.startswith("local:"):
         raise InputError(
-            f"{key}: {path} is a class or function of another process that cannot be imported: put it into a module, "
-            "and name it as package.module:name"
+            f"{key}: {path} was defined in another process and cannot be imported: move it into a module and use "
+            "package.module:name"
         )
     module_name, colon, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not (colon and module_name and name):
         near = difflib.get_close_matches(path[:80], _registered, 1)
-        mend = f": did you mean {near[0]}?" if near else ""
-        raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {short(path)}{mend}")
-    module = imported(module_name, f"{key} {short(path)[1:-1]}")
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {short(path)}{hint}")
+    module = import_module(module_name, f"{key} {short(path)[1:-1]}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         near = difflib.get_close_matches(name[:80], names, 1)
-        mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(names[:20]) or 'none'}"
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names[:20]) or 'none'}"
         raise InputError(
-            f"{key} {short(path)[1:-1]}: {module_name} has no function or class {short(name)[1:-1]}: {mend}"
+            f"{key} {short(path)[1:-1]}: {module_name} has no function or class {short(name)[1:-1]}: {hint}"
         )
     return found
 
 
 def class_path(text: str) -> str | None:
-    """Returns `package.module:Name` of a dotted path or of a printed class; None of what no process could import.
+    """Returns `package.module:Name` for a dotted path or a printed class; None if no process could import it.
 
     >>> class_path("<class 'my_project.envs.Corridor'>"), class_path("my_project.envs:Corridor"), class_path("<lambda>")
     ('my_project.envs:Corridor', 'my_project.envs:Corridor', None)
@@ -137,8 +137,8 @@ def class_path(text: str) -> str | None:
     return f"{found[1]}:{found[2]}"
 
 
-def importable(value: Any) -> str | None:
-    """Returns the name by which `load` finds a class or function, which may itself be given; None: there is none."""
+def importable_name(value: Any) -> str | None:
+    """Returns the name by which `load` finds a class, a function, or the object that a string names; None: no name."""
     if isinstance(value, str) and registered(value) is None:
         return class_path(value)
     return reference(value) if isinstance(value, str) or callable(value) else None

@@ -1,12 +1,12 @@
-"""Spaces as trees: their leaves, their sizes, and which actions a mask in the observation allows.
+"""Spaces as trees: their leaves, their sizes, and action masks.
 
-A Dict observation with a leaf `action_mask` says which actions can be taken: an array [K] of bool or numbers, 0 for an
-action that cannot. K counts the choices of the action space, `num_choices`: n of a Discrete, sum(nvec) of a
-MultiDiscrete; of a Dict or Tuple those of its Discrete and MultiDiscrete leaves one after the other, in the order of
-`leaves`. Networks do not read that leaf.
+A Dict observation may have a leaf `action_mask`, an array [K] of bool or numbers: 0 marks an action that is not
+allowed. K is the number of choices of the action space, `num_choices`: n for a Discrete, sum(nvec) for a MultiDiscrete.
+For a Dict or Tuple, K is the sum over its Discrete and MultiDiscrete leaves in the order of `leaves`. Networks do not
+read the mask.
 
-Of several agents a leaf `state` is the view of all that critics and mixers may read; a team's observation has leaves
-`agents` and `present` beside it (`jrl.envs.team`).
+With several agents, a leaf `state` is the global state for critics and mixers. A team's observation also has leaves
+`agents` and `present` (`jrl.envs.team`).
 """
 
 import math
@@ -38,8 +38,9 @@ AGENTS, PRESENT, STATE = "agents", "present", "state"
 
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
-    """Returns the spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in
-    which `jax.tree.leaves` gives those of an element. No two have the same path (`joined`).
+    """Returns the array spaces in `space`, each with its path ("" for `space` itself, "goal/0").
+
+    The order is that of `jax.tree.leaves` for an element. Paths are unique (`join_paths`).
 
     >>> leaves(Dict((("pos", Box((2,))), ("goal", Tuple((Discrete(3), Discrete(4)))))))
     [('goal/0', Discrete(n=3, dtype='int32')), ('goal/1', Discrete(n=4, dtype='int32')), ('pos', Box(shape=(2,), ...))]
@@ -59,19 +60,19 @@ def _leaves(space: Space) -> list[tuple[tuple[str, ...], Leaf]]:
     return [((name, *names), leaf) for name, part in parts for names, leaf in _leaves(part)]
 
 
-def joined(paths: Sequence[tuple[str, ...]]) -> list[str]:
-    """Joins the names of each path by /, one-to-one.
+def join_paths(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """Joins the names of each path by "/", one-to-one.
 
-    Where two paths would become the same text, / in a name is written ~1 and ~ is written ~0 in all of them.
+    If two paths would give the same text, "/" in names is written "~1" and "~" is written "~0" in all paths.
 
-    >>> joined([("goal", "at"), ("pos",)]), joined([("goal", "at"), ("goal/at",)])
+    >>> join_paths([("goal", "at"), ("pos",)]), join_paths([("goal", "at"), ("goal/at",)])
     (['goal/at', 'pos'], ['goal/at', 'goal~1at'])
     """
     return list(map(_plain if len(set(map(_plain, paths))) == len(set(paths)) else _escaped, paths))
 
 
 def _join(space: Space) -> Callable[[Sequence[str]], str]:
-    """Returns the function that joins the names of each leaf of `space`, and of each part, to its path."""
+    """Returns the function that joins the names of a leaf or part of `space` to its path."""
     paths = [names for names, _ in _leaves(space)]
     return _plain if len(set(map(_plain, paths))) == len(paths) else _escaped
 
@@ -84,20 +85,20 @@ def _plain(names: Sequence[str]) -> str:
 
 
 def _escaped(names: Sequence[str]) -> str:
-    return "/".join(map(escaped, names))
+    return "/".join(map(escape, names))
 
 
-def escaped(name: str) -> str:
-    """Returns a text without /, another one for each text.
+def escape(name: str) -> str:
+    """Returns the name without "/", one-to-one.
 
-    >>> escaped("goal/at"), escaped("goal~1at")
+    >>> escape("goal/at"), escape("goal~1at")
     ('goal~1at', 'goal~01at')
     """
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
-    """Returns `fn(leaf, *parts of trees)` for each leaf; the results as an element of `space` has them."""
+    """Returns `fn(leaf, *parts of trees)` for each leaf, in the tree structure of an element of `space`."""
     match space:
         case Dict():
             return {name: map_leaves(fn, part, *(t[name] for t in trees)) for name, part in space.items}
@@ -106,8 +107,8 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
     return fn(space, *trees)
 
 
-def of_leaves(space: Space, parts: list[Any]) -> PyTree:
-    """Returns `parts`, one for each of `leaves(space)`, as an element of `space` has them."""
+def from_leaves(space: Space, parts: list[Any]) -> PyTree:
+    """Returns the element of `space` whose leaves are `parts`, in the order of `leaves(space)`."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
 
 
@@ -115,23 +116,23 @@ def of_leaves(space: Space, parts: list[Any]) -> PyTree:
 
 
 def kinds(each: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Groups agents by what each has: numbers by kind, in the order of the first of each; () where all are alike.
+    """Groups equal items: indices by group, in the order of each group's first item; () if all items are equal.
 
     >>> kinds(["a", "b", "a"]), kinds(["a", "a"])
     (((0, 2), (1,)), ())
     """
-    found: list[list[int]] = []
-    for i, own in enumerate(each):
-        alike = next((kind for kind in found if each[kind[0]] == own), None)
-        if alike is None:
-            found.append([i])
+    groups: list[list[int]] = []
+    for i, item in enumerate(each):
+        same = next((group for group in groups if each[group[0]] == item), None)
+        if same is None:
+            groups.append([i])
         else:
-            alike.append(i)
-    return tuple(map(tuple, found)) if len(found) > 1 else ()
+            same.append(i)
+    return tuple(map(tuple, groups)) if len(groups) > 1 else ()
 
 
-def of_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[tuple[int, ...], ...]]:
-    """Returns the observation space, action space and kinds (`EnvSpec.kinds`) of agents with these two spaces each."""
+def combine_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[tuple[int, ...], ...]]:
+    """Returns the observation space, action space and kinds (`EnvSpec.kinds`) of agents with these pairs of spaces."""
     found = kinds(each)
     if not found:
         return *each[0], ()
@@ -140,36 +141,36 @@ def of_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[
 
 
 def columns(spec: EnvSpec, games: int | None = None) -> int | tuple[int, ...]:
-    """Returns the columns of observations and actions: B, or of agents of different kinds those of each kind.
+    """Returns the columns of observations and actions: B, or a tuple with the columns of each kind of agents.
 
-    With `games`, those of so many environments.
+    `games` overrides the number of environments.
     """
-    if len(spec.groups) == 1:  # a policy of some agents has fewer columns than there are agents
+    if len(spec.groups) == 1:  # not games * num_agents: a policy of some agents has fewer columns
         return spec.num_envs if games is None else games * spec.num_agents
     games = spec.games if games is None else games
     return tuple(games * len(group) for group in spec.groups)
 
 
 def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:
-    """Returns the environments as the agents of each kind see them; `spec` alone where all are alike."""
+    """Returns one EnvSpec per kind of agents; `spec` alone if all agents have the same spaces."""
     if len(spec.groups) == 1:
         return (spec,)
-    whole = ("observation", "action", "env_action", "env_observation")
+    fields = ("observation", "action", "env_action", "env_observation")
 
-    def one(k: int, group: tuple[int, ...]) -> EnvSpec:
-        own: dict[str, Any] = {
-            name: space.items[k] for name in whole if isinstance(space := getattr(spec, name), Tuple)
+    def spec_of_kind(k: int, group: tuple[int, ...]) -> EnvSpec:
+        kind_spaces: dict[str, Any] = {
+            name: space.items[k] for name in fields if isinstance(space := getattr(spec, name), Tuple)
         }
         agents = tuple(name for i, name in enumerate(spec.agents) if i in group)
-        return spec._replace(**own, num_envs=spec.games * len(group), agents=agents, kinds=())
+        return spec._replace(**kind_spaces, num_envs=spec.games * len(group), agents=agents, kinds=())
 
-    return tuple(one(k, group) for k, group in enumerate(spec.groups))
+    return tuple(spec_of_kind(k, group) for k, group in enumerate(spec.groups))
 
 
-def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[Any, ...]:
-    """Returns what each kind has of an array with the columns of all agents along `axis`, 0 or 1; (x,) without kinds.
+def split_by_kind(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[Any, ...]:
+    """Splits an array with the columns of all agents along `axis` (0 or 1) by kind; (x,) without kinds.
 
-    >>> of_kinds(((0, 2), (1,)), np.arange(6))
+    >>> split_by_kind(((0, 2), (1,)), np.arange(6))
     (array([0, 2, 3, 5]), array([1, 4]))
     """
     if len(kinds) < 2:
@@ -180,27 +181,27 @@ def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[A
 
 
 def rows_by_kind(spec: EnvSpec, x: Any, axis: int = 0) -> tuple[Any, ...]:
-    """Returns what each kind of agents has of an array with the columns of all agents; (x,) where all are alike."""
-    return of_kinds(spec.groups, x, axis)
+    """Splits an array with the columns of all agents by `spec`'s kinds; (x,) without kinds."""
+    return split_by_kind(spec.groups, x, axis)
 
 
 def parts_by_kind(spec: EnvSpec, tree: PyTree) -> tuple[PyTree, ...]:
-    """Returns the observations, actions or spaces of each kind of agents; (tree,) where all are alike."""
+    """Returns the observations, actions or spaces of each kind of agents; (tree,) without kinds."""
     return tuple(tree) if len(spec.groups) > 1 else (tree,)
 
 
 def from_parts(spec: EnvSpec, parts: Sequence[PyTree]) -> PyTree:
-    """Returns observations or actions as the environments have them, of those of each kind: undoes `parts_by_kind`."""
+    """Joins the observations or actions of all kinds of agents: the inverse of `parts_by_kind`."""
     return tuple(parts) if len(spec.groups) > 1 else parts[0]
 
 
 def kind_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Names each kind of agents after its first agent; ("",) where all are alike."""
+    """Returns the name of each kind's first agent; ("",) without kinds."""
     return tuple(spec.agents[group[0]] for group in spec.groups) if len(spec.groups) > 1 else ("",)
 
 
 def elements(space: Space, columns: int | tuple[int, ...]) -> PyTree:
-    """Returns shapes and dtypes [columns, *] of so many elements of a space; of a Tuple by kind of so many of each."""
+    """Returns shapes and dtypes [columns, *] of a batch of elements; for a Tuple by kind, one column count per kind."""
     if isinstance(columns, tuple):
         assert isinstance(space, Tuple)
         return tuple(elements(part, n) for part, n in zip(space.items, columns, strict=True))
@@ -210,62 +211,64 @@ def elements(space: Space, columns: int | tuple[int, ...]) -> PyTree:
 # ---------------------------------------------------------------- parts and sizes
 
 
-def names(space: Space) -> list[str]:
-    """Returns the paths of the parts of a Dict, those of its Dicts among them; none of any other space.
+def part_names(space: Space) -> list[str]:
+    """Returns the paths of a Dict's parts, nested Dicts included; [] for any other space.
 
-    >>> names(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))))
+    >>> part_names(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))))
     ['goal', 'goal/at', 'goal/kind', 'pos']
     """
 
-    def parts(space: Space, at: tuple[str, ...]) -> list[tuple[str, ...]]:
+    def parts(space: Space, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
         named = sorted(space.items) if isinstance(space, Dict) else []
-        return [found for name, part in named for found in ((*at, name), *parts(part, (*at, name)))]
+        return [path for name, part in named for path in ((*prefix, name), *parts(part, (*prefix, name)))]
 
     return list(map(_join(space), parts(space, ())))
 
 
-def within(path: str, paths: Collection[str]) -> bool:
-    """Tells whether a path is one of `paths`, or that of a part of one.
+def is_within(path: str, paths: Collection[str]) -> bool:
+    """Returns whether a path is in `paths` or lies below one of them.
 
-    >>> within("goal/at", ["goal"]), within("goals", ["goal"])
+    >>> is_within("goal/at", ["goal"]), is_within("goals", ["goal"])
     (True, False)
     """
     return any(f"{path}/".startswith(f"{other}/") for other in paths)
 
 
 def without(space: Space, paths: Collection[str]) -> Space:
-    """Returns `space` without the parts `paths`, each one of `names(space)`, and without Dicts that become empty.
+    """Returns `space` without the parts `paths`, which are names of `part_names(space)`; empty Dicts are removed, too.
 
     >>> without(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))), ["goal/at"])
     Dict(items=(('goal', Dict(items=(('kind', Discrete(n=3, dtype='int32')),))), ('pos', Box(shape=(2,), ...))))
     """
     join = _join(space)
 
-    def rest_of(space: Space, at: tuple[str, ...]) -> Space:
+    def remove(space: Space, prefix: tuple[str, ...]) -> Space:
         if not isinstance(space, Dict):
             return space
-        rest = [(name, rest_of(part, (*at, name))) for name, part in space.items if join((*at, name)) not in paths]
+        rest = [
+            (name, remove(part, (*prefix, name))) for name, part in space.items if join((*prefix, name)) not in paths
+        ]
         return Dict(tuple((name, part) for name, part in rest if leaves(part)))
 
-    return rest_of(space, ())
+    return remove(space, ())
 
 
-def removed(space: Space, paths: Collection[str], obs: PyTree) -> PyTree:
-    """Turns elements [..., *] of `space` into those of `without(space, paths)`."""
+def remove_parts(space: Space, paths: Collection[str], obs: PyTree) -> PyTree:
+    """Returns the elements [..., *] of `without(space, paths)` for elements of `space`."""
     pairs = zip(leaves(space), jax.tree.leaves(obs), strict=True)
-    return of_leaves(without(space, paths), [x for (path, _), x in pairs if not within(path, paths)])
+    return from_leaves(without(space, paths), [x for (path, _), x in pairs if not is_within(path, paths)])
 
 
-def filled(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[Leaf], Any]) -> PyTree:
-    """Turns elements [..., *] of `without(space, paths)` into those of `space`, with `zeros(leaf)` at `paths`."""
-    given = iter(jax.tree.leaves(obs))
-    return of_leaves(space, [zeros(leaf) if within(path, paths) else next(given) for path, leaf in leaves(space)])
+def fill_parts(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[Leaf], Any]) -> PyTree:
+    """Returns elements [..., *] of `space` for elements of `without(space, paths)`, with `zeros(leaf)` at `paths`."""
+    rest = iter(jax.tree.leaves(obs))
+    return from_leaves(space, [zeros(leaf) if is_within(path, paths) else next(rest) for path, leaf in leaves(space)])
 
 
-def alike(a: Space, b: Space) -> bool:
-    """Returns whether what reads or acts in one space can do so in the other.
+def are_compatible(a: Space, b: Space) -> bool:
+    """Returns whether a policy for one space can also be used in the other.
 
-    Leaves have the same kinds, shapes and dtypes at the same places; the bounds of a Box may differ.
+    Leaves must agree in path, kind, shape and dtype. The bounds of a Box may differ.
     """
     kind = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
     paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(map_leaves(lambda leaf: 0, space))]
@@ -275,20 +278,20 @@ def alike(a: Space, b: Space) -> bool:
     return all(kind(x) == kind(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
 
 
-def stacked(space: Space, count: int) -> Space:
-    """Returns the space of `count` elements of a space, one after the other along the first axis of each array.
+def stack_space(space: Space, count: int) -> Space:
+    """Returns the space of `count` elements of `space`, stacked along the first axis of each array.
 
-    Choices follow one another in a MultiDiscrete, whose arrays have no second axis. An element is that of `space`
-    with a batch axis [count], each array reshaped.
+    A Discrete or MultiDiscrete becomes one longer MultiDiscrete, because its arrays have no second axis. An element is
+    an element of `space` with a batch axis [count], each array reshaped.
 
-    >>> stacked(Box((3,), low=0.0), 2), stacked(Discrete(4), 2)
+    >>> stack_space(Box((3,), low=0.0), 2), stack_space(Discrete(4), 2)
     (Box(shape=(2, 3), dtype='float32', low=0.0, high=inf), MultiDiscrete(nvec=(4, 4), dtype='int32'))
     """
     match space:
         case Dict():
-            return Dict(tuple((name, stacked(part, count)) for name, part in space.items))
+            return Dict(tuple((name, stack_space(part, count)) for name, part in space.items))
         case Tuple():
-            return Tuple(tuple(stacked(part, count) for part in space.items))
+            return Tuple(tuple(stack_space(part, count) for part in space.items))
         case Discrete():
             return MultiDiscrete((space.n,) * count, space.dtype)
         case MultiDiscrete():
@@ -299,20 +302,20 @@ def stacked(space: Space, count: int) -> Space:
     return Box((count, *space.shape), space.dtype, low, high)
 
 
-def member(space: Space, count: int) -> Space | None:
-    """Returns the space of which `space` holds `count` elements, as `stacked` makes it; None: it does not hold so many.
+def unstack_space(space: Space, count: int) -> Space | None:
+    """Returns the space whose `stack_space(..., count)` is `space`; None if there is no such space.
 
-    The bounds of a Box are those of its first element.
+    A Box gets the bounds of its first element.
 
-    >>> member(MultiDiscrete((4, 4)), 2), member(Box((2, 3)), 2), member(Box((3,)), 2)
+    >>> unstack_space(MultiDiscrete((4, 4)), 2), unstack_space(Box((2, 3)), 2), unstack_space(Box((3,)), 2)
     (MultiDiscrete(nvec=(4,), dtype='int32'), Box(shape=(3,), dtype='float32', low=-inf, high=inf), None)
     """
     match space:
         case Dict():
-            named = [(name, found) for name, part in space.items if (found := member(part, count)) is not None]
+            named = [(name, found) for name, part in space.items if (found := unstack_space(part, count)) is not None]
             return Dict(tuple(named)) if len(named) == len(space.items) else None
         case Tuple():
-            parts = [found for part in space.items if (found := member(part, count)) is not None]
+            parts = [found for part in space.items if (found := unstack_space(part, count)) is not None]
             return Tuple(tuple(parts)) if len(parts) == len(space.items) else None
         case MultiDiscrete():
             nvec = space.nvec[: len(space.nvec) // count]
@@ -329,7 +332,7 @@ def member(space: Space, count: int) -> Space | None:
 
 
 def num_bytes(space: Space) -> int:
-    """Bytes of one element.
+    """Returns the bytes of one element.
 
     >>> num_bytes(Dict((("image", Box((8, 8, 3), "uint8")), ("speed", Box((2,))))))
     200
@@ -345,7 +348,7 @@ def batch_shape(space: Space, tree: PyTree) -> tuple[int, ...]:
 
 
 def num_choices(space: Space) -> int:
-    """Returns the number of entries that a mask over the actions of `space` has; 0 where there is nothing to mask.
+    """Returns K, the length of an action mask for the action space; 0 if no action can be masked.
 
     >>> num_choices(Discrete(3)), num_choices(Tuple((MultiDiscrete((2, 3)), Box((4,)))))
     (3, 5)
@@ -363,7 +366,7 @@ def _sizes(leaf: Leaf) -> tuple[int, ...]:
 
 
 def any_allowed(space: Space, mask: Array) -> Array:
-    """Returns [...] bool: whether a mask [..., K] over the actions of `space` leaves each choice an entry.
+    """Returns [...] bool: whether a mask [..., K] allows at least one option of each choice.
 
     >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
     Array([ True, False], dtype=bool)
@@ -374,7 +377,7 @@ def any_allowed(space: Space, mask: Array) -> Array:
 
 
 def any_choice(space: Space, mask: Array) -> Array:
-    """Returns [...] bool: whether a mask [..., K] over the actions of `space` allows more than one action.
+    """Returns [...] bool: whether a mask [..., K] allows more than one action.
 
     >>> any_choice(MultiDiscrete((2, 2)), jnp.array([[True, False, True, True], [True, False, True, False]]))
     Array([ True, False], dtype=bool)
@@ -383,17 +386,17 @@ def any_choice(space: Space, mask: Array) -> Array:
 
 
 def _choices(space: Space, mask: Array) -> Sequence[Array]:
-    """Returns the parts of a mask, one for each choice."""
+    """Splits a mask into one part per choice."""
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
     ends = np.cumsum(sizes)[:-1].tolist()
     return np.split(mask, ends, -1) if isinstance(mask, np.ndarray) else jnp.split(jnp.asarray(mask), ends, -1)
 
 
 def masks_actions(spec: EnvSpec) -> bool:
-    """Returns whether observations say which actions can be taken.
+    """Returns whether observations have an action mask.
 
     Raises:
-      InputError: a leaf `action_mask` that does not fit the action space.
+      InputError: the leaf `action_mask` does not fit the action space.
     """
     if not isinstance(spec.observation, Dict) or ACTION_MASK not in dict(spec.observation.items):
         return False
@@ -401,33 +404,32 @@ def masks_actions(spec: EnvSpec) -> bool:
     if choices == 0:
         raise InputError(
             f"observation {ACTION_MASK}: the action space {spec.action} has no choices to mask: use Discrete or "
-            "MultiDiscrete actions, or give that part of the observation another name"
+            "MultiDiscrete actions, or rename this part of the observation"
         )
     if not isinstance(mask, Box | MultiBinary) or mask.shape != (choices,):
         raise InputError(
             f"observation {ACTION_MASK}: expected {choices} entries, one for each choice of the action space "
-            f"{spec.action}, not {mask}"
+            f"{spec.action}, got {mask}: change the mask's shape"
         )
     return True
 
 
-def seen(space: Space) -> Space:
-    """Returns the part of an observation space that networks read: without the mask. One part that is left stands for
-    itself.
+def without_mask(space: Space) -> Space:
+    """Returns the part of an observation space that networks read, without the mask; a single part is unwrapped.
 
     Raises:
-      InputError: nothing is left.
+      InputError: no part is left.
     """
     if not isinstance(space, Dict) or ACTION_MASK not in dict(space.items):
         return space
     rest = tuple((name, part) for name, part in space.items if name != ACTION_MASK)
     if not rest:
-        raise InputError(f"the observation is an {ACTION_MASK} and nothing else: a policy needs something to see")
+        raise InputError(f"observation: expected parts beside {ACTION_MASK}, got none: add one to the Dict")
     return rest[0][1] if len(rest) == 1 else Dict(rest)
 
 
 def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
-    """Returns (the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
+    """Returns (elements [..., *] of `without_mask(space)`, action mask [..., K] bool or None without a mask).
 
     >>> space = Dict((("action_mask", MultiBinary((2,))), ("x", Box((3,)))))
     >>> split_mask(space, {"action_mask": jnp.array([1, 0]), "x": jnp.ones(3)})
@@ -446,21 +448,21 @@ __all__ = [
     "STATE",
     "any_allowed",
     "batch_shape",
-    "escaped",
-    "filled",
-    "joined",
+    "escape",
+    "fill_parts",
+    "from_leaves",
+    "is_within",
+    "join_paths",
     "leaves",
     "map_leaves",
     "masks_actions",
-    "member",
-    "names",
     "num_bytes",
     "num_choices",
-    "of_leaves",
-    "removed",
-    "seen",
+    "part_names",
+    "remove_parts",
     "split_mask",
-    "stacked",
-    "within",
+    "stack_space",
+    "unstack_space",
     "without",
+    "without_mask",
 ]

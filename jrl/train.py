@@ -426,7 +426,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             bundle = session.write_fault(directory, info)
             session.reporter.flush()
             return _End(None, bundle)
-        if apart := parallel.diverged(session.state.learner):
+        if apart := parallel.find_diverged(session.state.learner):
             raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
         if not interrupted and not paused:  # a row of its own would be one that an uninterrupted run does not have
             last = session.reporter.flush()

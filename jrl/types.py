@@ -1,7 +1,7 @@
-"""The nouns of jrl: what environments, rollouts, algorithms and the loop hand to each other.
+"""The types that environments, rollouts, algorithms and the training loop exchange.
 
 Axis names: T rollout steps, B environments on this device, N rows of a batch. Observations and actions may be pytrees.
-What lives on a device is a `flax.struct.dataclass`, changed with `.replace`; a bundle of functions is a `NamedTuple`.
+Data on a device is a `flax.struct.dataclass`, changed with `.replace`. A bundle of functions is a `NamedTuple`.
 """
 
 import dataclasses
@@ -30,10 +30,12 @@ def hyperparams(cls: type) -> type:
     """Makes a class a frozen dataclass of hyper-parameters that is also a pytree.
 
     Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
-    batch of configs trains one agent per value. A field whose default is itself of such a class is a subtree. All other
-    fields (sizes, flags, names) are static. The constructor raises InputError for values of another type than their
-    annotations (`jrl.fields.bounds`), for numbers outside the ranges of these, and for arrays and tracers in a static
-    field. Numbers in arrays and tracers are not looked at, and no tree operation is checked.
+    batch of configs trains one agent per value. A field whose default is itself a hyper-parameter class is a subtree.
+    All other fields (sizes, flags, names) are static.
+
+    The constructor raises InputError for a value of the wrong type, for a number outside its annotated range
+    (`jrl.fields.bounds`), and for an array or tracer in a static field. It does not check the values of arrays and
+    tracers. Tree operations skip the constructor and its checks.
     """
     cls = dataclasses.dataclass(frozen=True)(bounds.bounded(cls))
     hints = bounds.hints(cls)
@@ -43,7 +45,7 @@ def hyperparams(cls: type) -> type:
     static = tuple(f.name for f in fields if f.name not in data)
 
     def flatten(config: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        # names, too: jax shows both where two trees differ in them
+        # with the names, because jax prints this data when two trees differ
         return tuple(getattr(config, name) for name in data), tuple((name, getattr(config, name)) for name in static)
 
     def flatten_with_keys(config: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -51,14 +53,14 @@ def hyperparams(cls: type) -> type:
         return tuple(zip(map(jax.tree_util.GetAttrKey, data), leaves, strict=True)), aux
 
     def unflatten(aux: tuple[Any, ...], leaves: Any) -> Any:
-        # without the constructor: what stands in a tree may be a tracer, a gradient, a product
+        # skip the constructor: a leaf may be a tracer or a gradient, which its checks would reject
         config: Any = object.__new__(cls)
         for name, value in (*aux, *zip(data, leaves, strict=True)):
             object.__setattr__(config, name, value)
         return config
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    cls.is_hyperparams = True  # type: ignore[attr-defined]  # a mark on the class
+    cls.is_hyperparams = True  # type: ignore[attr-defined]  # marks the class
     return cls
 
 
@@ -67,7 +69,7 @@ def hyperparams(cls: type) -> type:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Arrays of one shape and dtype; `low` and `high` are one number, or one per element in C order."""
+    """Space of arrays of one shape and dtype. `low` and `high` are a number, or one number per element in C order."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -96,7 +98,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """Arrays of one integer in 0 .. nvec[i] - 1 for each i, shape (len(nvec),)."""
+    """Space of integer arrays of shape (len(nvec),), entry i in 0 .. nvec[i] - 1."""
 
     nvec: tuple[int, ...]
     dtype: str = "int32"
@@ -108,7 +110,7 @@ class MultiDiscrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiBinary:
-    """Arrays of zeros and ones, of one shape."""
+    """Space of arrays of zeros and ones of one shape."""
 
     shape: tuple[int, ...]
     dtype: str = "int8"
@@ -116,8 +118,9 @@ class MultiBinary:
 
 @dataclasses.dataclass(frozen=True)
 class Dict:
-    """Dicts of an element of each of the named spaces. Names are in the order of the environment, leaves of an element
-    in alphabetical order, as everywhere in jax.
+    """Space of dicts with one element of each named space.
+
+    `items` keeps the environment's order of names. The leaves of an element are in alphabetical order, as in jax.
     """
 
     items: tuple[tuple[str, "Space"], ...]
@@ -128,17 +131,17 @@ class Dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """Tuples of an element of each of the spaces."""
+    """Space of tuples with one element of each space."""
 
     items: tuple["Space", ...]
 
 
-Leaf = Box | Discrete | MultiDiscrete | MultiBinary  # the spaces of arrays
+Leaf = Box | Discrete | MultiDiscrete | MultiBinary  # spaces whose elements are arrays
 Space = Leaf | Dict | Tuple
 
 
 def element(space: Space) -> PyTree:
-    """Returns shapes and dtypes of one element of a space: a jax.ShapeDtypeStruct, or a dict or tuple of such."""
+    """Returns the shape and dtype of a space's element: a jax.ShapeDtypeStruct, or a dict or tuple of them."""
     match space:
         case Dict():
             return {name: element(part) for name, part in space.items}
@@ -148,41 +151,41 @@ def element(space: Space) -> PyTree:
 
 
 class EnvSpec(NamedTuple):
-    """Facts that can be known of a vector of environments without stepping it. Static and hashable."""
+    """Static, hashable facts about a vector of environments."""
 
     observation: Space
     action: Space
-    num_envs: int  # B, columns: environments, or of several agents environment i's agent k at i * A + k
+    num_envs: int  # B, the number of columns; with A agents per environment, column i * A + k is agent k of game i
     max_episode_steps: int | None = None
-    env_action: Space | None = None  # the environment's own action space, where the policy acts in another one
-    env_observation: Space | None = None  # the environment's own observation space, where the policy sees another
-    agents: tuple[str, ...] = ()  # names of the A agents of an environment; () where it has one, which needs no name
-    # agents' numbers by kind, where they have different spaces; () where all are alike. With kinds `observation` and
-    # `action` are Tuples of the spaces by kind, and of kind k, of A_k agents, observations and actions have G * A_k
-    # columns: environment i's j-th agent of the kind has i * A_k + j. All else has the B columns of all agents
+    env_action: Space | None = None  # the environment's own action space if it differs from the policy's
+    env_observation: Space | None = None  # the environment's own observation space if it differs from the policy's
+    agents: tuple[str, ...] = ()  # names of an environment's A agents; () for a single agent
+    # agent indices by kind if agents have different spaces; () if all agents have the same spaces. With kinds,
+    # `observation` and `action` are Tuples with one space per kind. Observations and actions of a kind with A_k agents
+    # have G * A_k columns: column i * A_k + j is the j-th agent of that kind in game i. Other arrays keep all B columns
     kinds: tuple[tuple[int, ...], ...] = ()
-    # ends at which the learner bootstraps: all (true), none (false), or time limits alone (None): see `envs.limits`.
-    # Results of steps have the environment's own ends, and rollouts those of the learner
+    # episode ends at which the learner bootstraps: all (True), none (False), time limits only (None): see
+    # `envs.limits`. Step results keep the environment's own flags; rollouts have the learner's flags
     bootstraps: bool | None = None
 
     @property
     def is_multi_agent(self) -> bool:
-        """Returns whether an environment has named agents with a column each, though it may be only one."""
+        """Returns whether agents have names and a column each; there may be only one agent."""
         return bool(self.agents)
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the agents' numbers by kind; one group where all are alike."""
+        """Returns the agent indices by kind; one group if all agents have the same spaces."""
         return self.kinds or (tuple(range(max(1, len(self.agents)))),)
 
     @property
     def num_agents(self) -> int:
-        """Returns the columns of an environment: A, or 1."""
+        """Returns A, the number of columns per environment; 1 for a single agent."""
         return sum(map(len, self.groups))
 
     @property
     def games(self) -> int:
-        """Returns the number of environments, B / A."""
+        """Returns B / A, the number of environments."""
         return self.num_envs // self.num_agents
 
 
@@ -190,41 +193,42 @@ class EnvSpec(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Results of one step of B environments, numpy or jax.
+    """Results of one step of B environments, as numpy or jax arrays.
 
-    Environments reset on the step *after* an end: the row with `terminated` or `truncated` carries the true final
-    observation; the next step ignores its action and returns the reset observation with reward 0 and both flags False.
+    An environment resets on the step *after* an episode end. The step with `terminated` or `truncated` returns the true
+    final observation. The next step ignores its action and returns the reset observation, reward 0 and both flags
+    False.
     """
 
     obs: PyTree  # [B, *]
     reward: Array  # [B] f32
-    terminated: Array  # [B] bool, a true end: no bootstrap
-    truncated: Array  # [B] bool, a time limit: bootstrap from `obs`
-    # [B] bool, or None where nothing can fail: the environment broke and was made anew. The step is masked (its
-    # action ignored, reward 0, flags False, `obs` the first of a new episode) although no end came before it
+    terminated: Array  # [B] bool, true end: no bootstrap
+    truncated: Array  # [B] bool, time limit: bootstrap from `obs`
+    # [B] bool, the environment failed and was replaced; None if no environment can fail. Such a step is masked: its
+    # action is ignored, its reward is 0, its flags are False, and `obs` begins a new episode without an end before it
     failed: Array | None = None
-    several: "Several | None" = None  # of environments with several agents, of whom each has a column
+    several: "Several | None" = None  # results of multi-agent environments, whose agents have a column each
 
 
 class Several(NamedTuple):
-    """Results of a step of several agents, beside those of each.
+    """Additional step results of multi-agent environments.
 
-    An agent has rows of its own: its end is its own, and it may end before the others do. An agent that is not there,
-    because it has ended or was not born yet, has masked rows; one that only waits for its turn has rows like any other,
-    whose action mask allows the action alone that does nothing.
+    Each agent has its own column and its own episode end, which may be before the end of the game. An agent that has
+    ended or has not joined yet has masked rows. An agent that waits for its turn has ordinary rows; its action mask
+    then allows only the action without effect.
     """
 
-    # [B] bool: nobody acted in this column, as on a reset: its action was ignored, its reward is 0, its flags are
-    # False, and `obs` is the first of a new episode where somebody is there by now
+    # [B] bool, no agent acted in this column. As on a reset, its action was ignored, its reward is 0, its flags are
+    # False. `obs` is the first of a new episode if an agent has joined
     absent: Array
-    over: Array  # [B / A] bool: the game has ended for all agents, and the next step begins another
-    # [B] bool: who acts on the next step; nobody after the game is over. None: nobody comes while a game goes on, so
-    # that it is those who acted and have not ended, and after the row that begins a game all
+    over: Array  # [B / A] bool, the game has ended for all agents; the next step begins another game
+    # [B] bool, agents alive on the next step; none after the game is over. None: no agent joins during a game. The
+    # agents alive then are the agents that acted and have not ended, and all agents after the first row of a game
     there: Array | None = None
 
 
 class Env(Protocol):
-    """B host environments (numpy in, numpy out)."""
+    """B environments on the host, with numpy inputs and outputs."""
 
     spec: EnvSpec
 
@@ -237,22 +241,24 @@ class Env(Protocol):
 
 @runtime_checkable
 class AsyncEnv(Protocol):
-    """Host environments that do not wait for each other: actions go to some of them, results come from whichever are
-    ready. An environment has at most one action under way. Of several agents it has a column for each, side by side.
+    """Host environments that do not wait for each other.
+
+    Actions go to some environments; results arrive from those that are ready. An environment has at most one pending
+    action. With A agents per environment, its A columns are side by side.
     """
 
     spec: EnvSpec
-    batch_size: int  # most environments of one `recv`
-    least: int  # `recv` returns only while so many environments are under way
+    batch_size: int  # maximum number of environments per `recv`
+    least: int  # `recv` returns only while at least this many environments have a pending action
 
     def reset(self) -> None:
-        """Begins new episodes in all of them; their first observations come by `recv`, with reward 0."""
+        """Begins new episodes in all environments. `recv` returns their first observations, with reward 0."""
 
     def send(self, action: Array, env_id: Array) -> None:
-        """Sends actions [n, *] to the environments `env_id` [n] i32, none of which is under way."""
+        """Sends actions [n, *] to the environments `env_id` [n] i32, none of which may have a pending action."""
 
     def recv(self) -> tuple[Array, StepResult]:
-        """Returns `env_id` [n] i32 and their results [n, *], 1 <= n <= batch_size. Waits until there are some."""
+        """Waits for results; returns `env_id` [n] i32 and the results [n, *], 1 <= n <= batch_size."""
         ...
 
     def close(self) -> None: ...
@@ -261,12 +267,11 @@ class AsyncEnv(Protocol):
 class JaxEnv(NamedTuple):
     """B environments that can be stepped inside a jitted program.
 
-    `pure` is False when the state lives outside the program (EnvPool's XLA interface): such an environment may be
-    traced into one program only, cannot be vmapped or sharded, and stays out of the persistent compile cache.
+    `pure` is False if the state lives outside the program (EnvPool's XLA interface). Such an environment can be traced
+    into one program only, cannot be vmapped or sharded, and its program is not written to the persistent compile cache.
 
-    Where the environments have a task (a pytree of numbers that the state holds), `set_task` and `get_task` write and
-    read it in states with leaves [B, ...] or, on D devices, [D, B, ...]; all B have the same. None where there is none.
-    `draw`, where there is one, shows what one environment's latest observation is of.
+    `set_task` and `get_task` write and read the task, a pytree of numbers in the environment state with leaves [B,
+    ...], or [D, B, ...] on D devices. All B environments have the same task. None: the environments have no task.
     """
 
     spec: EnvSpec
@@ -276,12 +281,12 @@ class JaxEnv(NamedTuple):
     pure: bool = True
     set_task: Callable[[PyTree, PyTree], PyTree] | None = None  # (env_state, task) -> env_state
     get_task: Callable[[PyTree], PyTree] | None = None  # env_state -> task
-    # (env_state, number of the environment or game) -> picture [H, W, 3] u8; called outside of programs
+    # (env_state, environment or game index) -> image [H, W, 3] u8 of the latest observation; called on the host
     draw: Callable[[PyTree, int], np.ndarray] | None = None
-    fps: float = 10.0  # steps per second at which pictures look natural
+    fps: float = 10.0  # steps per second of a video
 
 
-GraphEnv = JaxEnv  # the name that it had before
+GraphEnv = JaxEnv  # former name, still imported by user code
 
 
 # ---------------------------------------------------------------- data
@@ -292,110 +297,111 @@ class Rollout:
     """T steps of B environments, time-major, on the device. Row t is (obs_t, action_t, reward_t, end_t)."""
 
     obs: PyTree  # [T, B, *]
-    last_obs: PyTree  # [B, *], the observation after row T - 1
-    action: PyTree  # [T, B, *], as the policy chose it (before the environment's action transform)
+    last_obs: PyTree  # [B, *], observation after row T - 1
+    action: PyTree  # [T, B, *], action of the policy, before the environment's action transform
     reward: Array  # [T, B] f32
-    terminated: Array  # [T, B] bool, a true end: no bootstrap
-    truncated: Array  # [T, B] bool, a time limit: bootstrap from the next observation
+    terminated: Array  # [T, B] bool, true end: no bootstrap
+    truncated: Array  # [T, B] bool, time limit: bootstrap from the next observation
     mask: Array  # [T, B] bool, False on the row after an end (its action was ignored, its reward is masked)
     contiguous: Array  # [B] bool, row 0 continues this column's previous rollout
-    extras: Mapping[str, PyTree]  # what `act` returned beside the action: [T, B, ...]
-    carry: PyTree  # recurrent state before row 0, [B, ...]; () if none
-    # [B] i32, rows of each column; those behind them are padding, in whose place the next rollout goes on. None: all T
+    extras: Mapping[str, PyTree]  # further outputs of `act`, [T, B, ...]
+    carry: PyTree  # recurrent state before row 0, [B, ...]; () without one
+    # [B] i32, number of rows of each column; later rows are padding, and the next rollout continues after row
+    # `count` - 1. None: all columns have T rows
     count: Array | None = None
-    over: Array | None = None  # [T, G] bool, of G games of several agents each: `Several.over`
+    over: Array | None = None  # [T, G] bool, `Several.over` of G multi-agent games
 
 
-# in a rollout's extras, where observations are normalised: what acting saw. {"obs": [T, B, *], the normalised arrays,
-# "valid": [T, B] bool, False where there were no statistics yet}
-SEEN = "seen"
-# in a rollout's extras, where the rows of a game's agents do not stand side by side: [T, B] bool, rows that stand for a
-# step of their game, one for each step and policy. Steps of games are counted by them
-LEADS = "leads"
-# in a rollout's extras where it may change from game to game who follows which policy: the number of the one that the
-# agent follows in this game, [T, B] i32; no other policy of the run ever has it
-PLACE = "place"
-# in a sample's extras, where the algorithm `reads` it: what the data did after each transition. {"action": [N, *], that
-# at `next_obs`, "valid": [N] bool, False where there is none: behind an episode's end and the newest row}; of sequences
-# [N, L, ...]
+# Keys of a rollout's extras. The string values are stored in checkpoints and data files: do not change them.
+# Observations as the acting network read them, if observations are normalised: {"obs": [T, B, *], normalised arrays,
+# "valid": [T, B] bool, False before the first statistics}
+NORMALIZED_OBS = "seen"
+# [T, B] bool, marks one row per game step and policy, so that game steps are counted once. Present if the columns of a
+# game's agents are not side by side
+COUNTS_STEP = "leads"
+# [T, B] i32, id of the policy that controls the agent in this game, if the mapping can change between games. Ids are
+# never reused within a run
+POLICY_ID = "place"
+# Key of a sample's extras, if the algorithm `reads` it: the data's action after each transition. {"action": [N, *], the
+# action at `next_obs`, "valid": [N] bool, False after an episode end and after the newest row}; [N, L, ...] for
+# sequences
 NEXT_ACTION = "next_action"
 
 
-def seen_anew(before: Rollout, after: Rollout) -> Rollout:
-    """Returns `after`, whose observations learning normalises anew unless they are the very arrays of `before`.
+def drop_stale_normalized_obs(before: Rollout, after: Rollout) -> Rollout:
+    """Returns `after`, with its NORMALIZED_OBS marked invalid unless it has the observation arrays of `before`.
 
-    Statistics that acting took of observations do not hold once these were changed.
+    The learner then normalises the changed observations again.
     """
     pairs = zip(jax.tree.leaves(before.obs), jax.tree.leaves(after.obs), strict=True)
-    if SEEN not in after.extras or all(a is b for a, b in pairs):
+    if NORMALIZED_OBS not in after.extras or all(a is b for a, b in pairs):
         return after
-    seen = {**after.extras[SEEN], "valid": after.extras[SEEN]["valid"] & False}
-    return dataclasses.replace(after, extras={**after.extras, SEEN: seen})
+    seen = {**after.extras[NORMALIZED_OBS], "valid": after.extras[NORMALIZED_OBS]["valid"] & False}
+    return dataclasses.replace(after, extras={**after.extras, NORMALIZED_OBS: seen})
 
 
 @struct.dataclass
 class Window:
-    """Observations of L consecutive steps and the memory before the first: what a network with a core learns from.
+    """Observations of L consecutive steps and the recurrent state before the first: the input of a recurrent network.
 
-    The network reads row t with the memory after row t - 1, which begins anew where `reset[t - 1]`.
+    The network reads row t with the state after row t - 1, which is the initial state if `reset[t - 1]`.
     """
 
     obs: PyTree  # [N, L, *]
     carry: PyTree  # [N, ...]
-    reset: Array  # [N, L] bool: rows that are not in a rollout's mask
+    reset: Array  # [N, L] bool, masked rows
 
 
 @struct.dataclass
 class Batch:
-    """N transitions from replay. A loss is `mean(weight * x)`; nothing else of a transition's kind need be known."""
+    """N transitions from replay. A loss is `mean(weight * x)` and needs no other property of a transition."""
 
     obs: PyTree  # [N, *]
     action: PyTree  # [N, *]
-    reward: Array  # [N] f32, discounted sum over the k steps of the window
-    discount: Array  # [N] f32, gamma ** k, and 0 where the window ends in a true end
-    next_obs: PyTree  # [N, *], after the window
-    weight: Array  # [N] f32, 0 on masked rows; 1 on average, or the importance weight of prioritised sampling
+    reward: Array  # [N] f32, discounted sum over the k steps of the n-step window
+    discount: Array  # [N] f32, gamma ** k; 0 if the window ends in a true end
+    next_obs: PyTree  # [N, *], observation after the window
+    weight: Array  # [N] f32, 0 on masked rows; else 1 on average, or the importance weight of prioritised sampling
     index: Array  # [N] i32, for `Buffer.set_priority`
-    # name -> [N, ...], what the buffer was made to keep of `Rollout.extras`, of the first step of the window
+    # name -> [N, ...], the stored part of `Rollout.extras` at the first step of the window
     extras: Mapping[str, PyTree] = struct.field(default_factory=dict)
 
 
 @struct.dataclass
 class SequenceBatch:
-    """N sequences of L transitions from replay, for learners with memory. They run on over the ends of episodes.
+    """N sequences of L transitions from replay, for recurrent learners. A sequence continues over episode ends.
 
-    As in a Batch, a loss is `mean(weight * x)`; and what follows upon a transition is the observation `ahead`.
+    As in a Batch, a loss is `mean(weight * x)`. The observation after row i's n-step window is row `ahead[i]`.
     """
 
-    window: Window  # obs [N, K + L + 1, *]: K rows that warm the memory up, the L rows, and the one after them
+    window: Window  # obs [N, K + L + 1, *]: K burn-in rows, the L rows, and the row after them
     action: PyTree  # [N, L, *]
-    reward: Array  # [N, L] f32, discounted sum over the k steps from each row on
-    discount: Array  # [N, L] f32, gamma ** k, and 0 where they end in a true end
-    ahead: Array  # [N, L] i32, the row after those steps, among the L + 1 rows that are not warming up
-    weight: Array  # [N, L] f32, 0 on masked rows; else the sequence's, 1 on average over uniformly drawn rows
+    reward: Array  # [N, L] f32, discounted sum over the k steps of each row's n-step window
+    discount: Array  # [N, L] f32, gamma ** k; 0 if the window ends in a true end
+    ahead: Array  # [N, L] i32, index of the row after the window, among the L + 1 rows after the burn-in
+    weight: Array  # [N, L] f32, 0 on masked rows; else the sequence's weight, 1 on average under uniform sampling
     index: Array  # [N] i32, for `Buffer.set_priority`
-    # name -> [N, L, ...], what the buffer was made to keep of `Rollout.extras`, but for the memory (`carry`)
+    # name -> [N, L, ...], the stored part of `Rollout.extras`, without the recurrent state (`carry`)
     extras: Mapping[str, PyTree] = struct.field(default_factory=dict)
 
 
 @struct.dataclass
 class Episodes:
-    """Episodes that ended in one iteration, and a window over the latest ones. Reduced on the device.
+    """Statistics of the episodes that ended in one iteration, and of the latest W episodes. Reduced on the device.
 
-    With several devices each leaf has a leading device axis once it reaches the host; `metrics.episodes.summary`
-    merges them.
+    With several devices each leaf has a leading device axis on the host; `metrics.episodes.summary` merges it.
     """
 
-    count: Array  # [] i32, episodes that ended in this iteration
-    return_sum: Array  # [] f32, undiscounted returns, before any reward transform
+    count: Array  # [] i32, number of episodes that ended in this iteration
+    return_sum: Array  # [] f32, sum of undiscounted returns, before any reward transform
     return_min: Array  # [] f32, +inf when count is 0
     return_max: Array  # [] f32, -inf when count is 0
     length_sum: Array  # [] i32
-    steps: Array  # [] i32, environment steps taken (rows whose mask is True)
-    window_return: Array  # [W] f32, the last W returns, in no particular order; NaN where there is none yet
-    window_length: Array  # [W] f32
-    # of several agents, where the above is of games, whose return is the sum over their agents: the same of each agent,
-    # with a leading axis [A]; () with one agent
+    steps: Array  # [] i32, environment steps (unmasked rows)
+    window_return: Array  # [W] f32, the latest W returns in any order; NaN for missing episodes
+    window_length: Array  # [W] f32, their lengths
+    # statistics of each agent, with a leading axis [A]; () with one agent. With several agents the fields above count
+    # games, and the return of a game is the sum over its agents
     agents: Any = ()
 
 
@@ -408,10 +414,10 @@ class ActOut(NamedTuple):
     extras: dict[str, PyTree]  # name -> [B, ...]: log_prob, value, ...
 
 
-NO_CHOICE = "env/no_valid_action"  # metric: the share of rows whose action mask allows nothing; absent without masks
-VALID_SHARE = "replay/valid_share"  # metric: the share of the rows in replay that are transitions
-BROKEN_STACKS = "replay/broken_stacks"  # metric: the share of rows whose frame stacks replay cannot rebuild
-NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where updates are not watched
+NO_CHOICE = "env/no_valid_action"  # metric: share of rows whose action mask allows no action; absent without masks
+VALID_SHARE = "replay/valid_share"  # metric: share of replay rows that are unmasked transitions
+BROKEN_STACKS = "replay/broken_stacks"  # metric: share of rows whose frame stacks replay cannot rebuild
+NOT_FINITE = "train/not_finite"  # metric: share of rejected non-finite updates; absent without the guard
 
 
 class UpdateAux(NamedTuple):
@@ -420,48 +426,51 @@ class UpdateAux(NamedTuple):
 
 
 class Algo(NamedTuple):
-    """The contract of every algorithm: pure functions, nothing else."""
+    """An algorithm as pure functions."""
 
-    init: Callable[[Key], PyTree]  # -> State
-    actor: Callable[[PyTree], PyTree]  # State -> Actor, what acting needs
-    # batch_size -> recurrent state [B, ...]; () if none. Those of jrl take `first` and `total`, too: which environments
-    # of a run they are, where exploration goes by that
+    init: Callable[[Key], PyTree]  # key -> State
+    actor: Callable[[PyTree], PyTree]  # State -> Actor, the part of the State that `act` needs
+    # batch_size -> recurrent state [B, ...]; () without one. The algorithms of jrl also take `first` and `total`: the
+    # index of the first environment and their number, for exploration that differs between environments
     carry: Callable[..., PyTree]
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch | SequenceBatch, key)
-    data: Fresh | Replay | Fixed  # what it learns from
-    # what a State takes from a rollout when it comes, such as the count of environment steps: of algorithms
-    # with replay, and of those that may learn from a rollout more than once; the others take it in `update`
+    data: Fresh | Replay | Fixed  # kind of data: fresh rollouts, replay, or data sets
+    # (State, Rollout) -> State with the new rollout's statistics, such as the count of environment steps. Needed with
+    # replay and for algorithms that can learn from a rollout more than once; others do this in `update`
     ingest: Callable[[PyTree, Rollout], PyTree] | None = None
-    # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
+    # gamma of the discounted return that the source records in extras["running_return"]; None: not recorded
     running_return_gamma: Any = None
-    # (State, obs[B, *]) -> what the networks say, of `distribution` [B], `value` [B] and `q` [B, A] those that it has;
-    # for looking at a policy, neither acting nor learning calls it
+    # (State, obs[B, *]) -> network outputs by name: `distribution` [B], `value` [B], `q` [B, A], if the algorithm has
+    # them. For inspection: acting and learning do not call it
     outputs: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
-    # (actor, obs[B, *], carry, explore) -> (the distribution [B] that `act` draws actions from, carry [B, ...]); for
-    # judging a policy by its probabilities, acting does not call it. InputError where there is none
+    # (actor, obs[B, *], carry, explore) -> (distribution [B] of the actions of `act`, carry [B, ...]). For off-policy
+    # evaluation: acting does not call it. Raises InputError if the policy has no such distribution
     choice: Callable[..., tuple[Any, PyTree]] | None = None
 
     @property
     def on_policy(self) -> bool:
-        """Returns whether it learns from rollouts as they come."""
+        """Returns whether the algorithm learns from fresh rollouts."""
         return isinstance(self.data, Fresh)
 
     @property
     def sequences(self) -> bool:
-        """Returns whether it learns from sequences; in replay's `extras["carry"]` is the memory before each row."""
+        """Returns whether the algorithm learns from sequences.
+
+        Replay's `extras["carry"]` is then the recurrent state before each row.
+        """
         return not isinstance(self.data, Fresh) and self.data.sequences
 
 
 class Buffer(NamedTuple):
-    """Experience replay as pure functions; its state lives on the device and is updated in place when donated."""
+    """Replay buffer as pure functions. Its state lives on the device and is updated in place if donated."""
 
-    init: Callable[[], PyTree]  # -> state, empty
+    init: Callable[[], PyTree]  # -> empty state
     add: Callable[[PyTree, Rollout], PyTree]  # (state, Rollout [T, B]) -> state
-    # (state, key) -> N transitions or sequences; only once `can_sample`
+    # (state, key) -> N transitions or sequences; valid once `can_sample` is True
     sample: Callable[[PyTree, Key], Batch | SequenceBatch]
     can_sample: Callable[[PyTree], Array]  # state -> [] bool
-    size: Callable[[PyTree], Array]  # state -> [] i32, rows that can be sampled or masked among them
-    # (state, index [N], priority [N] f32 >= 0) -> state; None where sampling is uniform
+    size: Callable[[PyTree], Array]  # state -> [] i32, number of stored rows, masked rows included
+    # (state, index [N], priority [N] f32 >= 0) -> state; None: sampling is uniform
     set_priority: Callable[[PyTree, Array, Array], PyTree] | None = None
-    live: Callable[[PyTree], Array] | None = None  # state -> [] i32, those of `size` that are not masked
+    live: Callable[[PyTree], Array] | None = None  # state -> [] i32, number of stored rows that are not masked

@@ -20,9 +20,9 @@ from jrl.envs.views import GAME, OBS
 from jrl.errors import InputError
 from jrl.learn import parallel
 from jrl.learn.program import own_replay
-from jrl.rollout.unroll import RECORD
+from jrl.rollout.unroll import RAW_STEPS
 from jrl.run.store import resume
-from jrl.types import PLACE
+from jrl.types import POLICY_ID
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -78,7 +78,7 @@ def algo():
 def rows_of(session):
     """A rollout, the policy that each row should be of, and that which it is of."""
     rollout, _ = session.by_hand.sample()
-    number = np.asarray(rollout.extras[by_game.COUNT])
+    number = np.asarray(rollout.extras[by_game.GAME_NUMBER])
     ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
     for t, b in np.ndindex(*number.shape):
         episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
@@ -88,7 +88,7 @@ def rows_of(session):
 
 def names_of(session, rollout):
     """The policy that each row is of."""
-    return np.array(multi_agent.numbered(session.config), object)[np.asarray(rollout.extras[PLACE])]
+    return np.array(multi_agent.numbered(session.config), object)[np.asarray(rollout.extras[POLICY_ID])]
 
 
 def copied(tree):
@@ -139,14 +139,14 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     session = algo.session
     rollout, *_ = rows_of(session)
     rollout, found = jax.device_get(rollout), names_of(session, rollout)
-    record = rollout.extras[RECORD]
+    record = rollout.extras[RAW_STEPS]
     ended = rollout.terminated & rollout.mask
     sizes = by_game.Sizes(8, GAMES, 2, 2)
     seen = jax.device_get(jax.jit(lambda *x: by_game.watched(*x, sizes))(by_game.empty(sizes), rollout))
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
-    assert (np.asarray(seen.latest) == rollout.extras[by_game.COUNT].max(0)[::2]).all()
+    assert (np.asarray(seen.latest) == rollout.extras[by_game.GAME_NUMBER].max(0)[::2]).all()
 
 
 # ---------------------------------------------------------------- policies come and go
@@ -399,7 +399,7 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
     with api.Algorithm.from_checkpoint(saved) as again:
         assert (np.asarray(again.session.state.learner[ROSTER].latest) == 0).all()
         rollout, wanted, found = rows_of(again.session)
-        assert (wanted == found).all() and np.asarray(rollout.extras[by_game.COUNT])[0].max() == 0
+        assert (wanted == found).all() and np.asarray(rollout.extras[by_game.GAME_NUMBER])[0].max() == 0
         trained(again, 1)
         _, wanted, found = rows_of(again.session)
         assert (wanted == found).all()

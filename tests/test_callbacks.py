@@ -16,7 +16,7 @@ from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.learn import learner
 from jrl.rollout import sources
-from jrl.rollout.unroll import RECORD
+from jrl.rollout.unroll import RAW_STEPS
 from jrl.run.store import checkpoint
 from jrl.types import ActOut, Algo, Batch, Rollout, UpdateAux
 
@@ -288,8 +288,8 @@ def test_pure_moments_run_inside_the_program():
     called = CallbackList(Pure())
     assert not called.needs_rollouts
     called.check(on_policy=False)
-    algo = learner.batches_transformed(averaging(), called.batch_transforms())
-    learn = learner.transformed(learner.on_policy(algo), called.program_transforms())
+    algo = learner.transform_batches(averaging(), called.batch_transforms())
+    learn = learner.transform_rollouts(learner.on_policy(algo), called.program_transforms())
     row = jnp.zeros((2, 1))
     flags = (jnp.zeros((2, 1), bool),) * 3
     rollout = Rollout(row, row[0], row, jnp.array([[1.0], [4.0]]), *flags, jnp.ones(1, bool), {}, ())
@@ -439,7 +439,7 @@ def test_what_nobody_looks_at_costs_nothing():
     assert (called.needs_rollouts, called.needs_episodes, called.needs_infos) == (False, False, False)
     assert called.program_transforms() == called.batch_transforms() == ()
     source = source_of("jax", called)
-    assert RECORD not in source.next(ACTOR, jax.random.key(0))[0].extras
+    assert RAW_STEPS not in source.next(ACTOR, jax.random.key(0))[0].extras
 
 
 def test_what_a_callback_raises_ends_the_run():

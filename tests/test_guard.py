@@ -49,7 +49,7 @@ GOOD, BAD = jnp.asarray([1.0, 3.0]), jnp.asarray([1.0, jnp.inf])
 def test_the_state_before_the_first_bad_update_stays(monkeypatch, loss, flags, on):
     if on == "accelerator":
         monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
-    algo = guard.guarded(toy(loss), jax.ShapeDtypeStruct((2,), jnp.float32))
+    algo = guard.refuse_bad_updates(toy(loss), jax.ShapeDtypeStruct((2,), jnp.float32))
     state, update = algo.init(jax.random.key(0)), jax.jit(algo.update)
     keys = jax.random.split(jax.random.key(1), 5)
     shares = []
@@ -65,14 +65,14 @@ def test_the_state_before_the_first_bad_update_stays(monkeypatch, loss, flags, o
 
 
 def test_a_loss_alone_is_enough():
-    algo = guard.guarded(toy(lambda batch: jnp.log(-batch[0])), jax.ShapeDtypeStruct((2,), jnp.float32))
+    algo = guard.refuse_bad_updates(toy(lambda batch: jnp.log(-batch[0])), jax.ShapeDtypeStruct((2,), jnp.float32))
     state, _ = algo.update(algo.init(jax.random.key(0)), GOOD, jax.random.key(1))
     assert bool(state.fault.in_loss) and not bool(state.fault.in_params)
     assert float(state.state.params["w"]) == 0
 
 
 def test_what_is_kept_holds_the_rows_of_all_devices(four_devices):
-    algo = guard.guarded(toy(jnp.sum), jax.ShapeDtypeStruct((8,), jnp.float32), axis_name=parallel.AXIS)
+    algo = guard.refuse_bad_updates(toy(jnp.sum), jax.ShapeDtypeStruct((8,), jnp.float32), axis_name=parallel.AXIS)
     update = parallel.pmap(
         lambda s, b, k: algo.update(s, b, k)[0],
         four_devices,

@@ -61,7 +61,7 @@ def drawn(cfg, key, masks):
         algo = build.algorithm(cfg, spec, axis_name=parallel.AXIS)
         # what is drawn does not depend on what is learned of it, which would be most of the program
         algo = algo._replace(update=lambda state, batch, key: (state, UpdateAux({})))
-        return learner.batches_transformed(algo, [seen])
+        return learner.transform_batches(algo, [seen])
 
     algo = build.algorithm(cfg, SPEC)
     learn, _, groups = build_learner.of_policies(cfg, algo, SPEC, make, devices=1, length=STEPS)

@@ -204,7 +204,7 @@ def test_four_devices(four_devices):
     assert obs.shape == (4, B // 4, 4)
     assert len(np.unique(obs[..., 0])) == B  # no two environments are the same
     assert np.asarray(info.episodes.steps).shape == (4,)
-    assert int(parallel.first(info.state.learner.env_steps)) == sum(episodes.steps(i.episodes) for i in infos)
+    assert int(parallel.first_copy(info.state.learner.env_steps)) == sum(episodes.steps(i.episodes) for i in infos)
     assert infos[1].env_steps == episodes.steps(infos[0].episodes)
     placed = program.place(jax.device_get(info.state))
     assert_trees(jax.device_get(placed), jax.device_get(info.state))

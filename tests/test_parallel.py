@@ -64,7 +64,7 @@ def test_donating_a_replica_keeps_the_original(devices):
     np.testing.assert_array_equal(tree["w"], [0, 1, 2])  # and the original was not
     np.testing.assert_array_equal(after["w"], [1, 2, 3])
     assert len(after["w"].addressable_shards) == devices
-    one = parallel.first(after)
+    one = parallel.first_copy(after)
     assert one["w"].devices() == {jax.devices()[0]}
     np.testing.assert_array_equal(one["w"], [1, 2, 3])
     assert float(one["n"]) == 3.0
@@ -112,10 +112,10 @@ def test_make_mesh():
 def test_diverged_names_what_is_not_the_same_everywhere(four_devices):
     tree = {"w": jnp.arange(3.0), "stats": {"mean": jnp.full(2, jnp.nan)}}
     replica = parallel.replicate(tree, four_devices)
-    assert parallel.diverged(replica) == []
+    assert parallel.find_diverged(replica) == []
     drift = lambda t: {**t, "w": t["w"] + jax.lax.axis_index(AXIS)}
     drifted = jax.block_until_ready(parallel.pmap(drift, four_devices, (REPLICATED,), REPLICATED)(replica))
-    assert parallel.diverged(drifted) == ["w"]
+    assert parallel.find_diverged(drifted) == ["w"]
 
 
 # ---------------------------------------------------------------- who does what
@@ -138,8 +138,11 @@ def test_forced_host_devices_are_used_when_asked_for():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"learners": (0, 9)}, r"devices.learners: \[0, 9\] asked for, but there are \d+ \(cpu\): use .*fake=10"),
-        ({"actors": (7,)}, r"devices.actors: \[7\] asked for"),
+        (
+            {"learners": (0, 9)},
+            r"devices.learners: expected indices of devices, got \[0, 9\], but there are \d+ \(cpu\): use .*fake=10",
+        ),
+        ({"actors": (7,)}, r"devices.actors: expected indices of devices, got \[7\]"),
         ({"fake": 64}, r"devices.fake: jax was used before with \d+ x cpu: start a new process for devices.fake=64"),
     ],
 )

@@ -100,8 +100,8 @@ def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
             before = jax.device_get((state.learner, own_replay(state.replay, program.learner)))
             state, told = program.learn(state, rollout, 0, i)
             rows, keys = apart(rollout, jax.random.fold_in(program._keys(0, i, 0)[1], 0))
-            inputs = *(group.apart(part[group.label]) for part in before), jax.device_get(rows)
-            after = group.apart(jax.device_get(state.learner[group.label]))
+            inputs = *(group.unstack(part[group.label]) for part in before), jax.device_get(rows)
+            after = group.unstack(jax.device_get(state.learner[group.label]))
             for p, policy in enumerate(group.names):
                 mine = jax.tree.map(lambda x, p=p: x[p], (inputs[2], keys))
                 mine = jax.tree.map(lambda x: x[None], (inputs[0][policy], inputs[1][policy], *mine))

@@ -16,7 +16,7 @@ from jrl import algos, config, train
 from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.metrics import loggers
 from jrl.replay import prioritized, ring, sum_tree
-from jrl.replay.regroup import regroup, renewed
+from jrl.replay.regroup import convert, regroup
 from jrl.run.store import checkpoint, resume
 from jrl.types import Rollout
 
@@ -162,8 +162,8 @@ def test_a_replay_of_an_earlier_version_goes_on():
     state = filled(ring.make, 2, steps=3)
     saved = {**vars(state), "stale": np.zeros(2, np.int32)}
     assert saved.pop("live").tolist() == [12, 12]
-    assert jax.tree.all(jax.tree.map(np.array_equal, renewed(saved, state, 2), vars(state)))
-    own = renewed({"rows": saved, "other": np.zeros(3)}, filled(ring.make, 2, steps=3, in_step=False), 2)["rows"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, convert(saved, state, 2), vars(state)))
+    own = convert({"rows": saved, "other": np.zeros(3)}, filled(ring.make, 2, steps=3, in_step=False), 2)["rows"]
     assert own["head"].tolist() == own["length"].tolist() == [[3] * 4] * 2
 
 

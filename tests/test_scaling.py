@@ -126,7 +126,7 @@ def test_nothing_is_kept_of_the_states_before(algo):
         del before, metrics
         held.append(sum(x.nbytes for x in jax.live_arrays()))
     assert max(held[2:]) <= held[1]
-    assert parallel.diverged(state.learner) == []
+    assert parallel.find_diverged(state.learner) == []
     run.program.close()
 
 

@@ -18,7 +18,7 @@ from jrl.agents.self_play import seats
 from jrl.callbacks import Callbacks
 from jrl.config import multi_agent
 from jrl.errors import InputError
-from jrl.rollout.unroll import RECORD
+from jrl.rollout.unroll import RAW_STEPS
 from jrl.run.session import Session
 from jrl.types import Rollout
 
@@ -165,7 +165,7 @@ def test_games_that_were_under_way_at_a_swap_do_not_count(swapped):
         _, rollout, _ = session.run.program.collect(state, 0, 1)
     after = jax.device_get(counted_of(2)(before, rollout))
     host, rows = jax.device_get(rollout), 0 if swapped else 100  # since the swap
-    expected = plain_count(host.extras[RECORD], host.terminated | host.truncated, host.mask, rows, 2, POOL, pick)
+    expected = plain_count(host.extras[RAW_STEPS], host.terminated | host.truncated, host.mask, rows, 2, POOL, pick)
     np.testing.assert_array_equal(after.counts - before.counts, expected)
     ended = int(host.over.sum())
     assert expected.sum() < ended if swapped else expected.sum() == ended
@@ -180,7 +180,7 @@ def test_the_return_above_all_others_wins():
         "truncated": np.zeros((1, 9), bool),
     }
     no = np.zeros((1, 9), bool)
-    extras = {RECORD: record, "league": np.zeros((1, 9), np.int32)}
+    extras = {RAW_STEPS: record, "league": np.zeros((1, 9), np.int32)}
     rollout = Rollout({}, {}, no, no, ~no, no, ~no, no[0], extras, ())
     found = counted_of(3)(self_play.begun(1), rollout)
     # game 0 is won by seat 0; in game 1 seat 1 has as much as seat 2; in game 2 seat 2 has least

@@ -401,7 +401,7 @@ def test_a_team_is_told_before_the_run():
 
 
 def test_a_view_with_a_typo():
-    with pytest.raises(InputError, match=r"network\.value_inputs: .*did you mean 'state', the view of several agents"):
+    with pytest.raises(InputError, match=r"network\.value_inputs: .*did you mean .state., the global state"):
         Session(made(network={"value_inputs": ["stat"]}))
 
 

@@ -55,17 +55,17 @@ def test_no_two_leaves_have_one_path(one, two):
 
     space = both(at(one, Box((1,))), at(two, Box((2,))))
     paths = [path for path, _ in spaces.leaves(space)]
-    assert len(set(paths)) == 2 and set(paths) <= {*spaces.names(space), *paths}
+    assert len(set(paths)) == 2 and set(paths) <= {*spaces.part_names(space), *paths}
     for path, leaf in spaces.leaves(space):
         rest = spaces.leaves(spaces.without(space, [path]))
-        assert path not in spaces.names(space) or [part for _, part in rest] != [leaf]
+        assert path not in spaces.part_names(space) or [part for _, part in rest] != [leaf]
 
 
 def test_leaves_stand_in_the_order_of_jax():
     assert [path for path, _ in spaces.leaves(NESTED)] == ["a", "b/0", "b/1"]
     assert [leaf.dtype for _, leaf in spaces.leaves(NESTED)] == [str(x.dtype) for x in jax.tree.leaves(element(NESTED))]
     assert spaces.leaves(Discrete(2)) == [("", Discrete(2))]
-    assert spaces.of_leaves(NESTED, [1, 2, 3]) == {"a": 1, "b": (2, 3)}
+    assert spaces.from_leaves(NESTED, [1, 2, 3]) == {"a": 1, "b": (2, 3)}
     assert spaces.num_bytes(NESTED) == 4 + 4 + 2
     assert spaces.batch_shape(NESTED, {"a": np.zeros((5, 6, 4)), "b": (np.zeros((5, 6)), np.zeros((5, 6, 2)))}) == (
         5,
@@ -87,7 +87,7 @@ def test_leaves_stand_in_the_order_of_jax():
     ],
 )
 def test_spaces_are_alike_where_only_bounds_and_the_order_of_names_differ(other, alike):
-    assert spaces.alike(NESTED, other) is spaces.alike(other, NESTED) is alike
+    assert spaces.are_compatible(NESTED, other) is spaces.are_compatible(other, NESTED) is alike
 
 
 def test_choices_of_all_discrete_parts():
@@ -101,12 +101,12 @@ def test_choices_of_all_discrete_parts():
 def test_where_a_mask_is():
     spec = EnvSpec(masked(3), Discrete(3), 1)
     assert spaces.masks_actions(spec) and not spaces.masks_actions(EnvSpec(Box((2,)), Discrete(3), 1))
-    assert spaces.seen(spec.observation) == Box((2,))
+    assert spaces.without_mask(spec.observation) == Box((2,))
     obs = {"x": np.ones((5, 2)), spaces.ACTION_MASK: np.array([[1, 0, 2]] * 5)}
     x, mask = spaces.split_mask(spec.observation, obs)
     assert x.shape == (5, 2) and mask.tolist() == [[True, False, True]] * 5
     two = masked(3, (("x", Box((2,))), ("y", Discrete(2))))
-    assert [path for path, _ in spaces.leaves(spaces.seen(two))] == ["x", "y"]
+    assert [path for path, _ in spaces.leaves(spaces.without_mask(two))] == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_masks_that_do_not_fit(observation, action, message):
 
 
 def test_a_mask_alone_is_no_observation():
-    with pytest.raises(InputError, match="nothing else"):
-        spaces.seen(masked(3, ()))
+    with pytest.raises(InputError, match="expected parts beside action_mask"):
+        spaces.without_mask(masked(3, ()))
 
 
 @pytest.mark.parametrize(("counted", "expected"), [(True, 0.25), (False, 0.0)])
@@ -137,5 +137,5 @@ def test_a_row_on_which_nothing_can_be_done_is_told(counted, expected):
     rows = np.array([[True, True], [counted, True]])
     rollout = Rollout({"x": like, "action_mask": mask}, None, like, like, like, like, rows, None, {}, ())
     quiet = learner.Learner(lambda key: (), lambda: (), lambda s: s, lambda s, r, x, k: (s, r, {}))
-    assert float(learner.checked(quiet, spec).step((), (), rollout, None)[2][NO_CHOICE]) == expected
-    assert learner.checked(quiet, EnvSpec(Box((2,)), Discrete(2), 2)) is quiet
+    assert float(learner.report_blocked_actions(quiet, spec).step((), (), rollout, None)[2][NO_CHOICE]) == expected
+    assert learner.report_blocked_actions(quiet, EnvSpec(Box((2,)), Discrete(2), 2)) is quiet

@@ -26,12 +26,12 @@ from jrl.errors import InputError
 from jrl.learn.learner import Learner
 from jrl.metrics import episodes
 from jrl.ops import collectives
-from jrl.rollout.unroll import RECORD
+from jrl.rollout.unroll import RAW_STEPS
 from jrl.types import (
     BROKEN_STACKS,
-    LEADS,
+    COUNTS_STEP,
     NOT_FINITE,
-    PLACE,
+    POLICY_ID,
     VALID_SHARE,
     ActOut,
     Algo,
@@ -43,7 +43,7 @@ from jrl.types import (
 )
 
 NUMBER = "number"  # leaf of the memory: the number of the column in the run, [B] i32
-COUNT = "game"  # the number of the game, in the extras and the memory, where it is below 0 until the game begins
+GAME_NUMBER = "game"  # the number of the game, in the extras and the memory, where it is below 0 until the game begins
 _IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of who does not learn, else NaN
 
 
@@ -98,13 +98,13 @@ def acting(groups: Sequence[Group], sizes: Sizes) -> Algo:
         numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
         nothing = jnp.full((batch_size,), -1, jnp.int32)
         found = inner.carry(batch_size, first=first, total=total)
-        return {**found, NUMBER: numbers, PLACE: nothing, COUNT: nothing}
+        return {**found, NUMBER: numbers, POLICY_ID: nothing, GAME_NUMBER: nothing}
 
     def act(
         actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
     ) -> ActOut:
         own = _follows(actor[ROSTER], obs[GAME], carry, sizes)
-        policy, start, action = own[PLACE], 0, None
+        policy, start, action = own[POLICY_ID], 0, None
         memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
         extras: dict[str, PyTree] = {**own}
         for i, group in enumerate(groups):
@@ -152,7 +152,7 @@ def learning(
         return {**inner.actor(_policies(state)), ROSTER: _table(state[ROSTER])}
 
     def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
-        follows = rollout.extras[PLACE]
+        follows = rollout.extras[POLICY_ID]
         state, replay, metrics, start = dict(state), dict(replay), dict[str, Metrics](), 0
         for i, group in enumerate(groups):
             numbers = jnp.arange(start, start := start + len(group.names))
@@ -166,7 +166,7 @@ def learning(
             else:  # side by side: no replay is copied
                 learned = jax.vmap(teach)(*each, keys)
             state[group.label], replay[group.label], found = learned
-            metrics |= group.apart(found)
+            metrics |= group.unstack(found)
         state[ROSTER] = watched(state[ROSTER], rollout, sizes, axis_name)
         row = fixed.told(metrics)
         latest = state[ROSTER].recent.window_return
@@ -187,7 +187,7 @@ def learning(
 def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | None = None) -> Roster:
     """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
     number: Any = rollout.carry[NUMBER]
-    rows: Any = (rollout.extras[PLACE], rollout.extras[COUNT], rollout.extras[RECORD], rollout.mask)
+    rows: Any = (rollout.extras[POLICY_ID], rollout.extras[GAME_NUMBER], rollout.extras[RAW_STEPS], rollout.mask)
     number = collectives.all_gather(number, axis_name)  # the same on all devices
     rows = collectives.all_gather(rows, axis_name, axis=1)
     who, count, record, mask = rows
@@ -200,8 +200,8 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
 
 
 def _of_one(group: Group, floats: PyTree) -> Learner:
-    if group.of_floats is not None:
-        group = group.of_floats(floats)
+    if group.with_values is not None:
+        group = group.with_values(floats)
     assert group.learner is not None
     return group.learner
 
@@ -218,7 +218,7 @@ def _taught(
     if fixed.UPDATES in idle:
         idle[fixed.UPDATES] = state.updates
     if group.algo.on_policy:
-        there = collectives.somewhere(rows.any(), axis_name)
+        there = collectives.any_device(rows.any(), axis_name)
         return jax.lax.cond(
             trained & there, lambda: learner.step(state, replay, own, key), lambda: (state, replay, idle)
         )
@@ -231,7 +231,7 @@ def _taught(
 def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
     """Returns a rollout as the policies of a group see it, with all rows."""
     extras = dict(rollout.extras[group.label])
-    extras |= {name: rollout.extras[name] for name in ("running_return", LEADS) if name in rollout.extras}
+    extras |= {name: rollout.extras[name] for name in ("running_return", COUNTS_STEP) if name in rollout.extras}
     seen: Any = rollout.obs
     last: Any = rollout.last_obs
     return dataclasses.replace(
@@ -259,12 +259,15 @@ def _follows(known: _Table, game: Array, memory: Mapping[str, PyTree], sizes: Si
       memory: of the columns.
       sizes: of the table.
     """
-    number, begun = memory[NUMBER], memory[COUNT] >= 0
+    number, begun = memory[NUMBER], memory[GAME_NUMBER] >= 0
     environment, agent = number // sizes.agents % sizes.games, number % sizes.agents
     last = known.asked[environment] - 1
     count = last - (last - game) % sizes.ahead  # the game itself, if the table is of it
     found = known.table[count % sizes.ahead, environment, agent]
-    return {PLACE: jnp.where(begun, memory[PLACE], found), COUNT: jnp.where(begun, memory[COUNT], count)}
+    return {
+        POLICY_ID: jnp.where(begun, memory[POLICY_ID], found),
+        GAME_NUMBER: jnp.where(begun, memory[GAME_NUMBER], count),
+    }
 
 
 def _picked(out: ActOut, place: Array) -> ActOut:

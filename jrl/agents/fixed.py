@@ -19,7 +19,7 @@ from jrl.learn.learner import Keys, Learner
 from jrl.ops import minibatch
 from jrl.types import (
     BROKEN_STACKS,
-    LEADS,
+    COUNTS_STEP,
     NOT_FINITE,
     VALID_SHARE,
     ActOut,
@@ -49,7 +49,7 @@ class Group(NamedTuple):
     kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `EnvSpec.kinds`
     floats: PyTree = ()  # those of a Config that differ, [P] f32 each; () where none do
     # one policy's `floats`, which may be traced -> the group with that policy's algo and learner
-    of_floats: Callable[[PyTree], "Group"] | None = None
+    with_values: Callable[[PyTree], "Group"] | None = None
 
     @property
     def stacked(self) -> bool:
@@ -63,9 +63,9 @@ class Group(NamedTuple):
 
     def over(self, pick: Callable[["Group"], Callable[..., Any]]) -> tuple[Callable[..., Any], tuple[PyTree, ...]]:
         """Returns what `pick` takes of one policy's `algo` and `learner`, vmapped, and the arguments before its own."""
-        if self.of_floats is None:
+        if self.with_values is None:
             return jax.vmap(pick(self)), ()
-        bound = self.of_floats
+        bound = self.with_values
         return jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), (self.floats,)
 
     def mapped(self, pick: Callable[["Group"], Callable[..., Any]]) -> Callable[..., Any]:
@@ -79,13 +79,13 @@ class Group(NamedTuple):
         """Returns a key for each policy."""
         return jax.random.split(key, len(self.names)) if self.stacked else key
 
-    def together(self, parts: Mapping[str, PyTree]) -> PyTree:
+    def stack(self, parts: Mapping[str, PyTree]) -> PyTree:
         """Stacks what a dict by policy has of this group."""
         if not self.stacked:
             return parts[self.names[0]]
         return jax.tree.map(lambda *x: jnp.stack(x), *(parts[name] for name in self.names))
 
-    def apart(self, tree: PyTree) -> dict[str, PyTree]:
+    def unstack(self, tree: PyTree) -> dict[str, PyTree]:
         """Returns the inverse of `together`."""
         if not self.stacked:
             return {self.names[0]: tree}
@@ -204,7 +204,7 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
         )
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {group.label: group.mapped(lambda one: one.algo.actor)(group.together(state)) for group in groups}
+        return {group.label: group.mapped(lambda one: one.algo.actor)(group.stack(state)) for group in groups}
 
     def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
         return {group.label: group.algo.carry(batch_size, **place) for group in groups}
@@ -273,7 +273,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
             drawn = keys if draw is None else Keys(draw, keys)
             learned = _learned(group, state[group.label], replay[group.label], own, drawn)
             state[group.label], replay[group.label], found = learned
-            metrics |= group.apart(found)
+            metrics |= group.unstack(found)
         return state, replay, told(metrics)
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -282,7 +282,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
 
     def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
         again = lambda group: (lambda x: x) if group.learner is None else group.mapped(lambda one: _taught(one).resume)
-        return {group.label: again(group)(group.together(kept)) for group in groups}
+        return {group.label: again(group)(group.stack(kept)) for group in groups}
 
     if any(group.stacked for group in groups):  # one program instead of one for each shape
         keep, resume = jax.jit(keep), jax.jit(resume)
@@ -296,7 +296,7 @@ def _taught(group: Group) -> Learner:
 
 def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Returns a dict by group as one by policy."""
-    return {name: one for group in groups for name, one in group.apart(by_group[group.label]).items()}
+    return {name: one for group in groups for name, one in group.unstack(by_group[group.label]).items()}
 
 
 def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
@@ -307,7 +307,7 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
 
     rows = ("reward", "terminated", "truncated", "mask")
     extras = dict(group.by_policy(rollout.extras[group.label], 1))
-    for name in ("running_return", LEADS):
+    for name in ("running_return", COUNTS_STEP):
         if name in rollout.extras:
             extras[name] = take(rollout.extras[name], 1)
     over = rollout.over

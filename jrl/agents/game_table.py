@@ -43,7 +43,7 @@ class Games:
           InputError: the mapping names an unknown policy.
         """
         if resumed:
-            roster = parallel.first(state.learner[ROSTER])
+            roster = parallel.first_copy(state.learner[ROSTER])
             self._table, self._asked = np.array(roster.table), np.array(roster.asked)
         return self.ahead(state)
 
@@ -53,7 +53,7 @@ class Games:
         Raises:
           InputError: the mapping names an unknown policy.
         """
-        latest = np.asarray(parallel.first(state.learner[ROSTER].latest))
+        latest = np.asarray(parallel.first_copy(state.learner[ROSTER].latest))
         if self._program.source is not self._source:  # environments that were made anew, whose games count from 0
             self._source, self._asked, latest = self._program.source, np.zeros_like(self._asked), np.zeros_like(latest)
             state = self._with(state, latest=latest)

@@ -21,7 +21,7 @@ from jrl.agents.fixed import Group
 from jrl.config.seats import LEAGUE
 from jrl.learn.learner import Learner
 from jrl.ops import collectives
-from jrl.rollout.unroll import RECORD
+from jrl.rollout.unroll import RAW_STEPS
 from jrl.types import ActOut, Algo, Array, Key, PyTree, Rollout
 
 _YET = -1  # in memory: the game is yet to begin
@@ -99,8 +99,8 @@ def acting(made: Sequence[Group]) -> Algo:
 
     def init(key: Key) -> dict[str, PyTree]:
         found = algo.init(key)
-        copies = pool.together(dict.fromkeys(pool.names, frozen(found[learner.names[0]])))
-        return {**found, **pool.apart(copies), LEAGUE: begun(len(pool.names))}
+        copies = pool.stack(dict.fromkeys(pool.names, frozen(found[learner.names[0]])))
+        return {**found, **pool.unstack(copies), LEAGUE: begun(len(pool.names))}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         return _playing(algo.actor(_policies(state)), pool, state[LEAGUE])
@@ -134,7 +134,7 @@ def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = 
     def init(key: Key) -> dict[str, PyTree]:
         found = inner.init(key)
         copy = frozen(keep_one(found[taught.label]))
-        copies = pool.together(dict.fromkeys(pool.names, copy))
+        copies = pool.stack(dict.fromkeys(pool.names, copy))
         return {**found, pool.label: copies, LEAGUE: begun(len(pool.names))}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -178,12 +178,12 @@ def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | 
     """Counts the games that ended in a rollout [T, G * A] and began after the latest swap.
 
     The learner has won a game when its return is above those of all others on the row where it ends, and lost it when
-    it is below one of them. A rollout that nobody recorded (`jrl.rollout.unroll.RECORD`) counts none.
+    it is below one of them. A rollout that nobody recorded (`jrl.rollout.unroll.RAW_STEPS`) counts none.
     """
-    if RECORD not in rollout.extras:
+    if RAW_STEPS not in rollout.extras:
         return league
     steps, columns = rollout.mask.shape
-    record: Any = rollout.extras[RECORD]
+    record: Any = rollout.extras[RAW_STEPS]
     games = columns // num_agents
     seat, pool = jnp.arange(games) % num_agents, league.pick.shape[0]
     learns = jnp.arange(num_agents)[None] == seat[:, None]  # [G, A]

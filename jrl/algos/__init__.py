@@ -1,14 +1,25 @@
-"""Algorithms by name. Each is one module with `Config` (a dataclass of hyper-parameters) and
-`make(cfg, spec, network, *, axis_name=None, loss=None) -> Algo`.
+"""Algorithms by name. Each is one module with `Config`, a dataclass of hyper-parameters, and `make`, which returns the
+algorithm as pure functions:
 
-`loss` is a user's pure function that takes the place of the algorithm's own (`custom.loss` of a run):
+    make(cfg, spec, network, *, axis_name=None, loss=None) -> Algo
+
+    cfg        hyper-parameters; floats may be traced
+    spec       environment's spaces; on-policy algorithms take the batch size from the rollout, not from `num_envs`
+    network    shape of the networks; with several networks each has its own torso and core unless `shared`
+    axis_name  mapped axis over devices; None: no such axis
+    loss       user's loss, see below; None: the algorithm's own
+
+The `q` of an Algo's `outputs` also has the masked actions. With a core, `outputs` assumes an episode's start. `make`
+raises InputError for a space, network, core or exploration that the algorithm does not support.
+
+`loss` is a user's pure function that replaces the algorithm's own loss (`custom.loss` of a run):
 
     def loss(default, net, params, batch):
         value, metrics = default(params, batch)             # the algorithm's own, at the present schedule values
         return value + penalty, metrics | {"loss/penalty": penalty}
 
 It returns a float scalar, the mean over the batch's rows weighted by `batch.weight` (0 on masked rows), and a dict of
-scalars by name; of both, means are taken over the pieces of a batch and over devices. What it gets:
+scalars by name. Both are averaged over the chunks of a batch and over devices. Its arguments:
 
     ppo, appo     net: actor_critic.ActorCritic, `apply(params, obs) -> (distribution, value)`    batch: ppo.Rows [N]
     a2c           the same                                                               batch: actor_critic.Rows [N]
@@ -24,10 +35,10 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
                                                                                          batch: parts.TdBatch [N]
 
 With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
-That of a TdBatch begins behind the burn-in, with the memory of the network that learns; its `next_obs` is ().
+The Window of a TdBatch begins after the burn-in, with the learned network's recurrent state; its `next_obs` is ().
 
-Targets and advantages in a batch are the algorithm's and carry no gradient. With replay, priorities stay those of the
-algorithm's own loss. Something else than a loss is an InputError when an update is first traced.
+Targets and advantages in a batch are the algorithm's and carry no gradient. With replay, priorities come from the
+algorithm's own loss. An invalid result raises InputError when an update is first traced.
 """
 
 import dataclasses
@@ -61,12 +72,12 @@ _MODULES = {
 
 
 def names() -> tuple[str, ...]:
-    """Returns the registered algorithms."""
+    """Returns the names of the registered algorithms."""
     return tuple(_MODULES)
 
 
 def is_own(name: object) -> bool:
-    """Returns whether a name is that of a user's module: one with dots, or of a file that can be imported from here."""
+    """Returns whether a name is a user's module: a name with dots, or a module that can be imported."""
     if not isinstance(name, str) or name in _MODULES:
         return False
     if "." in name or not name.isidentifier():
@@ -78,33 +89,32 @@ def is_own(name: object) -> bool:
 
 
 def spelled(name: object) -> str:
-    """Returns a name as it is written: registered ones in any case, those of modules as they are."""
+    """Returns the canonical spelling of a name: registered names in lower case, module names unchanged."""
     return str(name).lower() if str(name).lower() in _MODULES else str(name)
 
 
 def title(name: str) -> str:
-    """Returns the name of an algorithm's classes in `jrl.api`: PPO of ppo, Reinforce of examples.reinforce."""
+    """Returns the name of an algorithm's classes in `jrl.api`: "PPO" for ppo, "Reinforce" for examples.reinforce."""
     return name.upper() if name in _MODULES else name.rpartition(".")[2].title().replace("_", "")
 
 
 def get(name: str) -> ModuleType:
-    """Returns the module of an algorithm: a registered one, or the user's own by its path, `my_project.my_ppo` or
-    `my_ppo`.
+    """Returns the module of an algorithm: registered, or the user's own, for example `my_project.my_ppo`.
 
     Raises:
-      InputError: no algorithm has that name, or the module is none.
+      InputError: no algorithm has that name, or the module is not an algorithm.
     """
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if not is_own(name):
         raise InputError(f"algo.name: unknown algorithm {short(name)}: choose one of {', '.join(_MODULES)}")
-    module = registry.imported(name, f"algo.name {short(name)[1:-1]}")
+    module = registry.import_module(name, f"algo.name {short(name)[1:-1]}")
     if not (dataclasses.is_dataclass(getattr(module, "Config", None)) and callable(getattr(module, "make", None))):
         raise InputError(
             f"algo.name {name}: an algorithm is a module with a dataclass Config and a function "
             "make(cfg, spec, network, *, axis_name=None, loss=None) -> Algo, as jrl.algos.ppo"
         )
-    if module.Config.__module__ != name:  # by its Config a run knows its algorithm
+    if module.Config.__module__ != name:  # a run finds its algorithm by the module of its Config
         raise InputError(
             f"algo.name {name}: its Config is that of {module.Config.__module__}: derive one of its own, "
             "@hyperparams class Config(...)"
@@ -113,12 +123,12 @@ def get(name: str) -> ModuleType:
 
 
 def check(name: str, cfg: Any, algo: Any) -> None:
-    """Raises InputError where what `make` of a user's module returned cannot be run; see docs/own-algorithm.md.
+    """Raises InputError if the Algo of a user's module cannot be run; see docs/own-algorithm.md.
 
     Args:
-      name: of the algorithm.
+      name: name of the algorithm.
       cfg: its Config.
-      algo: what `make` returned.
+      algo: result of its `make`.
     """
     if not is_own(name):
         return
@@ -137,7 +147,7 @@ def check(name: str, cfg: Any, algo: Any) -> None:
             f"algo.name {name}: ingest: expected a function (state, rollout) -> state, which an algorithm with replay "
             "needs for each new rollout, got None: give jrl.algos.agent.algo the argument ingest=agent.ingest"
         )
-    import jax  # names and Configs are asked for before jax loads
+    import jax  # not at the top: names and Configs are used before jax is loaded
 
     if not hasattr(jax.eval_shape(algo.init, jax.random.key(0)), "updates"):
         raise InputError(
@@ -147,26 +157,25 @@ def check(name: str, cfg: Any, algo: Any) -> None:
 
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
-    """Returns why an algorithm, by its Config, cannot use the options for critics alone (`value_inputs`,
-    `critic_layer_norm`, `critic_hidden`), one message each."""
-    asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
-    asked += ["critic_hidden"] if network.critic_hidden is not None else []
-    if not asked or traits(cfg).has_critic:
+    """Returns one message per critic option of the network (such as `value_inputs`) that an algorithm cannot use."""
+    used = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
+    used += ["critic_hidden"] if network.critic_hidden is not None else []
+    if not used or traits(cfg).has_critic:
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]
     others = [other for other in names() if traits(get_config_class(other)).has_critic]
     instead = either(alike(cfg, others))
-    return [f"network.{key}: {name} has no critic beside its policy: use {instead}, or leave this out" for key in asked]
+    return [f"network.{key}: {name} has no critic beside its policy: use {instead}, or leave this out" for key in used]
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:
-    """Picks the algorithms that can replace that of `cfg`: those that learn from data sets alone, or the others."""
+    """Returns the names in `others` that learn from the same kind of data as `cfg`."""
     needs_data = learns_from(type(cfg)) is Fixed
     return [name for name in others if (learns_from(get_config_class(name)) is Fixed) == needs_data]
 
 
 def either(names: Sequence[str]) -> str:
-    """Joins names: a, b or c."""
+    """Joins names: "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 

@@ -1,14 +1,14 @@
-"""Advantage actor-critic (arXiv:1602.01783), synchronous: PPO's one-pass relative, one gradient step per rollout.
+"""Advantage actor-critic (arXiv:1602.01783), synchronous: one gradient step per rollout.
 
     algo = a2c.make(a2c.Config(), spec)
     state = algo.init(key)
     out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B]
 
-With gae_lambda 1 the targets are the paper's: every step's return to the end of the rollout, and V of what comes after.
-Rollouts are short (5 to 32 steps) and environments many. Nothing corrects for rollouts of an older policy, as they come
-with `rollout.mode=async`: IMPALA is A2C with that correction. Gradients and statistics are reduced over
-`make(..., axis_name="d")`; float hyper-parameters are leaves of Config and can be vmapped.
+With gae_lambda 1 the targets are those of the paper: the return to the end of the rollout plus the value after it.
+Rollouts are short (5 to 32 steps) and environments many. Rollouts of an older policy, as with `rollout.mode=async`, are
+not corrected: use IMPALA. Gradients and statistics are averaged over `make(..., axis_name="d")`; float
+hyper-parameters are leaves of Config and can be vmapped.
 """
 
 import functools
@@ -33,7 +33,7 @@ DEFAULT_NETWORK = NetworkConfig()
 class Config(Common):
     """Hyper-parameters of A2C; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
+    uncorrected: ClassVar[bool] = True  # rollouts of an older policy (rollout.mode async) are treated as on-policy
     has_critic: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 1e-3
@@ -55,9 +55,11 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """Makes one gradient step on a rollout [T, B]; it draws nothing."""
-    state = agents.rewarded(agent, state, rollout)
-    rows, _, memory, value_metrics = actor_critic.gae_rows(cfg, agent, agents.begun(agent, state, rollout), rollout)
+    """Makes one gradient step on a rollout [T, B]; uses no random numbers."""
+    state = agents.with_return_stats(agent, state, rollout)
+    rows, _, memory, value_metrics = actor_critic.gae_rows(
+        cfg, agent, agents.with_first_stats(agent, state, rollout), rollout
+    )
     rows = agents.cut(agent, rows, memory)
     lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
     own = functools.partial(loss, cfg, agent, ent_coef=ent_coef)
@@ -78,7 +80,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes A2C as pure functions, an on-policy Algo; arguments and errors as of `ppo.make`."""
+    """Makes A2C, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
     return actor_critic.make_algo(cfg, agent, update, record_value=network.shared)
 

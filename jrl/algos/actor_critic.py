@@ -1,4 +1,4 @@
-"""Parts that A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
+"""Parts that A2C, PPO, IMPALA and APPO share: policy and value networks, values of a rollout, rows of a loss."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -20,37 +20,36 @@ from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, Space
 
 
 class ActorCritic(NamedTuple):
-    """Functions of policy and value on one set of parameters; with a core they read a Window [N, L] instead of
-    observations [..., *], and the results are [N, L]."""
+    """Policy and value on one set of parameters. With a core they read a Window [N, L], with results [N, L]."""
 
     init: Callable[[Key], PyTree]  # key -> params
     apply: Callable[[PyTree, PyTree], tuple[Any, Array]]  # (params, obs[..., *]) -> (distribution [...], value [...])
     value: Callable[[PyTree, PyTree], Array]  # (params, obs[..., *]) -> [...]
-    carry: Callable[[int], PyTree]  # batch_size -> memory [B, ...] at an episode's start; () without a core
+    carry: Callable[[int], PyTree]  # batch_size -> recurrent state [B, ...] at an episode's start; () without a core
     step: Callable[[PyTree, PyTree, PyTree], tuple[Any, Array, PyTree]]  # (params, obs [B, *], carry) -> ..., carry
-    # (params, Window) -> (value [N, L], the memory after it)
+    # (params, Window) -> (value [N, L], recurrent state after the window)
     unroll: Callable[[PyTree, Window], tuple[Array, PyTree]]
 
 
 class PolicyHead(NamedTuple):
-    """Output of a policy network, and how that is read."""
+    """Output size of a policy network, and its distribution."""
 
-    outputs: int  # how many numbers
-    with_std: Callable[[PyTree], PyTree]  # params -> params with what is learned of the distribution beside the network
+    outputs: int  # number of outputs
+    with_std: Callable[[PyTree], PyTree]  # params -> params with the distribution's own parameters
     # (params, outputs [..., size], obs [..., *]) -> distribution [...]
     distribution: Callable[[PyTree, Array, PyTree], Any]
 
 
 def policy_head(space: Space, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None]) -> PolicyHead:
-    """Returns the distribution of the actions of `space`.
+    """Returns the policy head for the actions of `space`.
 
-    A Gaussian policy's log standard deviation is a parameter per action element, or an output of the network with
+    A Gaussian policy's log standard deviation is a parameter per action element, or a network output with
     `cfg.state_dependent_std`.
 
     Args:
-      space: of actions.
-      cfg: the policy network's.
-      mask: of an observation, the actions that can be taken; None: all.
+      space: action space.
+      cfg: config of the policy network.
+      mask: observation -> action mask, or None if all actions are allowed.
     Raises:
       InputError: an action space without a distribution.
     """
@@ -74,12 +73,11 @@ def policy_head(space: Space, cfg: NetworkConfig, mask: Callable[[PyTree], Array
 
 
 def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None) -> ActorCritic:
-    """Returns the policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on
-    `cfg`'s torsos.
+    """Returns a policy head (gain 0.01, so that the first policy is nearly uniform) and a value head (gain 1).
 
     Args:
       spec, cfg: see `networks.build`.
-      mask: of an observation, the actions that can be taken; None: all.
+      mask: observation -> action mask, or None if all actions are allowed.
     Raises:
       InputError: an action space without a distribution, or a torso that does not fit the observations.
     """
@@ -102,7 +100,7 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
         return distribution(params, outputs, obs), value[..., 0], carry
 
     def unroll(params, window: Window):
-        # of all heads: the memory of each goes on
+        # both heads, because each head's recurrent state must be updated
         (_, value), carry = network.unroll(params, window, "policy", "value")
         return value[..., 0], carry
 
@@ -111,12 +109,12 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
 
 @struct.dataclass
 class Rows:
-    """One row per environment step, as a loss reads it: [T, B, *], or [N, *]; with a core sequences [N, L, *]."""
+    """One row per environment step for the loss: [T, B, *] or [N, *]; with a core sequences [N, L, *]."""
 
-    obs: PyTree  # as networks read it: normalised, and of sequences a Window
+    obs: PyTree  # normalised observations; a Window for sequences
     action: PyTree
     advantage: Array  # f32
-    target: Array  # f32, for the value
+    target: Array  # f32, target of the value
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
@@ -151,7 +149,7 @@ def make_agent(
     axis_name: str | None,
     loss: Loss | None = None,
 ) -> Agent:
-    """Makes an Agent whose policy is a distribution; arguments and errors as of `agent.make`."""
+    """Makes an Agent whose policy is a distribution; arguments and errors as for `agent.make`."""
     records = Records(log_prob=True, seen=True)
     return agents.make(
         cfg, spec, network, networks, kind="distribution", records=records, axis_name=axis_name, loss=loss
@@ -159,7 +157,7 @@ def make_agent(
 
 
 def init(cfg: Common, agent: Agent, key: Key) -> State:
-    """Returns the State at the start."""
+    """Returns the initial State."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
@@ -191,10 +189,10 @@ def make_algo(
     record_value: bool = False,
     **options: Any,
 ) -> Algo:
-    """Returns the on-policy Algo of a policy and value network and an `update`; keywords as of `agent.algo`.
+    """Returns the on-policy Algo of a policy and value network and an `update`; keywords as for `agent.algo`.
 
     Args:
-      record_value: acting leaves extras["value"], which `values` then reads.
+      record_value: whether acting records extras["value"], which `values` then reads.
     """
     return agents.algo(
         cfg,
@@ -209,19 +207,18 @@ def make_algo(
 
 
 def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]:
-    """Returns V(obs_0) .. V(obs_T) [T + 1, B] by the State's parameters, and the memory before each sequence of the
-    rollout [K, B, ...]; () without a core.
+    """Returns V(obs_0) .. V(obs_T) [T + 1, B] and the recurrent state before each sequence [K, B, ...].
 
-    Values that acting recorded are read, not computed again.
+    Without a core the states are (). Values recorded while acting are reused.
     """
     net, observer = agent.net, agent.observer
     last_obs = observer.see(state.obs_stats, rollout.last_obs)
     if not agent.network.recurrent:
         value = lambda obs: net.value(state.params, obs)
-        # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
-        anew = lambda: agents.map_rows(agent, value, observer.recall(state.obs_stats, rollout))
+        # not recorded: one pass in large batches is faster than a second tower in each of T small steps
+        compute = lambda: agents.map_rows(agent, value, observer.recall(state.obs_stats, rollout))
         recorded = rollout.extras.get("value")
-        before = anew() if recorded is None else observers.values_seen(rollout, recorded, anew)
+        before = compute() if recorded is None else observers.values_seen(rollout, recorded, compute)
         return jnp.concatenate([before, value(last_obs)[None]]), ()
     value, starts, memory = sequences.along(
         lambda window: net.unroll(state.params, window),
@@ -245,31 +242,29 @@ def make_rows(
     choice: Array | None = None,
     axis_name: str | None,
 ) -> tuple[Rows, Metrics]:
-    """Returns Rows [T, B] in which nothing of a masked row is left, and metrics of the value.
+    """Returns Rows [T, B] with zeros on masked rows, and metrics of the value.
 
     Args:
-      obs: the rollout's, as the network reads them.
+      obs: rollout's observations as the network reads them.
       rollout: [T, B].
-      advantage, target: [T, B] f32; means nothing on masked rows.
-      value: [T, B] f32, V(obs_t) that the target corrects.
-      normalize_advantage: to mean 0 and deviation 1 over the unmasked rows.
-      choice: [T, B] bool, those of them that count for that; None: all.
+      advantage, target: [T, B] f32; ignored on masked rows.
+      value: [T, B] f32, V(obs_t), for the metrics.
+      normalize_advantage: whether to scale advantages to mean 0 and deviation 1 over the unmasked rows.
+      choice: [T, B] bool, rows that count for this mean and deviation; None: all.
     """
-    advantage, target, action = parts.cleared(rollout.mask, (advantage, target, rollout.action))
+    advantage, target, action = parts.zero_masked(rollout.mask, (advantage, target, rollout.action))
     weight = parts.weights(rollout.mask, axis_name)
     metrics = parts.value_metrics(target, value, weight, axis_name)
     if normalize_advantage:
         among = weight if choice is None else parts.weights(rollout.mask & choice, axis_name)
-        advantage = parts.standardized(advantage, among, axis_name)
+        advantage = parts.standardize(advantage, among, axis_name)
     return Rows(obs, action, advantage, target, weight), metrics
 
 
 def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
-    """Returns by generalised advantage estimation (Rows [T, B], V(obs_t) [T, B], the memory before each sequence,
-    metrics).
-    """
+    """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics."""
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
-    reward = parts.scaled_reward(cfg, state.return_stats, rollout.reward)
+    reward = parts.scale_reward(cfg, state.return_stats, rollout.reward)
     advantage, target = returns.gae(reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda)
     obs, normalize = agent.observer.recall(state.obs_stats, rollout), cfg.normalize_advantage
     rows, metrics = make_rows(
@@ -286,14 +281,16 @@ def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> t
 
 
 def choice(agent: Agent, obs: PyTree) -> Array | None:
-    """Finds the rows [T, B] on which an agent of several has a choice: who waits for its turn has none, and tells
-    nothing of its policy. None where all count."""
+    """Returns the rows [T, B] on which an agent has a choice; None if all rows count.
+
+    An agent that waits for its turn has no choice, so its rows contain no information about its policy.
+    """
     mask = agent.observer.mask(obs) if agent.spec.is_multi_agent else None
     return None if mask is None else spaces.any_choice(agent.spec.action, mask)
 
 
 def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:
-    """Returns `returns.vtrace` with the config's numbers."""
+    """Calls `returns.vtrace` with the config's hyper-parameters."""
     return returns.vtrace(
         reward,
         terminated,
@@ -309,12 +306,11 @@ def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> return
 
 
 def policy_gradient(dist, log_prob, value, rows: Rows, *, vf_coef, ent_coef) -> tuple[Array, Metrics]:
-    """Returns -log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy (arXiv:1602.01783, section 4;
-    1802.01561, 4.2).
+    """Returns -log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy (arXiv:1602.01783, section 4).
 
     Args:
-      dist, log_prob, value: of the network that learns, at the rows; leading axes of `rows`.
-      rows: advantages and targets carry no gradient.
+      dist, log_prob, value: outputs of the learned network for the rows; leading axes of `rows`.
+      rows: advantages and targets without gradient.
     Returns:
       The mean over the rows, and metrics.
     """

@@ -1,16 +1,16 @@
-"""Parts that all algorithms share: common hyper-parameters, the State, acting, gradient steps, minibatches, statistics.
+"""Parts that all algorithms share: hyper-parameters, State, acting, gradient steps, minibatches, statistics.
 
-An algorithm is a module of functions. Each takes its Config, whose floats may be traced, and an Agent, which is all
-that is static beside it; `make` names them, and `algo` binds the two:
+An algorithm is a module of functions. Each takes its Config, whose floats may be traced, and an Agent with all other
+static parts. `make` names the functions, and `algo` binds them to both:
 
-    def policy(cfg, agent, actor, obs, memory, explore): ...     # what acting feeds to the exploration
+    def policy(cfg, agent, actor, obs, memory, explore): ...     # the input of the exploration
     def update(cfg, agent, state, data, key): ...                # (State, UpdateAux)
 
     def make(cfg, spec, network=DEFAULT_NETWORK, *, axis_name=None, loss=None) -> Algo:
         agent = agents.make(cfg, spec, network, networks, kind="distribution", axis_name=axis_name, loss=loss)
         return agents.algo(cfg, agent, init=init, policy=policy, update=update, outputs=outputs, on_policy=True)
 
-So `functools.partial(ppo.update, cfg, agent)` is `ppo.make(...).update`, and `vmap` over a Config runs over all floats.
+So `functools.partial(ppo.update, cfg, agent)` is `ppo.make(...).update`, and `vmap` over a Config covers all floats.
 """
 
 import functools
@@ -40,12 +40,12 @@ Kind = Literal["distribution", "q", "action"]
 
 @hyperparams
 class Common:
-    """Hyper-parameters that all algorithms have; a Schedule is a number or `[[env_steps, value], ...]`."""
+    """Hyper-parameters of all algorithms; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     learns_from: ClassVar[type] = Fresh
     acts_in: ClassVar[Any] = Space
-    has_critic: ClassVar[bool] = False  # beside the policy: what reads `network.value_inputs`
-    in_teams: ClassVar[bool] = False  # it acts for teams alone, see jrl.envs.team
+    has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
+    in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size
     gamma: Unit = 0.99  # discount per step
@@ -59,22 +59,22 @@ class Common:
     exploration: Exploration = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         return exploration.validate(self.exploration)
 
 
 @struct.dataclass
 class State:
-    """Everything that learning changes, of any algorithm: arrays only."""
+    """All arrays that learning changes, for any algorithm."""
 
-    params: PyTree  # of all networks; of several with an optimizer each, a dict by part
-    target_params: PyTree  # slow copies of parameters, in the structure of `params` or of parts of it; () without
-    opt_state: PyTree  # of the optimizer, or of each part's
+    params: PyTree  # parameters of all networks; a dict by part if each part has its own optimizer
+    target_params: PyTree  # slow copies of `params` or of some parts; () without target networks
+    opt_state: PyTree  # optimizer state; a dict by part if `params` is
     obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
     return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
     env_steps: Array  # [] u32, environment steps learned from, over all devices
     updates: Array  # [] u32, calls of `update`
-    own: dict[str, PyTree]  # what one algorithm or exploration has alone, by name
+    own: dict[str, PyTree]  # state of this algorithm or exploration only, by name
 
 
 @struct.dataclass
@@ -83,24 +83,24 @@ class Actor:
 
     params: PyTree
     obs_stats: PyTree
-    env_steps: PyTree = ()  # [] u32 where the exploration reads them
-    noisy: PyTree = ()  # parameters that act when exploring, where those are others
+    env_steps: PyTree = ()  # [] u32 if the exploration reads it
+    noisy: PyTree = ()  # perturbed parameters for exploration; () without parameter noise
 
 
 @struct.dataclass
 class Carry:
-    """State that an algorithm with memory hands on from step to step: [B, ...] each."""
+    """Recurrent state of acting, [B, ...] each."""
 
-    memory: PyTree  # of the network
+    memory: PyTree  # recurrent state of the network
     exploration: PyTree
 
 
 class Records(NamedTuple):
-    """Records that acting leaves in a rollout's extras, beside what the algorithm's `policy` gives."""
+    """Values that acting records in a rollout's extras, in addition to the extras of `policy`."""
 
-    log_prob: bool = False  # "log_prob" [B] f32 of the action, under what chose it
-    memory: bool = False  # "carry" [B, ...], the network's memory before the step
-    seen: bool = False  # `types.SEEN`, the observations as they were normalised
+    log_prob: bool = False  # "log_prob" [B] f32 of the action under the acting distribution
+    memory: bool = False  # "carry" [B, ...], the network's recurrent state before the step
+    seen: bool = False  # `types.NORMALIZED_OBS`, the normalised observations
 
 
 class Agent(NamedTuple):
@@ -108,17 +108,17 @@ class Agent(NamedTuple):
 
     spec: EnvSpec  # the environment's spaces
     network: NetworkConfig
-    observer: Observer  # from observations to what networks read
-    net: Any  # what the algorithm's `networks` gave
-    kind: Kind  # what `policy` feeds to the exploration
+    observer: Observer  # converts observations to network inputs
+    net: Any  # result of the algorithm's `networks`
+    kind: Kind  # kind of the output of `policy`
     records: Records
-    optimizer: Callable[[Any], optax.GradientTransformation]  # of a Config, without the step size
-    axis_name: str | None  # of the mapped axis over devices; None outside of one
-    loss: custom_loss.Loss | None  # a user's, in the place of the algorithm's own
+    optimizer: Callable[[Any], optax.GradientTransformation]  # Config -> optimizer without the step size
+    axis_name: str | None  # mapped axis over devices; None: no such axis
+    loss: custom_loss.Loss | None  # user's loss; None: the algorithm's own
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of an observation."""
+        """Returns the bytes of an observation."""
         return spaces.num_bytes(self.spec.observation)
 
 
@@ -137,19 +137,19 @@ def make(
     """Returns an algorithm's Agent.
 
     Args:
-      cfg, spec, network, axis_name, loss: as of the algorithm's `make`.
-      networks: (cfg, observer, network) -> the algorithm's networks, for observations as `observer.spec` says.
-      kind: what the algorithm feeds to the exploration.
-      records: what acting leaves in a rollout's extras.
-      flat: the optimizer sees one vector; see `gradients.adam`.
+      cfg, spec, network, axis_name, loss: arguments of the algorithm's `make`.
+      networks: (cfg, observer, network) -> the algorithm's networks for observations of `observer.spec`.
+      kind: kind of the output of `policy`.
+      records: values that acting records in a rollout's extras.
+      flat: whether the optimizer sees one vector; see `gradients.adam`.
     Raises:
-      InputError: a space, torso, exploration or loss that cannot be handled.
+      InputError: unsupported space, torso, exploration or loss.
     """
     parts.check_action(cfg, spec.action)
     parts.check_critic(cfg, network)
     custom_loss.check(loss)
     parameter_noise.refuse_memory(cfg.exploration, network)
-    exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # whose faults are told now
+    exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
     optimizer = gradients.optimizer(functools.partial(gradients.adam, flat=flat))
     net = networks(cfg, observer, network)
@@ -169,20 +169,20 @@ def begin(
     by_part: bool = False,
     **own: Any,
 ) -> State:
-    """Returns the State at the start.
+    """Returns the initial State.
 
     Args:
-      key: that of the parameters; what else is drawn is of another stream.
+      key: key of the parameters; other random numbers use another stream.
       params: initial parameters.
-      target_params: those that have a slow copy; it is made here.
-      by_part: `params` is a dict whose parts have an optimizer each.
-      own: what the algorithm has alone, by name.
+      target_params: parameters with a slow copy, which is made here.
+      by_part: whether `params` is a dict whose parts have an optimizer each.
+      own: state of this algorithm only, by name.
     """
     optimizer = agent.optimizer(cfg)
     opt_state = {name: optimizer.init(part) for name, part in params.items()} if by_part else optimizer.init(params)
     return State(
         params=params,
-        target_params=jax.tree.map(jnp.copy, target_params),  # arrays of their own, so that both can be donated
+        target_params=jax.tree.map(jnp.copy, target_params),  # copies, so that both can be donated
         opt_state=opt_state,
         obs_stats=agent.observer.init(),
         return_stats=normalize.init(()) if cfg.normalize_reward else (),
@@ -198,7 +198,7 @@ def explorer(cfg: Common, agent: Agent) -> Explorer:
 
 
 def acting_params(state: State) -> PyTree:
-    """Returns the parameters of a State that act: the part `actor`, where there are parts."""
+    """Returns the parameters that act: the part `actor` if there are parts, else all."""
     return state.params["actor"] if isinstance(state.params, dict) and "actor" in state.params else state.params
 
 
@@ -223,7 +223,7 @@ def act(
     key: Key,
     explore: bool = True,
 ) -> ActOut:
-    """Returns actions for observations [B, *], by the exploration or else the greedy ones; see `algo` for `policy`."""
+    """Returns actions for observations [B, *], from the exploration or greedy; see `algo` for `policy`."""
     before, own = split_carry(carry)
     obs = agent.observer.see(actor.obs_stats, obs)
     mask = agent.observer.mask(obs)
@@ -245,7 +245,7 @@ def act(
 
 
 def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
-    """Returns the best action [B, *] by a policy's output: a distribution's mode, the highest allowed Q, or itself."""
+    """Returns the best action [B, *] of a policy's output: the mode, the allowed argmax of Q, or the action."""
     match kind:
         case "distribution":
             return output.mode()
@@ -257,21 +257,23 @@ def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
 def choice(
     cfg: Common, agent: Agent, policy: Callable[..., Any], actor: Actor, obs: PyTree, carry: PyTree, explore: bool
 ) -> tuple[Any, PyTree]:
-    """Returns the distribution [B] that `act` draws actions from, and the carry after it; see `choices.of`."""
+    """Returns the distribution [B] of the actions of `act`, and the carry after it; see `choices.make_distribution`."""
     before, own = split_carry(carry)
     obs = agent.observer.see(actor.obs_stats, obs)
     output, memory, _ = policy(cfg, agent, actor, obs, before, explore)
     mask = agent.observer.mask(obs)
-    return choices.of(cfg.exploration, agent.kind, output, actor.env_steps, own, mask, explore), _join(memory, own)
+    return choices.make_distribution(cfg.exploration, agent.kind, output, actor.env_steps, own, mask, explore), _join(
+        memory, own
+    )
 
 
 def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns (the network's memory, the exploration's state) of what acting hands on from step to step."""
+    """Splits the carry into the network's recurrent state and the exploration's state."""
     return (carry.memory, carry.exploration) if isinstance(carry, Carry) else ((), carry)
 
 
 def _join(memory: PyTree, exploration: PyTree) -> PyTree:
-    """Returns what acting carries: memory and the exploration's state, without memory the latter alone."""
+    """Joins recurrent state and exploration state; without recurrent state returns the exploration state."""
     return Carry(memory, exploration) if jax.tree.leaves(memory) else exploration
 
 
@@ -281,7 +283,7 @@ def _join(memory: PyTree, exploration: PyTree) -> PyTree:
 def descend(
     cfg: Common, agent: Agent, lr: Any, gradient: PyTree, opt_state: PyTree, params: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """Makes one step of size `lr` against the gradient: (params, opt_state)."""
+    """Makes one gradient step of size `lr`: (params, opt_state)."""
     updates, opt_state = agent.optimizer(cfg).update(gradient, opt_state, params)
     return optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates)), opt_state
 
@@ -295,14 +297,13 @@ def epochs(
     grid: tuple[int, int],
     key: Key,
 ) -> tuple[PyTree, Any]:
-    """Makes `cfg.num_epochs` passes over a rollout in `cfg.num_minibatches` minibatches each, dealt anew for every
-    pass.
+    """Makes `cfg.num_epochs` passes over a rollout, each in `cfg.num_minibatches` newly shuffled minibatches.
 
     Args:
       step: (carry, minibatch) -> (carry, metrics).
-      start: the first carry.
-      take: of indices [M, N / M] i32 into the rows, the minibatches with a leading axis [M].
-      grid: (T, B), of which the N rows are flattened; T is 1 where only environments are dealt.
+      start: initial carry.
+      take: row indices [M, N / M] i32 -> minibatches with a leading axis [M].
+      grid: (T, B) of the flattened N rows; T is 1 if only environments are shuffled.
       key: the same on all devices.
     Returns:
       The last carry, and metrics [E, M].
@@ -316,7 +317,7 @@ def epochs(
 
 
 def taker(rows: PyTree) -> Callable[[Array], PyTree]:
-    """Returns `take` of `epochs` for rows [N, *]: one gather for an epoch, 3% less than one for each minibatch."""
+    """Returns `take` of `epochs` for rows [N, *]: one gather per epoch takes 3% less time than one per minibatch."""
     take = minibatch.row_taker(rows)
 
     def minibatches(index: Array) -> PyTree:
@@ -327,54 +328,48 @@ def taker(rows: PyTree) -> Callable[[Array], PyTree]:
 
 
 def mean_gradient(agent: Agent, loss: Callable[..., Any], params: PyTree, batch: Any, chunk: int) -> tuple[PyTree, Any]:
-    """Returns the mean gradient and metrics of `loss` over the rows of a batch and over devices, `chunk` rows at a
-    time.
-    """
+    """Returns the mean gradient and metrics of `loss` over a batch and devices, `chunk` rows at a time."""
     return parts.pmean(minibatch.mean_gradient(loss, params, batch, chunk), agent.axis_name)
 
 
 def chunk(cfg: Any, agent: Agent, num_rows: int, length: int = 1) -> int:
-    """Returns rows, of `length` steps each, whose gradient is computed at once: by the Config, or as many as fit the
-    cache.
-    """
+    """Returns the number of rows (of `length` steps) per gradient computation, by the Config or the cache size."""
     limit = getattr(cfg, "microbatch_size", None)
     return minibatch.chunk_rows(num_rows, agent.row_bytes, limit, length=length)
 
 
 def grid(agent: Agent, num_steps: int, num_envs: int) -> tuple[int, int]:
-    """Returns (K, B): minibatches of a rollout [T, B] are made of [K, B] steps, or with a core sequences."""
+    """Returns (K, B): minibatches of a rollout [T, B] consist of [K, B] steps, or sequences with a core."""
     return num_steps // sequences.length_of(agent.network, num_steps), num_envs
 
 
 def cut(agent: Agent, rows: Any, memory: PyTree) -> Any:
-    """Returns Rows [T, B, *] as minibatches are made of them [N, *]: with a core sequences, from the memory before
-    each.
-    """
+    """Returns Rows [T, B, *] as rows [N, *] for minibatches; with a core as sequences with their recurrent states."""
     if not agent.network.recurrent:
         return sequences.flat(rows)
     return sequences.cut(rows, memory, sequences.length_of(agent.network, rows.weight.shape[0]))
 
 
 def map_rows(agent: Agent, function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
-    """Returns `function` of rows [N, ...] over a tree [T, B, ...], in chunks that fit the cache."""
+    """Maps `function` of rows [N, ...] over a tree [T, B, ...], in chunks that fit the cache."""
     num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
     chunk = minibatch.chunk_rows(num_steps * num_envs, agent.row_bytes)
     out = minibatch.map_rows(function, sequences.flat(tree), chunk)
     return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
 
 
-def begun(agent: Agent, state: State, rollout: Rollout) -> State:
-    """Returns the State to read a rollout by: see `observer.begun`."""
-    return observers.begun(agent.observer, state, rollout)
+def with_first_stats(agent: Agent, state: State, rollout: Rollout) -> State:
+    """Returns the State whose statistics normalise a rollout: see `observer.with_first_stats`."""
+    return observers.with_first_stats(agent.observer, state, rollout)
 
 
-def rewarded(agent: Agent, state: State, rollout: Rollout) -> State:
-    """Returns a State with the statistics of a rollout's discounted returns."""
+def with_return_stats(agent: Agent, state: State, rollout: Rollout) -> State:
+    """Returns the State with the statistics of a rollout's discounted returns added."""
     return replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, agent.axis_name))
 
 
 def observed(agent: Agent, state: State, rollout: Rollout) -> State:
-    """Returns a State with the statistics of a rollout's observations, and its steps counted."""
+    """Returns the State with the statistics of a rollout's observations added, and its steps counted."""
     return replace(
         state,
         obs_stats=agent.observer.observe(state.obs_stats, rollout.obs, rollout.mask),
@@ -383,12 +378,12 @@ def observed(agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def ingest(cfg: Common, agent: Agent, state: State, rollout: Rollout) -> State:
-    """Takes a rollout's statistics and count of steps into a State, before the rollout is learned from."""
-    return observed(agent, rewarded(agent, state, rollout), rollout)
+    """Returns the State with a rollout's statistics and steps added, before the rollout is learned from."""
+    return observed(agent, with_return_stats(agent, state, rollout), rollout)
 
 
 def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: State, rollout: Rollout) -> State:
-    """Returns a State whose parameter noise, if it has any, has followed a rollout; see `parameter_noise.adapted`."""
+    """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapted`."""
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
     return parameter_noise.adapted(
         cfg.exploration,
@@ -420,15 +415,15 @@ def algo(
     """Makes the Algo of an algorithm's functions, each of which takes (cfg, agent, ...).
 
     Args:
-      cfg, agent: what the functions are bound to.
+      cfg, agent: bound to the functions.
       init: (key) -> State.
       update: (State, Rollout | Batch | SequenceBatch, key) -> (State, UpdateAux).
-      outputs: (State, obs [B, *]) -> what the networks say, see `Algo.outputs`.
-      memory: batch size -> the network's memory at an episode's start; () without one.
-      policy: (Actor, obs [B, *] as networks read it, memory, explore) -> (what the exploration gets, memory, extras).
+      outputs: (State, obs [B, *]) -> network outputs, see `Algo.outputs`.
+      memory: batch size -> the network's recurrent state at an episode's start; () without a core.
+      policy: (Actor, normalised obs [B, *], memory, explore) -> (input of the exploration, memory, extras).
       act: (policy, Actor, obs, carry, key, explore) -> ActOut; without a policy its first argument is the Actor.
       ingest: see `Algo.ingest`.
-      data: what it learns from; None: as the Config says, from sequences where replay meets memory.
+      data: kind of data; None: by the Config, with sequences if replay and a core are combined.
     """
     bind = lambda function: functools.partial(function, cfg, agent)
     chosen = exploration.make(cfg.exploration, agent.spec.action, kinds=(agent.kind,))

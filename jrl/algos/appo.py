@@ -3,17 +3,16 @@
     algo = appo.make(appo.Config(), spec)
     state = algo.init(key)
     out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
-    state = algo.ingest(state, rollout)                         # once for each new rollout [T, B]: counts, statistics
-    state, aux = jax.jit(algo.update)(state, rollout, key)      # on any rollout, as often as wanted; of any policy
+    state = algo.ingest(state, rollout)                         # once per new rollout [T, B]: counts, statistics
+    state, aux = jax.jit(algo.update)(state, rollout, key)      # on any rollout of any policy, any number of times
 
-Three policies meet: the one that acted, however old (its log-probability is `rollout.extras["log_prob"]`); the target,
-a copy of the parameters that moves every `target_update_every` updates; and the one that learns. Values, importance
-weights of V-trace (target over acting) and the reference of the ratio and of the KL penalty are the target's: they
-stand still while a rollout is passed over several times, and acting policies may come and go. Of a rollout that the
-target itself made, everything is PPO's. `learner.on_policy` keeps the latest `circular_buffer_num_batches` rollouts.
-With memory (`network.core`) the target network runs over the rollout from the memory that acted before its first row,
-and the sequences that minibatches are made of begin with the memory that this pass has there.
-Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+There are three policies: the acting policy, of any age, with log-probability `rollout.extras["log_prob"]`; the target
+policy, a copy of the parameters that moves every `target_update_every` updates; and the learned policy. The target
+network provides values, importance weights of V-trace (target over acting), and the reference of the ratio and of the
+KL penalty. It is constant over several passes over a rollout. For a rollout of the target policy itself the update is
+PPO's. `learner.on_policy` stores the latest `circular_buffer_num_batches` rollouts. With a core the target network
+runs over the rollout from the acting state before its first row; sequences of minibatches begin with its states.
+Gradients and statistics are averaged over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
 from collections.abc import Callable
@@ -54,17 +53,17 @@ class Config(ppo.ClippedSteps):
     circular_buffer_iterations_per_batch: Count = 1  # updates per new rollout, each on one of those kept
 
     def kl_faults(self, *, moving: bool = False) -> list[str]:
-        """Returns PPO's faults, where a target network that moves seldom is a policy that is older than the update."""
+        """Returns PPO's faults; a target network that moves rarely is a policy that is older than the update."""
         return super().kl_faults(moving=moving or self.target_update_every > 1 or self.tau < 1)
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """Returns PPO's State at the start, and the target network."""
+    """Returns PPO's initial State with a target network."""
     state = ppo.init(cfg, agent, key)
     return replace(state, target_params=jax.tree.map(jnp.copy, state.params))
 
 
-def of_target(
+def evaluate_target(
     cfg: Config, agent: Agent, state: State, obs: PyTree, last_obs: PyTree, action: PyTree, rollout: Rollout
 ) -> tuple[Array, Array, PyTree, Callable[[], Array], PyTree]:
     """Returns the target network's outputs for a rollout.
@@ -95,12 +94,12 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     """Returns Rows [T, B] with the target network's V-trace, the memory before each sequence, and metrics."""
     observer = agent.observer
     obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
-    action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
-    log_prob, value, dist, last_value, memory = of_target(cfg, agent, state, obs, last_obs, action, rollout)
+    action, acting_log_prob = parts.zero_masked(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
+    log_prob, value, dist, last_value, memory = evaluate_target(cfg, agent, state, obs, last_obs, action, rollout)
     log_prob = jnp.where(rollout.mask, log_prob, 0.0)
     trace = actor_critic.vtrace(
         cfg,
-        parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        parts.scale_reward(cfg, state.return_stats, rollout.reward),
         rollout.terminated,
         rollout.terminated | rollout.truncated,
         jnp.concatenate([value, last_value()[None]]),
@@ -126,7 +125,7 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """Takes PPO's gradient steps on a rollout [T, B], then perhaps a move of the target network."""
+    """Makes PPO's gradient steps on a rollout [T, B], then moves the target network if it is due."""
     rows, memory, value_metrics = targets(cfg, agent, state, rollout)
     state, metrics = ppo.improve(cfg, agent, state, rows, memory, key)
     due: Any = state.updates % cfg.target_update_every == 0
@@ -142,10 +141,9 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes APPO as pure functions; arguments and errors as of `ppo.make`.
+    """Makes APPO, an on-policy Algo whose rollouts may be of older policies. Arguments and errors: see `jrl.algos`.
 
-    Returns:
-      An on-policy Algo, whose rollouts may be of older policies. `ingest` takes the statistics from a new rollout.
+    `ingest` adds the statistics of a new rollout. A user's loss gets Rows [N].
     """
     ppo.check_policy_after(cfg, network)
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
@@ -159,4 +157,4 @@ def make(
     )
 
 
-__all__ = ["Config", "init", "make", "of_target", "targets", "update"]
+__all__ = ["Config", "evaluate_target", "init", "make", "targets", "update"]

@@ -5,15 +5,15 @@
     state, aux = jax.jit(algo.update)(state, batch, key)        # batch: jrl.types.Batch; one gradient step
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key, explore=False)    # out.action [B, *]
 
-The loss is -log pi(a | s), or with `loss: mse` the squared error of the policy's mode, in the mean over the rows of a
-batch. Rewards are not read, but for `top_fraction`, which is about the data: the data set keeps the best episodes by
-their return, as many as hold that share of its steps (10%BC of arXiv:2106.01345 is 0.1).
+The loss is -log pi(a | s), or with `loss: mse` the squared error of the policy's mode, averaged over the rows of a
+batch. Rewards are used only by `top_fraction`: the data set then keeps the episodes of highest return that contain this
+share of its steps (10%BC of arXiv:2106.01345 is 0.1).
 
-The network is that of the policy of PPO and its relatives: its parameters have the same names, so that a run of theirs
-can begin from it. With memory (`network.core`) it learns from a SequenceBatch: a data set knows of no memory, so it is
-that of an episode's start before a sequence, and runs over the K rows of the burn-in before anything is learned.
+The network has the parameter names of PPO's policy, so that a PPO run can start from it. With a core it learns from a
+SequenceBatch: data sets have no recurrent states, so a sequence starts with the initial state, and the K burn-in rows
+update it before the loss.
 
-Gradients and metrics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+Gradients and metrics are averaged over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
 import functools
@@ -75,22 +75,22 @@ class Cloning(Common):
 class Config(Cloning):
     """Hyper-parameters of BC; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    # log_prob: -log pi(a | s); mse: squared error of the mode, of Box actions alone, which leaves the deviation alone
+    # log_prob: -log pi(a | s); mse: squared error of the mode, for Box actions, which does not train the deviation
     loss: Literal["log_prob", "mse"] = "log_prob"
     top_fraction: Share | None = None  # learns from the best episodes that hold this share of the steps; null: from all
 
     @property
     def reads_rewards(self) -> bool:
-        """Returns whether it chooses among episodes by their returns."""
+        """Returns whether episodes are selected by their returns."""
         return self.top_fraction is not None
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         return loss_faults(self.loss, self.ent_coef) + super().validate()
 
 
 def loss_faults(loss: str, ent_coef: Any) -> list[str]:
-    """Lists the faults in a loss with a weight of the entropy."""
+    """Returns the messages for an invalid combination of loss and entropy bonus."""
     if loss != "mse" or ent_coef == 0:
         return []
     return [
@@ -100,7 +100,7 @@ def loss_faults(loss: str, ent_coef: Any) -> list[str]:
 
 
 def check_loss(loss: str, spec: EnvSpec) -> None:
-    """Raises InputError: a squared error of actions that are not Boxes."""
+    """Raises InputError if `loss` is mse and an action is not a Box of floats."""
     other = [str(leaf) for _, leaf in spaces.leaves(spec.action) if not _is_real(leaf)]
     if loss == "mse" and other:
         raise InputError(f"algo.loss mse needs actions of float Boxes, not {', '.join(other)}: use loss log_prob")
@@ -108,15 +108,15 @@ def check_loss(loss: str, spec: EnvSpec) -> None:
 
 @struct.dataclass
 class Rows:
-    """Rows that the loss reads: [N, *]; with a core sequences [N, L, *]."""
+    """Rows of the loss: [N, *]; with a core sequences [N, L, *]."""
 
-    obs: PyTree  # as the network reads it: normalised, and of sequences a Window
+    obs: PyTree  # normalised observations; a Window for sequences
     action: PyTree
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
 def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """Returns the policy's part of `actor_critic.make`, with the same parameters."""
+    """Returns the policy part of `actor_critic.make`, with the same parameters."""
     head = actor_critic.policy_head(observer.spec.action, network, observer.mask)
     net = nets.build(observer.spec, network, {"policy": Head(head.outputs, 0.01)})
 
@@ -135,7 +135,7 @@ def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> 
 
 
 def init(cfg: Cloning, agent: Agent, key: Key) -> State:
-    """Returns the State at the start."""
+    """Returns the initial State."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
@@ -145,15 +145,16 @@ def policy(cfg: Cloning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree
     return dist, memory, {}
 
 
-# ---------------------------------------------------------------- what is learned from
+# ---------------------------------------------------------------- data
 
 
 def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Returns observations as they are; of a Window the rows behind its first `steps`, over which the memory of an
-    episode's start has run, without gradient.
+    """Returns observations unchanged; for a Window the rows after its first `steps`, which update the initial state.
+
+    No gradient flows through these steps.
 
     Args:
-      net: has `carry` and `unroll`, such as `critics.Policy`.
+      net: network with `carry` and `unroll`, such as `critics.Policy`.
       params: its parameters.
       obs: [N, *], or a Window [N, K + L].
       steps: K.
@@ -161,7 +162,7 @@ def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
     if not isinstance(obs, Window):
         return obs
     window = replace(obs, carry=net.carry(obs.reset.shape[0]))
-    return sequences.warmed(net.unroll, jax.lax.stop_gradient(params), window, steps)
+    return sequences.warm_up(net.unroll, jax.lax.stop_gradient(params), window, steps)
 
 
 def read(cfg: Cloning, agent: Agent, state: State, batch: Batch | SequenceBatch) -> Batch:
@@ -260,7 +261,7 @@ def make_agent(
     `agent.make`.
     """
     records = Records(log_prob=True)
-    # one optimizer for each array: of one gradient step at a time, gathering them into a vector is work of its own
+    # flat=False: for single gradient steps, gathering the arrays into a vector would be extra work
     return agents.make(
         cfg, spec, network, networks, kind="distribution", records=records, flat=False, axis_name=axis_name, loss=loss
     )
@@ -274,18 +275,10 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes BC as pure functions.
+    """Makes BC, an Algo that learns from data sets. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment that the data are of.
-      network: shape of the policy network.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the algorithm's own, of Rows [N] (`jrl.algos`); None: none does.
-    Returns:
-      An Algo that learns from a data set.
     Raises:
-      InputError: a space or network that BC cannot handle, or `loss: mse` of actions that are not Boxes.
+      InputError: `loss: mse` with actions that are not Boxes; see also `jrl.algos`.
     """
     check_loss(cfg.loss, spec)
     agent = make_agent(cfg, spec, network, policy_network, axis_name=axis_name, loss=loss)

@@ -1,8 +1,7 @@
-"""Distributions of an algorithm's actions, with its exploration or without, which give their probabilities.
+"""Action distributions of an algorithm with or without its exploration, to compute action probabilities.
 
-The distribution of a policy that takes the best of a set of choices gives that one the probability 1. There is none of
-what is exactly one point of a continuum, of noise that remembers, and of a user's own exploration; those raise an error
-that says so.
+A greedy policy gives its best choice the probability 1. There is no distribution for a single point of a continuum, for
+noise with a state, and for a user's own exploration: these raise InputError.
 """
 
 from typing import Any
@@ -17,28 +16,29 @@ from jrl.ops import exploration as ops
 from jrl.ops import schedules
 from jrl.types import Array, PyTree
 
-_NEVER = -1e9  # the logit of what is never chosen, as in `ops.exploration.masked_logits`
+_NEVER = -1e9  # logit of a choice with probability 0, as in `ops.exploration.masked_logits`
 
 
-def of(
+def make_distribution(
     cfg: exploration.Exploration, kind: str, output: Any, env_steps: Any, carry: PyTree, mask: Array | None,
     explore: bool,
 ) -> Any:  # fmt: skip
-    """Returns the distribution [B] of the actions that an exploration takes, that of the steps behind
-    `random_timesteps`.
+    """Returns the distribution [B] of an exploration's actions, after the steps of `random_timesteps`.
 
     Args:
-      cfg: the exploration.
-      kind, output, env_steps, carry, mask: as `exploration.Explorer.sample` is fed.
-      explore: False: of the best actions.
+      cfg: exploration.
+      kind, output, env_steps, carry, mask: inputs of `exploration.Explorer.sample`.
+      explore: False: the distribution of the greedy actions.
     Returns:
-      An object of `jrl.distributions`. That of normal noise on actions is of what they were before they were clipped.
+      An object of `jrl.distributions`. For normal noise on actions, it describes the actions before clipping.
     Raises:
-      InputError: there is none.
+      InputError: there is no distribution.
     """
     if not explore:
         if kind == "action":
-            raise InputError("the policy gives one action of a continuum, which has no probability")
+            raise InputError(
+                "policy: expected a policy with action probabilities, got one that is deterministic in a Box"
+            )
         if kind == "distribution":
             return _best(output)
         return _chosen(_sure(ops.masked_argmax(output, exploration.by_choice(mask, output)), output))
@@ -62,28 +62,28 @@ def of(
 
 
 def _chosen(logits: jax.Array) -> Any:
-    """Returns the choice among logits [B, A], of a team's [B, agents, A] one for each agent."""
+    """Returns the distribution of logits [B, A]; for a team's [B, agents, A] one choice per agent."""
     if logits.ndim == 2:
         return Categorical(logits)
     return MultiCategorical(logits.reshape(len(logits), -1), (logits.shape[2],) * logits.shape[1])
 
 
 def _sure(action: Array, like: Array) -> jax.Array:
-    """Logits like [..., A], by which an action [...] is always taken."""
+    """Returns logits like [..., A] that give an action [...] the probability 1."""
     return jnp.where(jax.nn.one_hot(action, like.shape[-1], dtype=bool), 0.0, _NEVER)
 
 
 def _epsilon_greedy(q: Array, epsilon: Any, mask: Array | None) -> Any:
-    anything = jnp.ones(q.shape, bool) if mask is None else ops.allowed(mask)
+    allowed = jnp.ones(q.shape, bool) if mask is None else ops.allowed(mask)
     best = jax.nn.one_hot(ops.masked_argmax(q, mask), q.shape[-1], dtype=bool)
     epsilon = jnp.asarray(epsilon)[..., None]
     epsilon = jnp.broadcast_to(epsilon.reshape(*epsilon.shape, *[1] * (q.ndim - epsilon.ndim)), (*q.shape[:-1], 1))
-    share = anything * epsilon / anything.sum(-1, keepdims=True) + best * (1.0 - epsilon)
+    share = allowed * epsilon / allowed.sum(-1, keepdims=True) + best * (1.0 - epsilon)
     return _chosen(jnp.where(share > 0, jnp.log(jnp.maximum(share, 1e-30)), _NEVER))
 
 
 def _best(dist: Any) -> Any:
-    """Returns the function that takes a distribution's mode."""
+    """Returns the distribution that always gives the mode of `dist`."""
     match dist:
         case Categorical():
             return Categorical(_sure(dist.mode(), dist.logits))
@@ -96,4 +96,4 @@ def _best(dist: Any) -> Any:
             parts = [_best(part) for part in jax.tree.leaves(dist.parts, is_leaf=is_distribution)]
             tree: Any = jax.tree.structure(dist.parts, is_leaf=is_distribution)
             return Joint(tree.unflatten(parts))
-    raise InputError("the best action of a density is one point, which has no probability")
+    raise InputError("policy: expected a policy with action probabilities, got the mode of a density in a Box")

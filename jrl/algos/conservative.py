@@ -1,13 +1,13 @@
-"""Conservative Q-learning, CQL(H) (arXiv:2006.04779, eq. 4), a flag of SAC and of DQN: for data that others left.
+"""Conservative Q-learning, CQL(H) (arXiv:2006.04779, eq. 4), an option of SAC and DQN for offline data.
 
     loss + weight * mean(gap),   gap(s, a) = temperature * log sum_a' exp(Q(s, a') / temperature) - Q(s, a)
 
-So values of actions that the data do not have come down, and those of the actions they have go up. Over the elements of
-a Box the sum is an integral, of which samples tell (appendix F): K actions uniform in the Box, K of the policy at s and
-K of the policy at s', each over its density. It stays the sum of the 3 K samples, as in the authors' code, so that
-target gaps mean what they mean there: the integral's is log(3 K) lower.
+It lowers the values of actions that are not in the data, and raises those of actions in the data. For a Box the sum is
+an integral, estimated from samples (appendix F): K uniform actions, K actions of the policy at s and K at s', each
+divided by its density. As in the authors' code it is the sum of the 3 K samples, which is log(3 K) above the integral,
+so that target gaps have the same meaning.
 
-A gap that is to come to a target makes the weight a Lagrange multiplier (eq. 30): it grows where the gap is larger.
+With a target gap the weight is a Lagrange multiplier (eq. 30): it grows while the gap is larger.
 """
 
 import math
@@ -24,21 +24,21 @@ from jrl.ops import minibatch, random
 from jrl.ops.exploration import allowed
 from jrl.types import Array, Batch, Box, InputError, Key, Metrics, PyTree, Space, Window
 
-SAMPLED = "cql_sampled"  # in a batch's extras: Sampled of each transition
-_MOST = math.log(1e6)  # of the multiplier's logarithm, the bound in the authors' code
-# numbers of a layer at once on CPU: 1024 rows of 256 stay in the cache, and are learned from 1.7 times as fast as 7680
+SAMPLED = "cql_sampled"  # key of a batch's extras: Sampled of each transition
+_MOST = math.log(1e6)  # upper bound of the multiplier's logarithm, as in the authors' code
+# activations of a layer per chunk on CPU: 1024 rows of 256 stay in the cache, and are 1.7 times as fast as 7680 rows
 _CHUNK = 1024 * 256
 
 
 class Sampled(NamedTuple):
-    """Actions and the logarithms of their densities, some for each observation."""
+    """Sampled actions of each observation, and the logarithms of their densities."""
 
     action: Array  # [N, K, *], or [N, L, K, *]
     log_prob: Array  # [N, K], or [N, L, K]
 
 
 def check(cfg: Any, space: Space) -> None:
-    """Raises InputError where a Config of SAC asks for more than actions of `space` can give."""
+    """Raises InputError if a Config of SAC needs sampled actions and `space` has none."""
     if cfg.cql_max_q_backup and not isinstance(space, Box):
         raise InputError(
             f"algo.cql_max_q_backup takes the best of sampled actions, {space} has no samples: set it to false"
@@ -46,10 +46,12 @@ def check(cfg: Any, space: Space) -> None:
 
 
 def faults(cfg: Any) -> list[str]:
-    """Lists the faults in a Config of SAC, each with its mend."""
-    of_cql = {"cql_target_gap": cfg.cql_target_gap is not None, "cql_max_q_backup": cfg.cql_max_q_backup}
+    """Returns one message per fault of a Config of SAC, with the fix."""
+    options = {"cql_target_gap": cfg.cql_target_gap is not None, "cql_max_q_backup": cfg.cql_max_q_backup}
     if not cfg.conservative:
-        return [f"{name} is a part of CQL: set conservative=true, or leave it out" for name, on in of_cql.items() if on]
+        return [
+            f"{name} is a part of CQL: set conservative=true, or leave it out" for name, on in options.items() if on
+        ]
     if cfg.cql_target_gap is not None and cfg.cql_weight <= 0:
         return ["cql_target_gap: the weight is learned and starts from cql_weight, so that must be above 0"]
     return []
@@ -59,7 +61,7 @@ def faults(cfg: Any) -> list[str]:
 
 
 def initial_params(cfg: Any) -> dict[str, Array]:
-    """Returns the logarithm of the weight, where that is learned."""
+    """Returns the logarithm of the weight if it is learned."""
     return {} if cfg.cql_target_gap is None else {"log_cql_weight": jnp.log(jnp.float32(cfg.cql_weight))}
 
 
@@ -69,7 +71,7 @@ def weight_of(cfg: Any, params: dict[str, PyTree]) -> Any:
 
 
 def weight_step(cfg: Any, agent: Agent, state: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """Moves the weight one step up the slope of weight * (gap - cql_target_gap), by metrics over all devices."""
+    """Makes one gradient ascent step of the weight on weight * (gap - cql_target_gap)."""
     if cfg.cql_target_gap is None:
         return state, metrics
     weight = weight_of(cfg, state.params)
@@ -84,7 +86,7 @@ def weight_step(cfg: Any, agent: Agent, state: State, metrics: Metrics) -> tuple
 
 
 def sampled(dist: Any, num_actions: int, key: Key, axis_name: str | None) -> Sampled:
-    """Returns K actions of each distribution [N, *], or [N, L, *], and their log-probabilities."""
+    """Samples K actions of each distribution [N, *] or [N, L, *], with their log-probabilities."""
     shape, num_axes = dist.mean.shape, dist.mean.ndim - dist.event_ndim
     shape = (*shape[1:num_axes], num_actions, *shape[num_axes:])
     spread = jax.tree.map(lambda x: jnp.expand_dims(x, num_axes), distributions.batched(dist))
@@ -92,12 +94,12 @@ def sampled(dist: Any, num_actions: int, key: Key, axis_name: str | None) -> Sam
 
 
 def with_samples(cfg: Any, agent: Agent, batch: Batch, here: Any, there: Sampled, key: Key) -> Batch:
-    """Returns the batch with what its gaps are estimated from in its extras.
+    """Returns the batch with the samples of its gaps in the extras.
 
     Args:
       batch: see `critics.read`.
       here: the policy's distributions at `batch.obs` [N, *], or [N, L, *].
-      there: of the policy at `batch.next_obs`.
+      there: samples of the policy at `batch.next_obs`.
       key: the same on all devices.
     """
     space, rows = agent.spec.action, batch.reward.shape
@@ -107,34 +109,31 @@ def with_samples(cfg: Any, agent: Agent, batch: Batch, here: Any, there: Sampled
     shape = (*rows[1:], cfg.cql_actions, *space.shape)
     anywhere = 2.0 * critics.noise(uniform_key, rows[0], shape, agent.axis_name, random.uniform) - 1.0
     uniform = Sampled(anywhere, jnp.full(own.log_prob.shape, -math.prod(space.shape) * math.log(2.0)))
-    following = Sampled(*(critics.following(batch, x) for x in there))
+    following = Sampled(*(critics.select_following(batch, x) for x in there))
     every = Sampled(*(jnp.concatenate(x, len(rows)) for x in zip(uniform, own, following, strict=True)))
     return replace(batch, extras={**batch.extras, SAMPLED: every})
 
 
 def before(batch: Batch, dist: Any) -> Any:
-    """Returns of Sequences the distributions at `batch.obs`, which are among those at `batch.next_obs`; else None."""
+    """Returns the distributions at `batch.obs`, a part of those at `batch.next_obs`, for Sequences; else None."""
     if not isinstance(batch, critics.Sequences):
         return None
     return jax.tree.map(lambda x: x[:, :-1], distributions.batched(dist))
 
 
 def best(agent: Agent, params: PyTree, obs: PyTree, drawn: Sampled, burn_in: int) -> tuple[Array, Array]:
-    """Returns (value, log pi) [N], or [N, L], of the sampled action whose value, the least over critics, is the
-    highest.
-    """
+    """Returns (value, log pi) [N] or [N, L] of the sampled action with the highest minimum over critics."""
     critic = agent.net.critic
     q = jnp.min(critic.apply_each(params, critics.critics_read(critic, params, obs, burn_in), drawn.action), 0)
-    at = jnp.argmax(q, -1, keepdims=True)
-    pick = lambda x: jnp.take_along_axis(x, at, -1)[..., 0]
+    index = jnp.argmax(q, -1, keepdims=True)
+    pick = lambda x: jnp.take_along_axis(x, index, -1)[..., 0]
     return pick(q), pick(drawn.log_prob)
 
 
 def soft_maximum(agent: Agent, params: PyTree, batch: Batch, temperature: Any) -> Array:
-    """Returns temperature * log sum exp(Q / temperature) / density over samples: the mean over rows [], summed over
-    critics.
+    """Returns temperature * log sum exp(Q / temperature) / density over samples, [], summed over critics.
 
-    On CPU a few rows at a time, their gradient with them: what it needs of them is still in the cache.
+    It is a mean over rows. On CPU a few rows and their gradient at a time, so that activations stay in the cache.
     """
     drawn: Sampled = batch.extras[SAMPLED]
     parts = {"obs": batch.obs, "drawn": drawn, "weight": batch.weight, "t": jnp.full(batch.weight.shape, temperature)}
@@ -152,25 +151,23 @@ def soft_maximum(agent: Agent, params: PyTree, batch: Batch, temperature: Any) -
     return minibatch.mean(loss, params, parts, minibatch.chunk_rows(num_rows, 0, limit, length=num_actions))
 
 
-# ---------------------------------------------------------------- what is added to a loss
+# ---------------------------------------------------------------- penalty
 
 
 def penalty(weight: Any, soft: Array, values: Array, row_weight: Array) -> tuple[Array, Metrics]:
     """Returns (weight * gap, metrics), summed over critics.
 
     Args:
-      weight: of the gap.
-      soft: [] f32, the soft maximum, the mean over rows summed over critics.
-      values: [C, N] or [C, N, L] f32, of the actions in the data.
+      weight: weight of the gap.
+      soft: [] f32, soft maximum: mean over rows, sum over critics.
+      values: [C, N] or [C, N, L] f32, values of the actions in the data.
       row_weight: [N] or [N, L] f32.
     """
     gap = soft - jnp.mean(row_weight * values.sum(0))
     return weight * gap, {"value/gap": gap / values.shape[0]}
 
 
-def of_all(q: Array, mask: Array | None, temperature: Any = 1.0) -> Array:
-    """Returns temperature * log sum exp(q / temperature) [...] over the actions [..., A] that the mask allows; None:
-    all.
-    """
+def soft_maximum_over_actions(q: Array, mask: Array | None, temperature: Any = 1.0) -> Array:
+    """Returns temperature * log sum exp(q / temperature) [...] over the allowed actions of [..., A]."""
     where = None if mask is None else jnp.broadcast_to(allowed(mask), q.shape)
     return temperature * jax.nn.logsumexp(q / temperature, -1, where=where)

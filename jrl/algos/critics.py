@@ -1,6 +1,6 @@
 """Parts that algorithms with critics of (obs, action) share: SAC, TD3 and DDPG, IQL.
 
-Their parameters are a dict by part, `actor`, `critic` [C, ...] and what else learns, each with an optimizer.
+Their parameters are a dict by part: `actor`, `critic` [C, ...] and others, each with an optimizer.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from jrl.types import (
 
 
 class Policy(NamedTuple):
-    """A network whose output is a distribution, actions [N, *] or values [N]; of a Window [N, L, *]."""
+    """A network whose output is a distribution, actions [N, *] or values [N]; for a Window [N, L, *]."""
 
     init: Callable[[Key], PyTree]  # key -> params
     apply: Callable[[PyTree, PyTree], Any]  # (params, obs [N, *] or Window) -> output
@@ -50,7 +50,7 @@ class Policy(NamedTuple):
 
 
 def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: str = "policy") -> Policy:
-    """Returns `network`, of one `head`, and what its outputs [..., size] for observations [..., *] stand for."""
+    """Returns a Policy of `network` with one `head`; `output` converts (outputs [..., size], observations [..., *])."""
 
     def apply(params, obs):
         return output(network.apply(params, obs, head)[0], obs)
@@ -64,30 +64,30 @@ def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: st
 
 
 def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
-    """Raises InputError where a Box has other bounds than -1 and 1, or policy and critics would share a torso."""
+    """Raises InputError if a Box has other bounds than -1 and 1, or policy and critics would share a torso."""
     name = parts.name_of(cfg)
     if network.shared:
-        raise InputError(f"network.shared: {name} keeps policy and critics apart: set it to false")
+        raise InputError(f"network.shared: {name} needs separate torsos for policy and critics: set it to false")
     if not isinstance(space, Box):
         return
     low, high = space.bounds()
     if not ((low == -1) & (high == 1)).all():
-        mend = "set env.normalize_actions=true"
+        fix = "set env.normalize_actions=true"
         if not (np.isfinite(low) & np.isfinite(high)).all():
-            mend = "give the environment finite bounds and env.normalize_actions=true, or use ppo"
-        raise InputError(f"{name} acts in [-1, 1], not in the action space {space}: {mend}")
+            fix = "give the environment finite bounds and env.normalize_actions=true, or use ppo"
+        raise InputError(f"{name} acts in [-1, 1], not in the action space {space}: {fix}")
 
 
 class Networks(NamedTuple):
-    """The networks of an Agent with critics."""
+    """Networks of an Agent with critics."""
 
     policy: Policy
     critic: Critics
-    value: Policy | None = None  # V(obs) [N], of those that learn one beside the critics
+    value: Policy | None = None  # V(obs) [N], for algorithms with a state value
 
 
 def state_value(observer: Observer, network: NetworkConfig) -> Policy:
-    """Returns a network of observations alone, V(obs); it reads `network.value_inputs`, as critics do."""
+    """Returns a network of V(obs); like critics it reads `network.value_inputs`."""
     net = nets.build(observer.spec, network, {"value": Head(1, privileged=True)})
     return policy_of(net, lambda outputs, obs: outputs[..., 0], "value")
 
@@ -104,9 +104,7 @@ def make_agent(
     axis_name: str | None,
     loss: Loss | None,
 ) -> Agent:
-    """Makes an Agent with a policy and critics, and with a `value` network where one is given; arguments and errors
-    as of `agent.make`.
-    """
+    """Makes an Agent with a policy, critics and optionally a `value` network; arguments as for `agent.make`."""
 
     def networks(cfg: Common, observer: Observer, network: NetworkConfig) -> Networks:
         of_actions = build_critics(observer.spec, network, num_critics)
@@ -121,12 +119,12 @@ def make_agent(
 
 
 def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
-    """Makes the Algo with replay of an Agent with critics; keywords as of `agent.algo`."""
+    """Makes the replay-based Algo of an Agent with critics; keywords as for `agent.algo`."""
     return agents.algo(cfg, agent, policy=step_policy, memory=agent.net.policy.carry, **functions)
 
 
 def initial_params(agent: Agent, key: Key) -> dict[str, PyTree]:
-    """Parameters of the policy, of the critics and of the value network, where there is one."""
+    """Returns initial parameters of the policy, the critics and the value network, if there is one."""
     actor_key, critic_key = jax.random.split(key)
     params = {"actor": agent.net.policy.init(actor_key), "critic": agent.net.critic.init(critic_key)}
     if agent.net.value is not None:
@@ -142,7 +140,7 @@ def step_policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: Py
 
 
 def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradient: PyTree) -> State:
-    """Makes one step of the part `name` of the parameters, by a step size or a schedule of it."""
+    """Makes one gradient step of the part `name` of the parameters; `lr` may be a schedule."""
     lr = schedules.value(lr, state.env_steps)
     params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state[name], state.params[name])
     return replace(state, params={**state.params, name: params}, opt_state={**state.opt_state, name: opt_state})
@@ -151,8 +149,9 @@ def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradien
 def noise(
     key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None, draw: Callable[..., Array] = random.normal
 ) -> Array:
-    """Returns standard normal numbers [num_rows, *shape], or others of `jrl.ops.random`: this device's rows of what
-    one device would draw for all of them.
+    """Returns this device's rows [num_rows, *shape] of standard normal numbers, or numbers of another `draw`.
+
+    The numbers are those that one device would draw for all rows.
     """
     if axis_name is None:
         return draw(key, (num_rows, *shape))
@@ -160,27 +159,29 @@ def noise(
     return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * num_rows, num_rows)
 
 
-# ---------------------------------------------------------------- what a loss reads
+# ---------------------------------------------------------------- inputs of a loss
 
 
 @struct.dataclass(kw_only=True)
 class Sequences(Batch):
-    """A SequenceBatch as a Batch whose leaves are [N, L, *]: `obs` is the Window of the rows, `next_obs` the Window of
-    the rows and the one after them; both with the K rows in front that warm the memory up."""
+    """A SequenceBatch as a Batch with leaves [N, L, *]; `next_obs` is the Window `obs` and the row after it.
 
-    ahead: Array  # [N, L] i32, the row after a transition, among the L + 1 of `next_obs` that are not warming up
+    Both Windows begin with the K burn-in rows.
+    """
+
+    ahead: Array  # [N, L] i32, row after each transition, among the L + 1 rows of `next_obs` after the burn-in
 
 
 def read(
     cfg: parts.RewardClipping, batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree
 ) -> Batch:
-    """Returns a sample from replay as networks and losses read it; nothing is left of masked rows.
+    """Returns a sample from replay as networks and losses read it, with zeros on masked rows.
 
     Args:
-      see: of observations [..., *], what networks read.
-      cfg, return_stats: see `parts.scaled_reward`.
+      see: observations [..., *] -> inputs of networks.
+      cfg, return_stats: see `parts.scale_reward`.
     Returns:
-      The Batch, or Sequences of a SequenceBatch.
+      The Batch, or Sequences for a SequenceBatch.
     """
     if isinstance(batch, SequenceBatch):
         batch = sequences.without_masked(batch)
@@ -189,7 +190,7 @@ def read(
         return Sequences(
             obs=Window(obs, window.carry, reset),
             action=batch.action,
-            reward=parts.scaled_reward(cfg, return_stats, batch.reward),
+            reward=parts.scale_reward(cfg, return_stats, batch.reward),
             discount=batch.discount,
             next_obs=window,
             weight=batch.weight,
@@ -198,63 +199,59 @@ def read(
             ahead=batch.ahead,
         )
     batch = parts.without_masked(batch)
-    reward = parts.scaled_reward(cfg, return_stats, batch.reward)
+    reward = parts.scale_reward(cfg, return_stats, batch.reward)
     return replace(batch, obs=see(batch.obs), reward=reward, next_obs=see(batch.next_obs))
 
 
 def burn_in(batch: Batch) -> int:
-    """Returns K, rows of the Windows that only warm the memory up; 0 without."""
+    """Returns K, the number of burn-in rows of the Windows; 0 without Windows."""
     return batch.obs.reset.shape[1] - batch.reward.shape[1] if isinstance(batch, Sequences) else 0
 
 
-def following(batch: Batch, x: Array) -> Array:
-    """Returns `x`, one number for each of `batch.next_obs` [N], or [N, L + 1]: that of each transition, [N] or [N,
-    L].
-    """
+def select_following(batch: Batch, x: Array) -> Array:
+    """Returns the entry of `x` [N] or [N, L + 1], one per `batch.next_obs`, after each transition: [N] or [N, L]."""
     return sequences.pick(x, batch.ahead) if isinstance(batch, Sequences) else x
 
 
 def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Returns observations as they are; of a Window the rows behind its first `steps`, with the memory after those."""
+    """Returns observations unchanged; for a Window the rows after the first `steps`, with the state after these."""
     if not isinstance(obs, Window):
         return obs
-    return sequences.warmed(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
+    return sequences.warm_up(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
 
 
 def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Returns what critics read, as `policy_reads`: their memory before the Window is that of an episode's start."""
+    """As `policy_reads`, for critics: their state before the Window is the initial state."""
     if not isinstance(obs, Window):
         return obs
     params = jax.lax.stop_gradient(params)
-    fresh = replace(obs, carry=critic.carry(params, obs.reset.shape[0]))
-    return sequences.warmed(critic.unroll, params, fresh, steps)
+    window = replace(obs, carry=critic.carry(params, obs.reset.shape[0]))
+    return sequences.warm_up(critic.unroll, params, window, steps)
 
 
 def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Returns what a network of V(obs) reads, as `critics_read`."""
+    """As `critics_read`, for a network of V(obs)."""
     if not isinstance(obs, Window):
         return obs
     return policy_reads(value, params, replace(obs, carry=value.carry(obs.reset.shape[0])), steps)
 
 
 def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
-    """Returns the critics' values of the actions taken [C, N], or [C, N, L]."""
+    """Returns the critics' values of the recorded actions [C, N] or [C, N, L]."""
     if isinstance(agent.spec.action, Discrete):
-        return of_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
+        return select_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
     return agent.net.critic.apply(critic_params, batch.obs, batch.action)
 
 
-def of_taken(space: Discrete, q: Array, batch: Batch) -> Array:
-    """Selects among the values [C, N, A] those of the actions taken [C, N]; [C, N, L] of Windows."""
-    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
+def select_taken(space: Discrete, q: Array, batch: Batch) -> Array:
+    """Returns the values of the recorded actions, [C, N] of [C, N, A]; [C, N, L] for Windows."""
+    # a comparison instead of an index: its gradient is a select, the gradient of an index is a slower scatter
     taken: Any = jax.nn.one_hot(batch.action, space.n)
     return jnp.sum(taken[None] * q, -1)
 
 
 def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None = None) -> Array:
-    """Returns `Critics.apply` of observations [B, *] and actions [B, *] (None: of Discrete ones all) at an episode's
-    start.
-    """
+    """Returns `Critics.apply` for observations [B, *] at an episode's start; `action` None: all Discrete actions."""
     batch_size = jax.tree.leaves(obs)[0].shape[0]
     memory = critic.carry(params, batch_size)
     if memory == ():
@@ -265,7 +262,7 @@ def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None 
 
 
 def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | None) -> tuple[Array, Array]:
-    """Returns standard normal numbers, `shape` for each of `batch.next_obs`, and for each transition; see `noise`."""
+    """Returns standard normal numbers of `shape`, for each of `batch.next_obs` and for each transition; see `noise`."""
     num_rows = batch.reward.shape[0]
     if not isinstance(batch, Sequences):
         both = noise(key, num_rows, (2, *shape), axis_name)
@@ -285,19 +282,19 @@ def td_gradient(
     loss: Loss | None = None,
     net: Any = None,
 ) -> tuple[PyTree, Metrics, Array]:
-    """Returns the gradient of half the squared TD error, summed over critics that have the same target.
+    """Returns the gradient of half the squared TD error, summed over critics with a common target.
 
     Args:
-      q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences. Or these and
-        what is added to the loss, (values, scalar, metrics).
-      params: of the critics.
-      batch: of weight 0 on masked rows; of Sequences, `obs` as `critics_read` gives it.
-      target: [N] f32, or [N, L]; without gradient.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.
+      q: (params, batch) -> [C, N] f32, each critic's value of the recorded action; [C, N, L] for Sequences. Or these
+        with a penalty, (values, scalar, metrics).
+      params: parameters of the critics.
+      batch: batch with weight 0 on masked rows; for Sequences, `obs` is the result of `critics_read`.
+      target: [N] or [N, L] f32; no gradient.
+      axis_name: mapped axis over devices; None: no such axis.
+      loss: user's loss, which gets the critics as `net`; None: the TD error.
     Returns:
-      gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics; of a
-      sequence `sequences.sequence_priority` of those.
+      gradient like `params`, metrics, and priority [N] f32: the absolute TD error averaged over critics, for a sequence
+      its `sequences.sequence_priority`.
     """
 
     def own_loss(params, batch: parts.TdBatch):

@@ -1,4 +1,4 @@
-"""A user's own loss in the place of an algorithm's: see `jrl.algos` for what it gets and gives."""
+"""User-defined losses: see `jrl.algos` for their arguments and results."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -31,15 +31,15 @@ def check(loss: Loss | None) -> None:
 
 
 def over_rows(loss: Loss | None, default: RowsLoss, net: Any, *, metrics: Sequence[str] = ()) -> RowsLoss:
-    """Returns `default`, or the user's loss in its place.
+    """Returns the user's loss, or `default` if there is none.
 
     Args:
-      loss: the user's, or None.
-      default: the algorithm's own.
-      net: its network.
-      metrics: names of those that the algorithm reads.
+      loss: user's loss, or None.
+      default: algorithm's own loss.
+      net: algorithm's network.
+      metrics: names of metrics that the algorithm reads.
     Raises:
-      InputError: by the function that is returned, where the user's loss gives something else than a loss.
+      InputError: raised by the returned function if the user's loss returns an invalid result.
     """
     if loss is None:
         return default
@@ -57,7 +57,7 @@ def over_rows(loss: Loss | None, default: RowsLoss, net: Any, *, metrics: Sequen
 
 
 def over_replay(loss: Loss | None, default: ReplayLoss, net: Any) -> ReplayLoss:
-    """Returns the loss as `over_rows` does, with priorities: they stay those of the algorithm's own loss."""
+    """Returns the loss as `over_rows` does; priorities come from the algorithm's own loss."""
     if loss is None:
         return default
 
@@ -69,7 +69,7 @@ def over_replay(loss: Loss | None, default: ReplayLoss, net: Any) -> ReplayLoss:
 
     def with_priority(params: PyTree, batch: Any) -> tuple[Array, tuple[Metrics, Array]]:
         value, metrics = chosen(params, batch)
-        # where the user's loss calls the default one, the compiler finds that it is computed already
+        # no extra cost if the user's loss calls the default: the compiler merges both calls
         _, (_, priority) = default(jax.lax.stop_gradient(params), batch)
         return value, (metrics, priority)
 

@@ -69,10 +69,10 @@ DEFAULT_NETWORK = NetworkConfig(init="uniform")
 
 @hyperparams
 class QLearning(Common):
-    """Hyper-parameters of Q-learning from replay with a target network, whatever the network's outputs stand for.
+    """Hyper-parameters of Q-learning from replay with a target network, for any kind of Q head.
 
-    After every `target_update_every`-th gradient step the target network moves: (1 - tau) target + tau online. So tau 1
-    is a copy (the hard update), and target_update_every 1 with a small tau is Polyak averaging.
+    After every `target_update_every`-th gradient step the target network moves: (1 - tau) target + tau online. tau 1 is
+    a copy (hard update); target_update_every 1 with a small tau is Polyak averaging.
     """
 
     learns_from: ClassVar[type] = Replay
@@ -85,27 +85,27 @@ class QLearning(Common):
     munchausen_temperature: Positive = 0.03  # of the policy softmax(Q / temperature)
     munchausen_clip: Annotated[float, Lt(0)] = -1.0  # least of the clipped term; the paper has -1
     target_update_every: Count = 500  # gradient steps between moves of the target network
-    tau: Share = 1.0  # share of the way to the online network that it moves; 1: a copy
+    tau: Share = 1.0  # weight of the online network in the target network's move; 1: a copy
     conservative: bool = False  # CQL: adds cql_weight (log sum exp Q over the actions - Q of the data's) to the loss
     cql_weight: NonNegative = 1.0
     exploration: OverQ = EpsilonGreedy()
     max_grad_norm: Positive | None = 10.0
 
     def q_head(self) -> q_heads.QHead:
-        """Returns the head that says what the K outputs for an action stand for."""
+        """Returns the head that interprets the K outputs per action."""
         return q_heads.expected("huber")
 
     def reading(self) -> "Reading":
         """Returns the Reading of one agent's outputs."""
-        return Reading(of_actions, lambda agent, outputs: self.q_head().mean(outputs), taken, backup)
+        return Reading(combine_heads, lambda agent, outputs: self.q_head().mean(outputs), taken, backup)
 
     @property
     def draws(self) -> bool:
-        """Returns whether a key draws what the network puts out."""
+        """Returns whether the network's outputs depend on a key."""
         return False
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.double and self.munchausen:
             errors.append("double picks the greedy action, munchausen averages over a soft policy: leave one out")
@@ -128,7 +128,7 @@ class Config(QLearning):
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
 
     def q_head(self) -> q_heads.QHead:
-        """Returns the head that says what the K outputs for an action stand for."""
+        """Returns the head that interprets the K outputs per action."""
         if self.head == "c51":
             return q_heads.categorical(self.num_atoms, self.v_min, self.v_max)
         if self.head == "qr":
@@ -137,11 +137,11 @@ class Config(QLearning):
 
     @property
     def draws(self) -> bool:
-        """Returns whether a key draws what the network puts out."""
+        """Returns whether the network's outputs depend on a key."""
         return self.noisy
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.v_min >= self.v_max:
             errors.append(f"v_min {self.v_min} must be below v_max {self.v_max}")
@@ -153,26 +153,26 @@ class Config(QLearning):
 
 
 class Around(NamedTuple):
-    """Outputs of the networks for the observations around M transitions, and the actions that can be taken there."""
+    """Network outputs before and after M transitions, with action masks."""
 
-    after: Array  # [M, A, K], of the target network; of a team as its Reading says
-    chooser: Array  # [M, A, K], of the network that picks the next action
-    allowed: Array | None  # [M, A] bool, after; None: all
-    before: Any  # [M, A, K], of the target network; None where munchausen does not ask for it
-    allowed_before: Array | None  # [M, A] bool
+    after: Array  # [M, A, K], target network after the transition; for a team see its Reading
+    chooser: Array  # [M, A, K], network that picks the next action
+    allowed: Array | None  # [M, A] bool, allowed actions after the transition; None: all
+    before: Any  # [M, A, K], target network before the transition; None without munchausen
+    allowed_before: Array | None  # [M, A] bool, allowed actions before the transition
 
 
 class Reading(NamedTuple):
-    """Functions that read what a network says of M observations: of one agent's actions, or of a team's."""
+    """Functions that interpret a network's outputs for M observations: actions of one agent, or of a team."""
 
-    outputs: Callable[..., Array]  # (cfg, agent, heads, mask) -> [M, ...], which the others get
-    q: Callable[[Agent, Array], Array]  # (agent, outputs) -> what acting takes the highest of, [M, A]
-    taken: Callable[..., Array]  # (cfg, agent, outputs, actions [M, *]) -> those for the actions [M, K]
-    backup: Callable[..., Array]  # (cfg, agent, Around, actions, reward, discount) -> what those should be [M, K]
+    outputs: Callable[..., Array]  # (cfg, agent, heads, mask) -> outputs [M, ...], input of the other functions
+    q: Callable[[Agent, Array], Array]  # (agent, outputs) -> Q values for acting [M, A]
+    taken: Callable[..., Array]  # (cfg, agent, outputs, actions [M, *]) -> outputs of the actions [M, K]
+    backup: Callable[..., Array]  # (cfg, agent, Around, actions, reward, discount) -> targets of these outputs [M, K]
 
 
 class Keys(NamedTuple):
-    """A draw of what each use of a network puts out (of the noise of noisy layers); None where nothing is drawn."""
+    """Keys of each use of a network, for noisy layers; None without noise."""
 
     target: Key | None = None
     chooser: Key | None = None
@@ -183,7 +183,7 @@ class Keys(NamedTuple):
 
 
 def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """Heads `q` [A * K], or `value` [K] and `advantage` [A * K], on one torso."""
+    """Returns a network with heads `q` [A * K], or `value` [K] and `advantage` [A * K], on one torso."""
     assert isinstance(observer.spec.action, Discrete)
     size, noise = cfg.q_head().size, cfg.noisy_sigma if cfg.noisy else None
     heads = {"q": Head(observer.spec.action.n * size, 1.0, noise)}
@@ -197,8 +197,8 @@ def _num_actions(agent: Agent) -> int:
     return agent.spec.action.n
 
 
-def of_actions(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """Returns [M, A, K] of what the heads say, whatever their leading axes were (arXiv:1511.06581, eq. 9)."""
+def combine_heads(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> Array:
+    """Returns the outputs [M, A, K] of the heads with flattened leading axes (arXiv:1511.06581, eq. 9)."""
     num_actions, size = _num_actions(agent), cfg.q_head().size
     if len(heads) == 1:
         return heads[0].reshape(-1, num_actions, size)
@@ -210,12 +210,12 @@ def of_actions(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> 
 
 
 def network_outputs(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None) -> Array:
-    """Outputs [M, ...] for observations, or a Window; `key` draws what is drawn (noise), None: without."""
+    """Returns outputs [M, ...] for observations or a Window; `key` draws the noise, None: no noise."""
     return cfg.reading().outputs(cfg, agent, agent.net.apply(params, obs, key=key), agent.observer.mask(obs))
 
 
 def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array:
-    """Returns [M, A]; of a Window [N, L, A]. Of a team [..., agents, A]."""
+    """Returns Q values [M, A]; [N, L, A] for a Window; [..., agents, A] for a team."""
     q = cfg.reading().q(agent, network_outputs(cfg, agent, params, obs))
     return q.reshape(*obs.reset.shape, *q.shape[1:]) if isinstance(obs, Window) else q
 
@@ -224,15 +224,13 @@ def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array
 
 
 def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network]) -> State:
-    """Returns the State at the start, with a target network."""
-    params = networks(cfg, agent.observer, agent.network).init(key)  # anew: noisy_sigma may be traced
+    """Returns the initial State, with a target network."""
+    params = networks(cfg, agent.observer, agent.network).init(key)  # not agent.net: noisy_sigma may be traced
     return agents.begin(cfg, agent, key, params, target_params=params)
 
 
 def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool, key: Any = None):
-    """Returns Q values for observations [B, *], of a team [B, agents, A]; `key` draws the noise of noisy layers,
-    None: none.
-    """
+    """Returns Q values for observations [B, *], [B, agents, A] for a team; `key` draws the noise, None: no noise."""
     params = actor.params if not explore or actor.noisy == () else actor.noisy
     heads, memory = agent.net.step(params, obs, memory, key=key)
     reading = cfg.reading()
@@ -242,7 +240,7 @@ def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTr
 def act(
     cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
 ) -> ActOut:
-    """Returns actions [B] by Q values, which with noisy layers are drawn, too; of a team [B, agents]."""
+    """Returns actions [B] by Q values, [B, agents] for a team; noisy layers draw their noise."""
     noise_key, key = jax.random.split(key) if cfg.draws and explore else (None, key)
     return agents.act(cfg, agent, functools.partial(policy, key=noise_key), actor, obs, carry, key, explore)
 
@@ -258,16 +256,16 @@ def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str
 
 
 def taken(cfg: QLearning, agent: Agent, outputs: Array, action: Array) -> Array:
-    """Returns the outputs [M, A, K] for actions [M], [M, K]."""
-    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
+    """Returns the outputs [M, K] of actions [M] among outputs [M, A, K]."""
+    # a comparison instead of an index: its gradient is a select, the gradient of an index is a slower scatter
     chosen = jax.nn.one_hot(action, _num_actions(agent))[..., None]
     return jnp.sum(chosen * outputs, 1)
 
 
 def backup(cfg: QLearning, agent: Agent, around: Around, action: Array, reward: Array, discount: Array) -> Array:
-    """Returns what the outputs for the actions taken [M] should be [M, K].
+    """Returns the targets [M, K] of the outputs for the actions taken [M].
 
-    The greedy policy's (Nature 2015; double: arXiv:1509.06461, eq. 4), or munchausen's (arXiv:2007.14430, eq. 2).
+    The policy is greedy (Nature 2015; double: arXiv:1509.06461, eq. 4), or munchausen's (arXiv:2007.14430, eq. 2).
     """
     head, after, allowed = cfg.q_head(), around.after, around.allowed
     one_hot = lambda action: jax.nn.one_hot(action, after.shape[1])
@@ -283,11 +281,11 @@ def backup(cfg: QLearning, agent: Agent, around: Around, action: Array, reward: 
     return head.backup(after, policy, None, reward, discount)
 
 
-def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
+def batch_from_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
     """Returns a batch as the networks read it, with targets."""
     observer, of = agent.observer, functools.partial(network_outputs, cfg, agent)
     obs, next_obs = (observer.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
-    reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
+    reward = parts.scale_reward(cfg, state.return_stats, batch.reward)
     batch = replace(batch, obs=obs, next_obs=next_obs, reward=reward)
     after = of(state.target_params, next_obs, keys.target)
     before = of(state.target_params, obs, keys.target) if cfg.munchausen else None
@@ -297,12 +295,12 @@ def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, key
     return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
 
 
-def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
-    """Returns the same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
+def batch_from_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
+    """Returns sequences with targets: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
     shape, observer, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
-    reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
+    reward = parts.scale_reward(cfg, state.return_stats, batch.reward)
     window = replace(batch.window, obs=observer.see(state.obs_stats, batch.window.obs))
-    warm = lambda params: sequences.warmed(agent.net.unroll, params, window, sequences.burn_in(batch))
+    warm = lambda params: sequences.warm_up(agent.net.unroll, params, window, sequences.burn_in(batch))
     online, target_window = warm(state.params), warm(state.target_params)
     by_row = lambda x: x.reshape(shape[0], shape[1] + 1, *x.shape[1:])
     ahead = lambda x: sequences.flat(sequences.pick(x, batch.ahead))
@@ -330,7 +328,7 @@ def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatc
 def loss(
     cfg: QLearning, agent: Agent, params: PyTree, batch: parts.TdBatch, *, key: Key | None = None
 ) -> tuple[Array, tuple[Metrics, Array]]:
-    """Returns the distance of the outputs for the actions taken from their targets: (mean, (metrics, priority [N]))."""
+    """Returns the mean distance of the taken actions' outputs from their targets, and (metrics, priority [N])."""
     head, weight = cfg.q_head(), batch.weight
     action = batch.action.reshape(weight.size, *batch.action.shape[weight.ndim :])
     target = batch.target.reshape(weight.size, -1)
@@ -348,7 +346,9 @@ def loss(
     if not cfg.conservative:
         return metrics["loss/value"], (metrics, priority)
     mask = agent.observer.mask(batch.obs)
-    soft = conservative.of_all(head.mean(every), None if mask is None else mask.reshape(-1, every.shape[1]))
+    soft = conservative.soft_maximum_over_actions(
+        head.mean(every), None if mask is None else mask.reshape(-1, every.shape[1])
+    )
     penalty, own = conservative.penalty(cfg.cql_weight, mean(by_row(soft)), q[None], weight)
     return metrics["loss/value"] + penalty, (metrics | own, priority)
 
@@ -356,12 +356,12 @@ def loss(
 def update(
     cfg: QLearning, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key
 ) -> tuple[State, UpdateAux]:
-    """Makes one gradient step, then perhaps moves the target network."""
+    """Makes one gradient step, then moves the target network if it is due."""
     keys = Keys(*jax.random.split(key, 3)) if cfg.draws else Keys()
     if isinstance(batch, SequenceBatch):
-        td_batch = of_sequences(cfg, agent, state, sequences.without_masked(batch), keys)
+        td_batch = batch_from_sequences(cfg, agent, state, sequences.without_masked(batch), keys)
     else:
-        td_batch = of_transitions(cfg, agent, state, parts.without_masked(batch), keys)
+        td_batch = batch_from_transitions(cfg, agent, state, parts.without_masked(batch), keys)
     given = parts.QNetwork(agent.net.init, functools.partial(q_values, cfg, agent))
     td_loss = custom_loss.over_replay(agent.loss, functools.partial(loss, cfg, agent, key=keys.online), given)
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(state.params, td_batch)
@@ -376,7 +376,7 @@ def update(
 
 
 def ingest(cfg: QLearning, agent: Agent, state: State, rollout: Rollout) -> State:
-    """Returns the State with a new rollout's statistics, and the parameter noise after it."""
+    """Returns the State with a new rollout's statistics and adapted parameter noise."""
     state = agents.adapted(cfg, agent, functools.partial(q_values, cfg, agent), state, rollout)
     return agents.ingest(cfg, agent, state, rollout)
 
@@ -398,25 +398,16 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes DQN as pure functions.
+    """Makes DQN, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment.
-      network: shape of the Q network; `head_hidden` gives the heads layers of their own, noisy ones if cfg.noisy.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the algorithm's own, of TdBatch [N], with memory [N, L] (`jrl.algos`); None: none does.
-    Returns:
-      A replay-based Algo, with memory one of sequences. The `q` of its `outputs` is that of all actions, also of those
-      that a mask does not allow; with memory at an episode's start.
-    Raises:
-      InputError: a space, torso or core that DQN cannot handle, or parameter noise with memory.
+    `network.head_hidden` adds layers to the heads, noisy ones if cfg.noisy. A user's loss gets TdBatch [N], with a core
+    [N, L]. Parameter noise with a core raises InputError.
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
-    return assembled(cfg, spec, network, networks, axis_name, loss)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
+    return assemble(cfg, spec, network, networks, axis_name, loss)
 
 
-def assembled(
+def assemble(
     cfg: QLearning,
     spec: EnvSpec,
     network: NetworkConfig,
@@ -424,7 +415,7 @@ def assembled(
     axis_name: str | None,
     loss: Loss | None,
 ) -> Algo:
-    """Returns the Algo of Q-learning with `networks` of (cfg, observer, network); the rest is as of `make`."""
+    """Returns the Algo of Q-learning with `networks(cfg, observer, network)`; other arguments as for `make`."""
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
     )
@@ -441,6 +432,21 @@ def assembled(
 
 
 __all__ = [
-    "Around", "Config", "QLearning", "Reading", "act", "assembled", "backup", "init", "loss", "make", "networks",
-    "of_sequences", "of_transitions", "policy", "q_values", "taken", "update",
+    "Around",
+    "Config",
+    "QLearning",
+    "Reading",
+    "act",
+    "assemble",
+    "backup",
+    "batch_from_sequences",
+    "batch_from_transitions",
+    "init",
+    "loss",
+    "make",
+    "networks",
+    "policy",
+    "q_values",
+    "taken",
+    "update",
 ]  # fmt: skip

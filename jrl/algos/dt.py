@@ -1,19 +1,19 @@
-"""Decision Transformer: the policy of a data set, told what return shall follow (arXiv:2106.01345).
+"""Decision Transformer: a return-conditioned policy of a data set (arXiv:2106.01345).
 
     algo = dt.make(dt.Config(target_return=500.0), spec, network)       # a network with a core, such as gtrxl
     state, aux = jax.jit(algo.update)(state, batch, key)                # batch: jrl.types.SequenceBatch
     out = algo.act(algo.actor(state), obs, carry, key, explore=False)   # out.action [B, *]
 
-It is behaviour cloning (`jrl.algos.bc`) of observations that say two things more: the return to go, the sum of rewards
-from there to the end of the episode as the data have it, and the number of the step. When it acts, the return to go
-begins as `target_return`, and what was received is taken off: so it plays as those who received that much.
+It is behaviour cloning (`jrl.algos.bc`) with two more observations: the return to go, which is the sum of rewards from
+the step to the end of the episode in the data, and the step number. When acting, the return to go begins as
+`target_return`, and each reward is subtracted: so it imitates episodes with that return.
 
-In the paper return, observation and action are three tokens of a transformer; here they are one, of the observation
-with the action before it (`network.use_prev_action`), and the core attends to those of the latest steps: the same is
-known at each step. `network.use_prev_reward` tells what was received. Without a core it is return-conditioned cloning
-(RvS-R, arXiv:2112.10751).
+In the paper return, observation and action are three tokens of a transformer. Here they are one token, of the
+observation with the previous action (`network.use_prev_action`), and the core attends to the latest steps: the same
+information is available at each step. `network.use_prev_reward` provides the rewards. Without a core it is
+return-conditioned cloning (RvS-R, arXiv:2112.10751).
 
-Gradients and metrics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+Gradients and metrics are averaged over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
 import functools
@@ -58,28 +58,28 @@ class Config(bc.Cloning):
 
     reads: ClassVar[tuple[str, ...]] = (RETURN_TO_GO, TIMESTEP)
 
-    # log_prob: -log pi(a | s); mse: squared error of the mode, of Box actions alone, which leaves the deviation alone
+    # log_prob: -log pi(a | s); mse: squared error of the mode, for Box actions, which does not train the deviation
     loss: Literal["log_prob", "mse"] = "log_prob"
-    target_return: float = 0.0  # the return of an episode that it plays for
-    return_scale: Positive = 1_000.0  # by which returns are divided before the network reads them
-    step_scale: Positive = 1_000.0  # by which numbers of steps are
+    target_return: float = 0.0  # desired return of an episode when acting
+    return_scale: Positive = 1_000.0  # divisor of returns before the network reads them
+    step_scale: Positive = 1_000.0  # divisor of step numbers before the network reads them
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         return bc.loss_faults(self.loss, self.ent_coef) + super().validate()
 
 
 @struct.dataclass
 class Carry:
-    """State that acting hands on from step to step."""
+    """Recurrent state of acting."""
 
     inner: PyTree  # the network's memory and the exploration's state
-    to_go: Array  # [B] f32, the return that was to follow at the latest step
-    steps: Array  # [B] i32, of the episode so far
+    to_go: Array  # [B] f32, return to go at the latest step
+    steps: Array  # [B] i32, number of steps of the episode so far
 
 
 def conditioned(cfg: Config, obs: dict[str, PyTree], to_go: Array, step: Array) -> dict[str, PyTree]:
-    """Returns observations that say what return shall follow and which step it is.
+    """Returns observations with the return to go and the step number.
 
     Args:
       obs: [..., *], by the names of a Dict.
@@ -90,10 +90,10 @@ def conditioned(cfg: Config, obs: dict[str, PyTree], to_go: Array, step: Array) 
 
 
 def conditioned_spec(spec: EnvSpec) -> EnvSpec:
-    """Returns the spaces of what the network reads.
+    """Returns the spec of the conditioned observations.
 
     Raises:
-      InputError: observations do not tell of the reward before them.
+      InputError: observations do not contain the previous reward.
     """
     found = spec.observation
     if not isinstance(found, Dict) or _PREV_REWARD not in dict(found.items):
@@ -106,7 +106,7 @@ def conditioned_spec(spec: EnvSpec) -> EnvSpec:
 
 
 def with_columns(cfg: Config, obs: PyTree, extras: Any) -> PyTree:
-    """Returns `conditioned` of what a data set tells beside its rows. Raises InputError: it does not."""
+    """Returns observations conditioned by a data set's columns. Raises InputError if the columns are missing."""
     if missing := [name for name in Config.reads if name not in extras]:
         raise InputError(f"dt: the batch has no {' and '.join(missing)}: it learns from data sets, not from rollouts")
     return conditioned(cfg, obs, extras[RETURN_TO_GO], extras[TIMESTEP])
@@ -116,11 +116,11 @@ def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
     """Returns a sample of a data set with conditioned observations.
 
     Raises:
-      InputError: it has rows to warm the memory up, of which the data do not tell the returns.
+      InputError: the sample has burn-in rows, whose returns are unknown.
     """
     if isinstance(batch, Batch):
         obs = with_columns(cfg, batch.obs, batch.extras)
-        return replace(batch, obs=obs, next_obs=obs)  # which nothing reads
+        return replace(batch, obs=obs, next_obs=obs)  # next_obs is not used
     if batch.window.reset.shape[1] != batch.weight.shape[1] + 1:
         raise InputError("replay.burn_in: dt reads sequences from their first row on: set it to 0")
     one_more = jax.tree.map(lambda x: jnp.concatenate([x, x[:, -1:]], 1), dict(batch.extras))  # of what follows
@@ -138,7 +138,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
-    """Returns the State with a data set's statistics of observations."""
+    """Returns the State with a data set's observation statistics."""
     extras = jax.tree.map(lambda x: x[-1], {name: rollout.extras[name] for name in Config.reads})
     rollout = replace(
         rollout,
@@ -149,7 +149,7 @@ def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: Carry, key: Key, explore: bool = True) -> ActOut:
-    """Returns actions for observations [B, *]: those of who received what is still to come."""
+    """Returns actions for observations [B, *], conditioned by the return to go."""
     to_go = jnp.where(carry.steps == 0, cfg.target_return, carry.to_go - obs[_PREV_REWARD])
     seen = conditioned(cfg, obs, to_go, carry.steps)
     out = agents.act(cfg, agent, bc.policy, actor, seen, carry.inner, key, explore)
@@ -171,7 +171,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes DT as pure functions, an Algo that learns from a data set; arguments and errors as of `bc.make`."""
+    """Makes DT, an Algo that learns from data sets. Arguments and errors as for `bc.make`."""
     bc.check_loss(cfg.loss, spec)
     agent = bc.make_agent(cfg, conditioned_spec(spec), network, bc.policy_network, axis_name=axis_name, loss=loss)
     algo = agents.algo(

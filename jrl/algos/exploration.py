@@ -1,8 +1,8 @@
 """Exploration of an algorithm, as a section of its Config: `algo.exploration: {name: epsilon_greedy, ...}`.
 
-An algorithm says what it can feed to an exploration, its *kind*:
+The *kind* of an exploration is the output of an algorithm that it needs:
 
-    q             Q values [B, A]; of a team, whose action is a MultiDiscrete, [B, agents, A], and each explores alone
+    q             Q values [B, A]; for a team with MultiDiscrete actions [B, agents, A], where each agent explores alone
     action        deterministic actions [B, *] in [-1, 1]
     distribution  a distribution object of `jrl.distributions`, batched [B]
 
@@ -10,11 +10,11 @@ An algorithm says what it can feed to an exploration, its *kind*:
     explorer = make(cfg.exploration, spec.action, kinds=("q",))                      # in its `make`
     action, carry = explorer.sample(q, key, actor.env_steps, carry, mask)            # in its `act`, when exploring
 
-The mask [B, K] says which actions can be taken (`jrl.spaces`), None that all can. No exploration takes another one, but
-for a user's own. A distribution is to be one under the mask (`Head.make(..., mask=mask)`), Q values may be as they are.
+The mask [B, K] marks allowed actions (`jrl.spaces`); None: all. Only a user's own exploration can choose other actions.
+A distribution must already be masked (`Head.make(..., mask=mask)`); Q values need not be.
 
-Without exploration an algorithm acts greedily and hands its carry on unchanged. What parameter noise needs beside that
-is in `jrl.algos.parameter_noise`.
+Without exploration an algorithm acts greedily and returns its carry unchanged. `jrl.algos.parameter_noise` has the
+other parts of parameter noise.
 """
 
 import functools
@@ -38,14 +38,14 @@ from jrl.types import Array, Box, Discrete, InputError, MultiDiscrete, PyTree, S
 
 @hyperparams
 class EpsilonGreedy:
-    """A random action with probability epsilon, else the one of the highest Q value."""
+    """A random action with probability epsilon, else the action with the highest Q value."""
 
     name: Literal["epsilon_greedy"] = "epsilon_greedy"
     epsilon: UnitSchedule = ((0, 1.0), (10_000, 0.05))  # probability of a random action
     # instead of epsilon: environment i of the run's N has ladder_base ** (1 + ladder_alpha i / (N - 1)), as Ape-X
     ladder: bool = False
     ladder_base: UnitSchedule = 0.4  # epsilon of the ladder's first environment
-    ladder_alpha: NonNegative = 7.0  # how far the ladder reaches down
+    ladder_alpha: NonNegative = 7.0  # exponent of the ladder
     random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
@@ -69,11 +69,11 @@ class Gaussian:
 
 @hyperparams
 class OrnsteinUhlenbeck:
-    """Noise on the action that is correlated in time and starts at 0 with each episode; clipped to [-1, 1]."""
+    """Time-correlated noise on the action, 0 at the start of each episode; clipped to [-1, 1]."""
 
     name: Literal["ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
-    theta: NonNegative = 0.15  # pull of the noise to 0, per unit of time
-    sigma: NonNegativeSchedule = 0.2  # standard deviation of what is added to the noise in a unit of time
+    theta: NonNegative = 0.15  # rate of decay of the noise to 0, per unit of time
+    sigma: NonNegativeSchedule = 0.2  # standard deviation of the noise added per unit of time
     dt: NonNegative = 1.0  # time of an environment step: 1 as in DDPG's paper, 0.01 in other implementations
     random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
@@ -88,37 +88,38 @@ class Stochastic:
 
 @hyperparams
 class Random:
-    """Uniformly random actions, whatever the policy says."""
+    """Uniformly random actions, independent of the policy."""
 
     name: Literal["random"] = "random"
 
 
 @hyperparams
 class ParameterNoiseQ:
-    """The best action of Q values from parameters with normal noise, whose deviation adapts (arXiv:1706.01905).
+    """The greedy action of Q values from parameters with adaptive normal noise (arXiv:1706.01905).
 
-    The noise is scaled until the policy with it is as far from the one without as epsilon-greedy is from the greedy one
-    (KL of softmax policies, appendix C.1). Layers differ in how much the same noise does to them: the paper therefore
-    normalises between them, which `network.layer_norm` does; the parameters of normalisation layers get no noise.
+    The noise is scaled so that the perturbed policy is as far from the unperturbed one as epsilon-greedy is from greedy
+    (KL of softmax policies, appendix C.1). The same noise has different effects on different layers, so the paper
+    normalises
+    between layers: use `network.layer_norm`. Parameters of normalisation layers get no noise.
     """
 
     name: Literal["parameter_noise"] = "parameter_noise"
-    std: NonNegative = 0.1  # deviation of the noise at the start
-    epsilon: UnitSchedule = ((0, 1.0), (10_000, 0.05))  # how far the noise takes the policy: as this epsilon would
-    factor: Annotated[float, Ge(1)] = 1.01  # by which the deviation grows or shrinks with each rollout
-    # environment steps between two draws of the noise; it is one for a whole rollout
+    std: NonNegative = 0.1  # initial deviation of the noise
+    epsilon: UnitSchedule = ((0, 1.0), (10_000, 0.05))  # target distance: that of epsilon-greedy with this epsilon
+    factor: Annotated[float, Ge(1)] = 1.01  # factor of the deviation's change per rollout
+    # environment steps between draws of the noise, which is constant during a rollout
     redraw_every: Annotated[int, Interval(ge=1, le=UINT32)] = 1_000
-    random_share: Unit = 0.01  # share of uniformly random actions beside
+    random_share: Unit = 0.01  # share of additional uniformly random actions
     random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
 class ParameterNoiseAction:
-    """The action by parameters with normal noise, whose deviation adapts (arXiv:1706.01905).
+    """The action of parameters with adaptive normal noise (arXiv:1706.01905).
 
-    The noise is scaled until actions with it and without differ by `target_std`, the root of the mean square (appendix
-    C.1). `network.layer_norm` makes the same noise matter as much in each layer, as the paper has it; the parameters of
-    normalisation layers get none.
+    The noise is scaled so that perturbed and unperturbed actions differ by `target_std`, root mean square (appendix
+    C.1). `network.layer_norm` equalises the effect of the noise on each layer, as in the paper; the parameters of
+    normalisation layers get no noise.
     """
 
     name: Literal["parameter_noise"] = "parameter_noise"
@@ -134,17 +135,17 @@ class ParameterNoiseAction:
 class Custom:
     """A user's function `(output, key, env_steps, carry, **options) -> (action, carry)`, or a class.
 
-    A class is called with `options`; its instance is called as `(output, key, env_steps, carry)`, and may have a method
-    `carry(batch_size)` that gives the state of B environments at the start of an episode. Where the output is a
-    distribution, `(action, log_prob, carry)` gives the log-probability [B] of the action under what really chose it;
-    without it, that is the policy's.
+    A class is called with `options`. Its instance is called as `(output, key, env_steps, carry)`, and may have a method
+    `carry(batch_size)`, which returns the state of B environments at an episode's start. If the output is a
+    distribution, the result may be `(action, log_prob, carry)` with the log-probability [B] of the action; else the
+    policy's is used.
 
-    Where a mask says which actions can be taken, the output knows of it: Q values are the least float32 at the others,
-    so that the highest is right, and a distribution gives them no probability.
+    The output respects an action mask: Q values of masked actions are the least float32, and a distribution gives them
+    probability 0.
     """
 
     name: Literal["custom"] = "custom"
-    path: Name = ""  # where it is: package.module:name, or a registered name
+    path: Name = ""  # package.module:name, or a registered name
     options: dict[str, Any] = Options()  # keyword arguments of the function or the class
     random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
@@ -152,14 +153,14 @@ class Custom:
         object.__setattr__(self, "options", Options(self.options))
 
 
-# What a Config offers to an algorithm that feeds Q values, deterministic actions, or a distribution.
+# explorations for algorithms with Q values, deterministic actions, or a distribution
 OverQ = EpsilonGreedy | SoftQ | ParameterNoiseQ | Random | Custom
 OverActions = Gaussian | OrnsteinUhlenbeck | ParameterNoiseAction | Random | Custom
 OverDistributions = Stochastic | Random | Custom
 ParameterNoise = ParameterNoiseQ | ParameterNoiseAction
 Exploration = EpsilonGreedy | SoftQ | Gaussian | OrnsteinUhlenbeck | Stochastic | ParameterNoise | Random | Custom
 
-# exploration -> the kind it needs; the others take whatever comes
+# exploration -> kind of output that it needs; other explorations accept any kind
 _KINDS: dict[type, str] = {
     EpsilonGreedy: "q",
     SoftQ: "q",
@@ -172,30 +173,30 @@ _KINDS: dict[type, str] = {
 
 
 class Explorer(NamedTuple):
-    # (batch_size, first=0, total=None) -> its state [B, *] at the start of an episode; () if none. Of environments
-    # first .. first + B - 1 of `total`, where that makes a difference
+    # (batch_size, first=0, total=None) -> state [B, *] at the start of an episode; () without a state. It may depend on
+    # the environments' indices first .. first + B - 1 of `total`
     carry: Callable[..., PyTree]
     # (output of `kind`, key, env_steps [] u32, carry, mask=None | [B, K] bool) -> (action [B, *], carry)
     sample: Callable[..., tuple[PyTree, PyTree]]
-    kind: str  # what `sample` is to be fed
-    # of kind distribution, with the log-probability [B] f32 of the action under what chose it:
+    kind: str  # kind of the first argument of `sample`
+    # for kind distribution, also returns the log-probability [B] f32 of the action under the acting distribution:
     # (distribution, key, env_steps, carry, mask=None) -> (action, log_prob, carry)
     sample_and_log_prob: Callable[..., tuple[PyTree, Array, PyTree]]
-    reads_env_steps: bool  # where not, anything may stand in their place
+    reads_env_steps: bool  # False: `env_steps` is ignored
 
 
 def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explorer:
     """Makes exploration as pure functions; floats of `cfg` may be traced.
 
     Args:
-      cfg: one of the classes above.
-      action_space: any where the kind is distribution, Discrete (of a team MultiDiscrete) for q, a Box for action.
-        Random actions of a Box are uniform between its bounds, those of an element without two finite ones in [-1, 1].
-      kinds: what the algorithm can feed: "q", "action", "distribution"; Random and Custom get the first.
+      cfg: exploration, see the classes above.
+      action_space: any space for kind distribution, Discrete (MultiDiscrete for a team) for q, a Box for action. Random
+        actions of a Box are uniform between its bounds, or in [-1, 1] for elements without two finite bounds.
+      kinds: kinds of the algorithm's output: "q", "action", "distribution"; Random and Custom get the first.
     Returns:
       Explorer(carry, sample, kind, ...).
     Raises:
-      InputError: the algorithm cannot feed this exploration, or a custom one cannot be loaded.
+      InputError: the algorithm does not have this kind of output, or a custom exploration cannot be loaded.
     """
     kind = _KINDS.get(type(cfg), kinds[0])
     if kind not in kinds:
@@ -215,7 +216,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
     random_timesteps = 0 if isinstance(cfg, Random) else cfg.random_timesteps
 
     def at_random(key, action, mask):
-        """Returns random actions in the place of others: the same key will do, since only one of the two is taken."""
+        """Returns random actions like `action`; the key may be reused, because only one of the two is used."""
         anything = uniform.sample(action_space, key, spaces.batch_shape(action_space, action), mask)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), anything, action)
 
@@ -242,7 +243,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
 
 def validate(cfg: Exploration) -> list[str]:
-    """Lists the faults in the combination of values, each with its mend; for the Config that holds `cfg`."""
+    """Returns one message per invalid combination of values, with the fix; for the Config that contains `cfg`."""
     errors: list[str] = []
     if isinstance(cfg, Custom) and not cfg.path:
         errors.append("exploration.path is missing: expected package.module:name of a function or a class")
@@ -250,7 +251,7 @@ def validate(cfg: Exploration) -> list[str]:
 
 
 def by_choice(mask: Array | None, q: Array) -> Array | None:
-    """Returns the mask of a team's choices [B, agents * A] as its Q values [B, agents, A] are; of one agent itself."""
+    """Reshapes a team's mask [B, agents * A] like its Q values [B, agents, A]; unchanged for a single agent."""
     return None if mask is None else mask.reshape(q.shape)
 
 
@@ -264,7 +265,7 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
         case EpsilonGreedy():
 
             def epsilon_greedy(q, key, env_steps, carry, mask):
-                if cfg.ladder:  # the state is which environment it is: rows may be those of any
+                if cfg.ladder:  # the state is the position on the ladder, because rows may be any environments
                     base = schedules.value(cfg.ladder_base, env_steps)
                     epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, carry)
                     return ops.epsilon_greedy(q, key, epsilon, by_choice(mask, q)), None, carry
@@ -319,7 +320,7 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
 
 
 def _rungs(shape: tuple[int, ...], batch_size: int, first: Any = 0, total: int | None = None) -> Array:
-    """Returns [B] f32 of environments; [B, agents] of teams, whose agents are neighbours on the ladder."""
+    """Returns ladder positions [B] f32; [B, agents] for teams, whose agents are neighbours on the ladder."""
     agents = math.prod(shape)
     total = None if total is None else total * agents
     return ops.ladder_rung(batch_size * agents, first=first * agents, total=total).reshape(batch_size, *shape)
@@ -374,7 +375,7 @@ def _check_call(cfg: Custom, function: Callable, num_inputs: int, options: Mappi
     """Raises InputError unless `function` takes that many inputs and the options."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some of those written in C have none
+    except ValueError:  # some C functions have no signature
         return
     try:
         signature.bind(*range(num_inputs), **options)

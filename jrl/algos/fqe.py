@@ -1,10 +1,10 @@
-"""Fitted Q evaluation: the action values of a given policy, from data (arXiv:1907.07712, algorithm 3).
+"""Fitted Q evaluation: action values of a given policy from data (arXiv:1907.07712, algorithm 3).
 
     Q(s, a) <- r + discount E_{a' ~ pi(s')} Q'(s', a')
 
-by gradient steps on samples of replay, Q' a slow copy. Of the policy only its choices at each observation are needed:
-of a Discrete space the probabilities, over which the expectation is exact, else some actions that it drew. They are
-made once, ahead, with the policy's memory where it has one; Q itself reads the observation alone.
+by gradient steps on samples of replay, with a slow copy Q'. Only the policy's choices at each observation are needed:
+the probabilities of a Discrete space, for an exact expectation, else some sampled actions. They are computed once in
+advance, with the policy's recurrent state; Q reads only the observation.
 
     fqe = make(spec, network, settings, level=40.0, scale=30.0)
     state = fqe.init(key)
@@ -29,7 +29,7 @@ from jrl.networks.critics import build_critics
 from jrl.networks.encoders import flattened
 from jrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, PyTree, Space, element
 
-NEXT = "next_choices"  # in a batch's extras: what the policy does at `next_obs`
+NEXT = "next_choices"  # key of a batch's extras: the policy's choices at `next_obs`
 
 
 class Settings(NamedTuple):
@@ -43,16 +43,16 @@ class Settings(NamedTuple):
 
 @struct.dataclass
 class State:
-    """Arrays that fitting changes."""
+    """Arrays of the fit."""
 
     params: PyTree
     target_params: PyTree
     opt_state: PyTree
-    obs_stats: PyTree  # of the observations in the data
+    obs_stats: PyTree  # statistics of the observations in the data
 
 
 class Fqe(NamedTuple):
-    """Pure functions."""
+    """Fitted Q evaluation as pure functions."""
 
     init: Callable[[Key], State]
     observe: Callable[[State, PyTree, Array], State]  # (state, obs [T, B, *], mask [T, B]) -> with their statistics
@@ -65,10 +65,10 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
     """Makes fitted Q evaluation as pure functions.
 
     Args:
-      spec: spaces of the environment, as the policy has them.
-      network: shape of Q, but for its memory, which is left out; `hidden` as `settings` says.
-      settings: of the fit. The step size falls to 0 along half a cosine.
-      level, scale: what Q begins with, and how far it is from there, about: the network puts out (Q - level) / scale.
+      spec: environment's spaces, as the policy reads them.
+      network: shape of Q; its core is ignored, and `hidden` may be set by `settings`.
+      settings: settings of the fit. The step size decays to 0 along half a cosine.
+      level, scale: initial value of Q, and its approximate deviation: the network outputs (Q - level) / scale.
     Raises:
       InputError: the network does not fit the observation.
     """
@@ -88,12 +88,12 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
     def observe(state: State, obs: PyTree, mask: Array) -> State:
         return replace(state, obs_stats=sees.observe(state.obs_stats, obs, mask))
 
-    def of_taken(params: PyTree, obs: PyTree, action: PyTree) -> Array:
+    def q_of_actions(params: PyTree, obs: PyTree, action: PyTree) -> Array:
         if isinstance(spec.action, Discrete):
             return jnp.sum(critic.apply(params, obs)[0] * jax.nn.one_hot(action, spec.action.n), -1)
         return critic.apply(params, obs, features(spec.action, action))[0]
 
-    def of_choices(params: PyTree, obs: PyTree, chosen: Array) -> Array:
+    def q_of_choices(params: PyTree, obs: PyTree, chosen: Array) -> Array:
         if choices:
             return jnp.sum(critic.apply(params, obs)[0] * chosen, -1)
         rows, samples, _ = chosen.shape
@@ -103,11 +103,11 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
 
     def update(state: State, batch: Batch) -> tuple[State, Array]:
         obs, next_obs = (sees.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
-        after = level + scale * of_choices(state.target_params, next_obs, batch.extras[NEXT])
+        after = level + scale * q_of_choices(state.target_params, next_obs, batch.extras[NEXT])
         target = (batch.reward + batch.discount * after - level) / scale
 
         def loss(params: PyTree) -> Array:
-            return jnp.mean(batch.weight * jnp.square(of_taken(params, obs, batch.action) - target))
+            return jnp.mean(batch.weight * jnp.square(q_of_actions(params, obs, batch.action) - target))
 
         value, gradient = jax.value_and_grad(loss)(state.params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -118,14 +118,14 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
 
     def values(state: State, obs: PyTree, action: PyTree, chosen: Array) -> tuple[Array, Array]:
         obs = sees.see(state.obs_stats, obs)
-        q, v = of_taken(state.params, obs, action), of_choices(state.params, obs, chosen)
+        q, v = q_of_actions(state.params, obs, action), q_of_choices(state.params, obs, chosen)
         return level + scale * q, level + scale * v
 
     return Fqe(init, observe, update, values)
 
 
 def features(space: Space, action: PyTree) -> Array:
-    """Returns actions [N, *] of any space as vectors [N, D] f32: integers one-hot, numbers as they are."""
+    """Returns actions [N, *] of any space as vectors [N, D] f32; integers one-hot."""
     return flattened(space, NetworkConfig(), action)
 
 

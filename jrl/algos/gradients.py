@@ -1,12 +1,12 @@
-"""The gradients of an algorithm apart from its update: other optimizers stand in for its own.
+"""Gradients of an algorithm separate from its update, by replacing its optimizer.
 
     with gradients.taken():
-        algo = dqn.make(cfg, spec)      # update moves nothing: state.opt_state holds the mean gradient
+        algo = dqn.make(cfg, spec)      # update changes no parameter: state.opt_state holds the mean gradient
     with gradients.given():
-        algo = dqn.make(cfg, spec)      # update makes one step by the gradient that state.opt_state holds
+        algo = dqn.make(cfg, spec)      # update makes one step with the gradient in state.opt_state
 
-So nothing is said twice: loss, targets and clipping, step size and target networks are those of `Algo.update`. An
-algorithm takes part whose steps are those of `agent.descend`.
+So loss, targets, clipping, step size and target networks are those of `Algo.update`. It works for algorithms whose
+steps use `agent.descend`.
 """
 
 import contextlib
@@ -22,16 +22,18 @@ from flax import struct
 from jrl.types import Array, PyTree
 
 _Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
-_Made = Callable[[Any], optax.GradientTransformation]  # of a Config
+_Made = Callable[[Any], optax.GradientTransformation]  # Config -> optimizer
 _wrap: contextvars.ContextVar[_Wrap | None] = contextvars.ContextVar("gradients", default=None)
 
 
 def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
-    """Returns clipping and Adam without the step size, which a schedule may change: see `agent.descend`.
+    """Returns clipping and Adam without the step size, which may be a schedule: see `agent.descend`.
 
     Args:
-      flat: all arrays as one vector: ten small arrays cost ten times the overhead of one. Not for large ones: gathering
-        the gradient of two stacked 256 x 256 critics takes longer than their update (on two CPU cores 8 ms beside 4).
+      flat: whether to join all arrays into one vector: ten small arrays have ten times the overhead of one. Not for
+        large
+        arrays: gathering the gradient of two stacked 256 x 256 critics takes longer than their update (8 ms and 4 ms on
+          two CPU cores).
     """
     per_leaf = []
     if cfg.max_grad_value is not None:
@@ -47,13 +49,13 @@ def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
 
 @struct.dataclass
 class Taken:
-    """Gradients that came, in the place of an optimizer's state."""
+    """Accumulated gradients, instead of an optimizer's state."""
 
-    total: PyTree  # as the parameters
-    count: Array  # [] f32, how many were added up
+    total: PyTree  # sum of gradients, in the structure of the parameters
+    count: Array  # [] f32, number of gradients
 
     def mean(self) -> PyTree:
-        """Returns the mean gradient, in the shape of the parameters; 0 where none came."""
+        """Returns the mean gradient, in the structure of the parameters; 0 without gradients."""
         return jax.tree.map(lambda x: x / jnp.maximum(self.count, 1.0), self.total)
 
 
@@ -62,23 +64,23 @@ class Given:
     """An optimizer's state, and the gradient of its next step."""
 
     state: PyTree
-    gradient: PyTree  # as the parameters
-    done: Array  # [] bool: the step was made
+    gradient: PyTree  # in the structure of the parameters
+    done: Array  # [] bool, the step has been made
 
 
 def is_node(x: Any) -> bool:
-    """Returns whether this part of a State's `opt_state` is one of these."""
+    """Returns whether a part of a State's `opt_state` is a Taken or Given."""
     return isinstance(x, Taken | Given)
 
 
 def optimizer(own: _Made) -> _Made:
-    """Returns the function that makes an algorithm's optimizer of its Config, or one that stands in for that."""
+    """Returns an algorithm's function from Config to optimizer, or its replacement within `taken` or `given`."""
     wrap = _wrap.get()
     return own if wrap is None else lambda cfg: wrap(own(cfg))
 
 
 @contextlib.contextmanager
-def _standing_in(wrap: _Wrap) -> Iterator[None]:
+def _replace_optimizer(wrap: _Wrap) -> Iterator[None]:
     token = _wrap.set(wrap)
     try:
         yield
@@ -87,7 +89,7 @@ def _standing_in(wrap: _Wrap) -> Iterator[None]:
 
 
 def taken() -> contextlib.AbstractContextManager[None]:
-    """Algorithms that are made meanwhile stay where they are: their `opt_state` is Taken."""
+    """Makes algorithms created within accumulate gradients in their `opt_state` (Taken) instead of learning."""
 
     def wrap(own: optax.GradientTransformation) -> optax.GradientTransformation:
         zeros: Callable[[PyTree], PyTree] = lambda tree: jax.tree.map(jnp.zeros_like, tree)
@@ -97,11 +99,11 @@ def taken() -> contextlib.AbstractContextManager[None]:
             lambda gradient, state, params=None: (zeros(gradient), add(gradient, state)),
         )
 
-    return _standing_in(wrap)
+    return _replace_optimizer(wrap)
 
 
 def given() -> contextlib.AbstractContextManager[None]:
-    """Algorithms that are made meanwhile make one step per update, by the gradient in their `opt_state`, Given."""
+    """Makes algorithms created within make one step per update, with the gradient in their `opt_state` (Given)."""
 
     def wrap(own: optax.GradientTransformation) -> optax.GradientTransformation:
         def update(gradient: PyTree, state: Given, params: PyTree = None):
@@ -113,7 +115,7 @@ def given() -> contextlib.AbstractContextManager[None]:
         start = lambda params: Given(own.init(params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), bool))
         return optax.GradientTransformation(start, update)
 
-    return _standing_in(wrap)
+    return _replace_optimizer(wrap)
 
 
 __all__ = ["Given", "Taken", "given", "is_node", "optimizer", "taken"]

@@ -78,13 +78,13 @@ class Columns:
 def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Columns:
     """Returns a rollout [T, B] as the loss reads it."""
     observer = agent.observer
-    action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
+    action, log_prob = parts.zero_masked(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
     return Columns(
         obs=observer.recall(state.obs_stats, rollout),
         last_obs=jax.tree.map(lambda x: x[None], observer.see(state.obs_stats, rollout.last_obs)),
         action=action,
         log_prob=log_prob,
-        reward=parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        reward=parts.scale_reward(cfg, state.return_stats, rollout.reward),
         terminated=rollout.terminated,
         done=rollout.terminated | rollout.truncated,
         mask=rollout.mask,
@@ -113,7 +113,7 @@ def loss(cfg: Config, agent: Agent, params: PyTree, columns: Columns, *, ent_coe
     values = jax.lax.stop_gradient(jnp.concatenate([value, last_value()]))
     log_rho = jax.lax.stop_gradient(log_prob - columns.log_prob)
     trace = actor_critic.vtrace(cfg, columns.reward, columns.terminated, columns.done, values, log_rho)
-    advantage, target = parts.cleared(columns.mask, (trace.advantage, trace.target))
+    advantage, target = parts.zero_masked(columns.mask, (trace.advantage, trace.target))
     rows = Rows(columns.obs, columns.action, advantage, target, columns.weight)
     total, metrics = actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef)
     mean = lambda x: jnp.mean(columns.weight * x)
@@ -131,8 +131,8 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     num_envs = rollout.reward.shape[1]
     if num_envs % cfg.num_minibatches:
         raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
-    state = agents.rewarded(agent, state, rollout)
-    columns = columns_of(cfg, agent, agents.begun(agent, state, rollout), rollout)
+    state = agents.with_return_stats(agent, state, rollout)
+    columns = columns_of(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
     lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
     own = functools.partial(loss, cfg, agent, ent_coef=ent_coef)
     columns_loss = custom_loss.over_rows(agent.loss, own, agent.net)
@@ -158,11 +158,10 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes IMPALA as pure functions, an on-policy Algo whose rollouts may be of older policies; arguments as of
-    `ppo.make`. A user's loss gets Columns [T, b], whole sequences; with a core the network reads the `window` of them.
+    """Makes IMPALA, an on-policy Algo whose rollouts may be of older policies. Arguments and errors: see `jrl.algos`.
 
-    Raises:
-      InputError: a space or torso that IMPALA cannot handle; in `update`, columns that num_minibatches does not divide.
+    A user's loss gets Columns [T, b], whole sequences; with a core the network reads their `window`. `update` raises
+    InputError if num_minibatches does not divide the columns.
     """
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
     return actor_critic.make_algo(cfg, agent, update)

@@ -199,7 +199,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     }
     of_value, of_policy, metrics = parts.pmean((of_value, of_policy, metrics), agent.axis_name)
     ahead = critics.values_read(agent.net.value, params["value"], batch.next_obs, burn_in)
-    next_v = critics.following(batch, agent.net.value.apply(params["value"], ahead))
+    next_v = critics.select_following(batch, agent.net.value.apply(params["value"], ahead))
     obs = critics.critics_read(agent.net.critic, params["critic"], batch.obs, burn_in)
     of_critics, own, priority = critics.td_gradient(
         lambda params, batch: critics.q_taken(agent, params, batch),
@@ -239,21 +239,12 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes IQL as pure functions.
+    """Makes IQL, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; actions Discrete or a Box of [-1, 1]. With images every network has a torso.
-      network: shape of policy, critics and value, each with a core of its own where there is one; `log_std_init` is
-        where the policy's log_std begins.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
-    Returns:
-      A replay-based Algo.
-    Raises:
-      InputError: a space or network that IQL cannot handle.
+    Actions are Discrete or a Box of [-1, 1]. With images every network has its own torso. `log_std_init` is the initial
+    log_std of the policy. A user's loss replaces the critics' loss and gets TdBatch [N].
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
         cfg,
         spec,

@@ -30,7 +30,7 @@ from jrl.ops import distributional, random
 from jrl.types import Algo, Array, Discrete, EnvSpec, Key, PyTree, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig(activation="relu", init="uniform")
-_COSINES = 64  # that a level is told by (section 4)
+_COSINES = 64  # number of cosine features of a level (section 4)
 
 
 @hyperparams
@@ -41,7 +41,7 @@ class Config(dqn.QLearning):
     width: Annotated[int, Interval(ge=1, le=65_536)] = 128  # of the layers that observations and levels meet in
 
     def q_head(self) -> QHead:
-        """Returns the head of K returns for an action, and the K levels that they are quantiles at."""
+        """Returns the head of K returns per action, and the K levels of these quantiles."""
         num = self.num_quantiles
         mean = lambda outputs: jnp.mean(outputs[..., :num], -1)
 
@@ -54,7 +54,7 @@ class Config(dqn.QLearning):
 
     @property
     def draws(self) -> bool:
-        """Returns whether a key draws what the network puts out."""
+        """Returns whether the network's outputs depend on a key."""
         return True
 
 
@@ -102,9 +102,9 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes IQN as pure functions; arguments and errors as of `dqn.make`."""
-    network = parts.initialised(network, DEFAULT_NETWORK)
-    return dqn.assembled(cfg, spec, network, networks, axis_name, loss)
+    """Makes IQN, a replay-based Algo. Arguments and errors: see `jrl.algos`."""
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
+    return dqn.assemble(cfg, spec, network, networks, axis_name, loss)
 
 
 __all__ = ["Config", "make", "networks"]

@@ -85,7 +85,7 @@ def values(agent: Agent, params: PyTree, batch: Batch) -> tuple[Array, Array]:
     after = net.value(params, bc.from_start(net, params, batch.next_obs, steps))
     # the Window of next_obs has that of obs in it
     value = after[:, :-1] if isinstance(batch, critics.Sequences) else net.value(params, batch.obs)
-    return value, critics.following(batch, after)
+    return value, critics.select_following(batch, after)
 
 
 def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Array, axis_name: str | None) -> Array:
@@ -146,11 +146,9 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes MARWIL as pure functions, an Algo that learns from a data set; arguments as of `bc.make`. With
-    `network.shared` the value network shares the policy's torso. A user's loss gets Rows [N] (`jrl.algos`).
+    """Makes MARWIL, an Algo that learns from data sets. Arguments and errors: see `jrl.algos`.
 
-    Raises:
-      InputError: a space or network that MARWIL cannot handle.
+    With `network.shared` the value network shares the policy's torso. A user's loss gets Rows [N].
     """
     agent = bc.make_agent(cfg, spec, network, actor_critic.networks, axis_name=axis_name, loss=loss)
     return actor_critic.make_algo(cfg, agent, update, init=init, ingest=agents.ingest)

@@ -1,10 +1,9 @@
-"""Preparation of observations, before networks read them: the user's transform, then statistics.
+"""Preparation of observations for networks: the user's transform, then normalisation.
 
-Rollouts and replay hold observations as they came, and what acts and what learns looks at them through `see`. Of a
-sample from replay learning sees what the statistics of today make of it. Of a rollout it sees what acting saw
-(`recall`), however old the actor was: the statistics of then are part of the policy that acted, and with others the
-importance weights would tell of their change. Only what was acted on before there were any statistics is seen by those
-of the first rollout.
+Rollouts and replay store raw observations; acting and learning read them through `see`. Samples from replay are
+normalised with the present statistics. Rollouts are read as the acting network read them (`recall`), however old the
+actor was. The statistics at that time are part of the acting policy; with other statistics the importance weights would
+be wrong. Observations from before the first statistics use the statistics of the first rollout.
 """
 
 import functools
@@ -20,7 +19,7 @@ from jrl import registry, spaces
 from jrl.networks import NetworkConfig, is_image
 from jrl.ops import normalize
 from jrl.types import (
-    SEEN,
+    NORMALIZED_OBS,
     Array,
     Box,
     Dict,
@@ -37,33 +36,33 @@ from jrl.types import (
 
 
 class Observer(NamedTuple):
-    spec: EnvSpec  # the environment's, but for the observation, which is what networks read
-    init: Callable[[], PyTree]  # -> statistics: normalize.RunningStats, or () where nothing is normalised
+    spec: EnvSpec  # environment's spec with the observation space of the networks
+    init: Callable[[], PyTree]  # -> statistics: normalize.RunningStats, or () without normalisation
     see: Callable[[PyTree, PyTree], PyTree]  # (statistics, obs [..., *]) -> obs as networks read it
     # (statistics, obs [T, B, *], mask [T, B]) -> statistics with the unmasked rows
     observe: Callable[[PyTree, PyTree, Array], PyTree]
-    mask: Callable[[PyTree], Array | None]  # of what networks read, also a Window: actions that can be taken [..., K]
-    # (statistics, what networks read [B, *]) -> extras of acting, for `recall`; {} where nothing is normalised
+    mask: Callable[[PyTree], Array | None]  # network input, also a Window -> allowed actions [..., K], or None
+    # (statistics, network input [B, *]) -> extras of acting for `recall`; {} without normalisation
     record: Callable[[PyTree, PyTree], dict[str, PyTree]]
     recall: Callable[[PyTree, Rollout], PyTree]  # (statistics, rollout) -> obs [T, B, *] as networks read it
 
 
 def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_name: str | None) -> Observer:
-    """Returns the observer: what becomes of observations.
+    """Returns the observer of an environment and network.
 
     Args:
-      spec: spaces of the environment.
+      spec: environment's spaces.
       network: `transform` is applied first, to one observation without its action mask.
-      normalize_obs: arrays of floats to mean 0 and deviation 1 by running statistics (RLlib's MeanStdFilter), each on
-        its own; images and integers stay as they are, and so does an action mask.
-      axis_name: of the mapped axis over devices, whose rows are counted together; None outside of one.
+      normalize_obs: whether to scale each float array to mean 0 and deviation 1 by running statistics (RLlib's
+        MeanStdFilter). Images, integers and action masks are unchanged.
+      axis_name: mapped axis over devices, whose rows count together; None: no such axis.
     Raises:
       InputError: the transform cannot be loaded or applied, or an action mask does not fit the action space.
     """
     masks = spaces.masks_actions(spec)
     transform, read = _transform(spec, network)
     space = spec.observation if transform is None else _with_mask(spec.observation, read, masks)
-    arrays = tuple(spaces.leaves(spaces.seen(space)))
+    arrays = tuple(spaces.leaves(spaces.without_mask(space)))
     facts = _Facts(
         given=spec.observation,
         transform=transform,
@@ -87,20 +86,20 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
 
 
 class _Facts(NamedTuple):
-    """Facts known of observations before there are any."""
+    """Static facts about observations."""
 
-    given: Space  # of the environment
+    given: Space  # space of the environment
     transform: Callable[[PyTree], PyTree] | None
-    read: Space  # of what the transform returns
-    space: Space  # of what networks read
-    masks: bool  # there is an action mask
-    arrays: tuple[tuple[str, Leaf], ...]  # of `space`, but for the mask, each with its path
-    floats: tuple[int, ...]  # numbers of those that are normalised
+    read: Space  # space of the transform's result
+    space: Space  # space of the network input
+    masks: bool  # whether there is an action mask
+    arrays: tuple[tuple[str, Leaf], ...]  # (path, leaf) of `space` without the mask
+    floats: tuple[int, ...]  # indices of the normalised arrays
     axis_name: str | None
 
     @property
     def whole(self) -> bool:
-        """Returns whether there is one array, which stands for itself in the statistics."""
+        """Returns whether the statistics are a single array instead of a dict."""
         return len(self.arrays) == 1 and not isinstance(self.space, Dict | Tuple)
 
 
@@ -132,33 +131,33 @@ def _record(facts: _Facts, stats: PyTree, seen: PyTree) -> dict[str, PyTree]:
         return {}
     found = _picked(facts, seen)
     x, mean = jax.tree.leaves(found)[0], jax.tree.leaves(stats.mean)[0]
-    return {SEEN: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
+    return {NORMALIZED_OBS: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
 
 
 def _recall(facts: _Facts, stats: PyTree, rollout: Rollout) -> PyTree:
     obs = _see(facts, stats, rollout.obs)
-    if not facts.floats or SEEN not in rollout.extras:
+    if not facts.floats or NORMALIZED_OBS not in rollout.extras:
         return obs
-    found = rollout.extras[SEEN]
-    valid = found["valid"] & rollout.mask  # on a masked row another observation may stand by now: an episode's last
+    found = rollout.extras[NORMALIZED_OBS]
+    valid = found["valid"] & rollout.mask  # a masked row may hold another observation by now: an episode's last
     pick = lambda old, new: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, new.ndim))), old, new)
     return _put(facts, obs, jax.tree.map(pick, found["obs"], _picked(facts, obs)))
 
 
 def _transformed(facts: _Facts, obs: PyTree) -> PyTree:
-    """Puts observations [..., *] of the environment through the user's transform."""
+    """Applies the user's transform to observations [..., *]."""
     fn = facts.transform
     if fn is None:
         return obs
     x, mask = spaces.split_mask(facts.given, obs)
-    for _ in spaces.batch_shape(spaces.seen(facts.given), x):
+    for _ in spaces.batch_shape(spaces.without_mask(facts.given), x):
         fn = jax.vmap(fn)
     x = _cast(fn(x), facts.read)
     return x if mask is None else {spaces.ACTION_MASK: obs[spaces.ACTION_MASK], "obs": x}
 
 
 def _picked(facts: _Facts, obs: PyTree) -> PyTree:
-    """Takes the arrays that are normalised, in the structure of the statistics, out of what `_transformed` gives."""
+    """Returns the normalised arrays of transformed observations, in the structure of the statistics."""
     if facts.whole:
         return obs
     leaves = jax.tree.leaves(spaces.split_mask(facts.space, obs)[0])
@@ -166,7 +165,7 @@ def _picked(facts: _Facts, obs: PyTree) -> PyTree:
 
 
 def _put(facts: _Facts, obs: PyTree, found: PyTree) -> PyTree:
-    """Puts those arrays in the places of those of `obs`."""
+    """Replaces the normalised arrays of `obs` by `found`."""
     if facts.whole:
         return found
     x, mask = spaces.split_mask(facts.space, obs)
@@ -177,30 +176,26 @@ def _put(facts: _Facts, obs: PyTree, found: PyTree) -> PyTree:
     return x if mask is None else _join(facts.space, x, obs[spaces.ACTION_MASK])
 
 
-def begun(observer: Observer, state: Any, rollout: Rollout) -> Any:
-    """Returns a State with `obs_stats` to read a rollout by: before the first one there are none, and its own are
-    taken.
-    """
+def with_first_stats(observer: Observer, state: Any, rollout: Rollout) -> Any:
+    """Returns the State with `obs_stats` to read a rollout; the first rollout uses its own statistics."""
     if not isinstance(state.obs_stats, normalize.RunningStats):
         return state
     own, known = observer.observe(state.obs_stats, rollout.obs, rollout.mask), state.obs_stats.count > 0
-    # not a branch: the devices meet in `observe`, and a program of several CPU devices that meet in a branch crashed
-    # when it came from the compile cache (jaxlib 0.10.2)
+    # no branch: `observe` has collectives, and on several CPU devices a program with collectives in a branch crashed
+    # when it was loaded from the compile cache (jaxlib 0.10.2)
     return replace(state, obs_stats=jax.tree.map(lambda then, now: jnp.where(known, then, now), state.obs_stats, own))
 
 
-def values_seen(rollout: Rollout, recorded: Array, anew: Callable[[], Array]) -> Array:
-    """Returns values that acting has `recorded`, unless some are of observations that were not normalised: then all
-    `anew`.
-    """
-    if SEEN not in rollout.extras:
+def values_seen(rollout: Rollout, recorded: Array, compute: Callable[[], Array]) -> Array:
+    """Returns the recorded values, or `compute()` if some of their observations were not normalised."""
+    if NORMALIZED_OBS not in rollout.extras:
         return recorded
-    unseen = rollout.mask & ~rollout.extras[SEEN]["valid"]
-    return jax.lax.cond(unseen.any(), anew, lambda: recorded)
+    unseen = rollout.mask & ~rollout.extras[NORMALIZED_OBS]["valid"]
+    return jax.lax.cond(unseen.any(), compute, lambda: recorded)
 
 
 def _is_normalised(leaf: Leaf) -> bool:
-    """Integers are one-hot and images are scaled by the network, which reads them as they are."""
+    """Returns whether to normalise an array: the network itself encodes integers and scales images."""
     return isinstance(leaf, Box) and leaf.dtype != "uint8" and not is_image(leaf)
 
 
@@ -212,7 +207,7 @@ def _with_mask(space: Space, read: Space, masks: bool) -> Space:
 
 
 def _join(space: Space, x: PyTree, mask: Array) -> PyTree:
-    """Returns the inverse of `spaces.split_mask`."""
+    """Joins observation and mask: the inverse of `spaces.split_mask`."""
     assert isinstance(space, Dict)
     names = [name for name, _ in space.items if name != spaces.ACTION_MASK]
     return {**({names[0]: x} if len(names) == 1 else x), spaces.ACTION_MASK: mask}
@@ -220,13 +215,13 @@ def _join(space: Space, x: PyTree, mask: Array) -> PyTree:
 
 def _transform(spec: EnvSpec, network: NetworkConfig) -> tuple[Callable[[PyTree], PyTree] | None, Space]:
     """Returns the user's function of one observation, and the space of what it returns."""
-    given = spaces.seen(spec.observation)
+    given = spaces.without_mask(spec.observation)
     if network.transform is None:
         return None, given
     function: Any = registry.load(network.transform, "network.transform")
     try:
         out = jax.eval_shape(function, element(given))
-    except Exception as e:  # the user's function, and all that jax says of one that cannot be traced
+    except Exception as e:  # user code, or any error of jax for code that cannot be traced
         raise InputError(
             f"network.transform {network.transform}: it cannot be traced for an observation {given}: "
             f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
@@ -240,13 +235,13 @@ def _space_of(tree: PyTree, path: str) -> Space:
     if isinstance(tree, tuple | list):
         return Tuple(tuple(_space_of(x, path) for x in tree))
     if not isinstance(tree, jax.ShapeDtypeStruct):
-        raise InputError(f"network.transform {path}: expected an array, or a dict or tuple of such, not {tree!r}")
+        raise InputError(f"network.transform {path}: expected an array, or a dict or tuple of arrays, got {tree!r}")
     return Box(tuple(tree.shape), str(np.dtype(tree.dtype)))
 
 
 def _cast(x: PyTree, space: Space) -> PyTree:
-    """Lists as the tuples that the space says."""
-    return spaces.of_leaves(space, jax.tree.leaves(x))
+    """Converts lists to the tuples of the space."""
+    return spaces.from_leaves(space, jax.tree.leaves(x))
 
 
-__all__ = ["Observer", "begun", "make", "values_seen"]
+__all__ = ["Observer", "make", "values_seen", "with_first_stats"]

@@ -26,7 +26,7 @@ from jrl.types import Array, InputError, Key, Metrics, PyTree
 
 @struct.dataclass
 class Noise:
-    """The state of the noise, `State.own["noise"]`."""
+    """State of the noise, `State.own["noise"]`."""
 
     std: Array  # [] f32
     seed: Array  # [] u32
@@ -41,16 +41,16 @@ def refuse_memory(cfg: Exploration, network: NetworkConfig) -> None:
 
 
 def begin(cfg: Exploration, key: Key) -> dict[str, Noise]:
-    """Returns the noise at the start, by its name in `State.own`; {} with another exploration."""
+    """Returns the initial noise, by its name in `State.own`; {} with another exploration."""
     if not isinstance(cfg, ParameterNoise):
         return {}
-    # of another stream than the parameters, which are drawn from the same key
+    # another stream than the parameters, which use the same key
     seed = jax.random.bits(jax.random.fold_in(key, 0x6E6F6973))
     return {"noise": Noise(jnp.asarray(cfg.std, jnp.float32), seed)}
 
 
 def perturbed(cfg: Exploration, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
-    """Parameters with the noise of that many environment steps; () with another exploration."""
+    """Returns the parameters with the noise of these environment steps; () with another exploration."""
     return _drawn(cfg, own["noise"], params, env_steps) if isinstance(cfg, ParameterNoise) else ()
 
 

@@ -5,8 +5,8 @@
     out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B]
 
-`make(..., axis_name="d")` gives functions for `jax.pmap(..., axis_name="d")` or `jrl.learn.parallel.pmap`: gradients
-and statistics are reduced over that axis. Float hyper-parameters are pytree leaves of Config, so they can be vmapped.
+`make(..., axis_name="d")` returns functions for `jax.pmap(..., axis_name="d")` or `jrl.learn.parallel.pmap`: gradients
+and statistics are averaged over that axis. Float hyper-parameters are pytree leaves of Config, so they can be vmapped.
 """
 
 import functools
@@ -29,7 +29,7 @@ from jrl.ops import losses, minibatch, schedules
 from jrl.types import Algo, Array, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
-_KL_COEF_RANGE = 1_000.0  # how far an adaptive weight goes from the one that it starts with, either way
+_KL_COEF_RANGE = 1_000.0  # maximum factor between an adaptive weight and its initial value, up or down
 
 
 @hyperparams
@@ -39,7 +39,7 @@ class ClippedSteps(Common):
     has_critic: ClassVar[bool] = True
 
     clip_eps: NonNegativeSchedule = 0.2  # the probability ratio is clipped to [1 - clip_eps, 1 + clip_eps]
-    value_clip_eps: Positive | None = None  # clips the value's move likewise; null: no clipping
+    value_clip_eps: Positive | None = None  # clips the change of the value, too; null: no clipping
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
     num_epochs: Count = 4  # passes over a rollout in an update
@@ -47,31 +47,31 @@ class ClippedSteps(Common):
     normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
     max_grad_norm: Positive | None = 0.5
     adam_eps: Positive = 1e-5
-    # no more gradient steps on a rollout once the KL from the policy before the first (appo: the target's) exceeds it
+    # stops the gradient steps on a rollout once the KL from the policy before the update (appo: the target's) exceeds
+    # it
     target_kl: Positive | None = None
     # weight of a penalty on the KL from that policy (at the start, if kl_target is set); null: no penalty
     kl_coef: NonNegative | None = None
     # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it, to a thousandth and a thousand times at most
     kl_target: Positive | None = None
     microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
-    # updates in which the value alone learns, before a policy that was trained elsewhere follows a value that was not
+    # number of first updates that train only the value, for a pretrained policy with an untrained value
     policy_after: Amount = 0
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         return self.kl_faults() + super().validate()
 
     def kl_faults(self, *, moving: bool = False) -> list[str]:
-        """Lists the faults in what KL decides; `moving`: the policy that it is measured from may be older than the
-        update."""
+        """Returns one message per invalid KL option; `moving`: the reference policy may be older than the update."""
         faults = []
         if self.kl_target is not None and not (self.kl_coef or 0.0) > 0:
             faults.append("kl_target adapts kl_coef, which must then start above 0: try 0.2")
         if self.num_epochs * self.num_minibatches == 1 and not moving:
             faults += [
-                f"{name} can never act: with num_epochs 1 and num_minibatches 1 the policy makes one step from each "
-                "rollout, and is where it was before it: set one of them to 2 or more, or leave this out"
+                f"{name} can never act: with num_epochs 1 and num_minibatches 1 one gradient step per rollout is made, "
+                "and its KL is 0: set one of them to 2 or more, or leave this out"
                 for name in ("target_kl", "kl_target")
                 if getattr(self, name) is not None
             ]
@@ -87,22 +87,22 @@ class Config(ClippedSteps):
 
 @struct.dataclass
 class Rows(actor_critic.Rows):
-    log_prob: Array  # f32, of the policy that the ratio is clipped against
-    value: PyTree  # f32, when the rollout was made; () unless values are clipped
-    dist: PyTree  # the distribution that a KL penalty is from; () without one
-    kl_log_prob: PyTree  # f32, of the policy that target_kl is measured from; () without it
+    log_prob: Array  # f32, of the ratio's reference policy
+    value: PyTree  # f32, at collection time; () without value clipping
+    dist: PyTree  # reference distribution of the KL penalty; () without a penalty
+    kl_log_prob: PyTree  # f32, of the reference policy of target_kl; () without it
 
 
 def init(cfg: ClippedSteps, agent: Agent, key: Key) -> State:
-    """Returns the State at the start; `own` has the weight of the KL penalty, which may adapt."""
+    """Returns the initial State; `own` has the weight of the KL penalty, which may adapt."""
     kl_coef = jnp.asarray(0.0 if cfg.kl_coef is None else cfg.kl_coef, jnp.float32)
     return agents.begin(cfg, agent, key, agent.net.init(key), kl_coef=kl_coef)
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree, Metrics]:
-    """Returns Rows [T, B] with GAE, the memory before each sequence, and metrics."""
+    """Returns Rows [T, B] with GAE, the recurrent state before each sequence, and metrics."""
     rows, value, memory, metrics = actor_critic.gae_rows(cfg, agent, state, rollout)
-    log_prob, old_value = parts.cleared(rollout.mask, (rollout.extras["log_prob"], value))
+    log_prob, old_value = parts.zero_masked(rollout.mask, (rollout.extras["log_prob"], value))
     old_value = old_value if cfg.value_clip_eps is not None else ()
     return Rows(**vars(rows), log_prob=log_prob, value=old_value, dist=(), kl_log_prob=()), memory, metrics
 
@@ -118,17 +118,18 @@ def loss(
     kl_coef: Any,
     policy_coef: Any = None,
 ) -> tuple[Array, Metrics]:
-    """Returns the clipped surrogate + vf_coef value loss - ent_coef entropy + kl_coef KL, the mean over Rows [N] (eq. 7
-    and 9).
+    """Returns the clipped surrogate + vf_coef value loss - ent_coef entropy + kl_coef KL, the mean over Rows [N].
+
+    Equations 7 and 9 of the paper.
 
     Args:
-      params: of the network that learns.
-      rows: what `targets` and `measured` gave.
+      params: parameters of the learned network.
+      rows: result of `targets` and `measured`.
       clip_eps, ent_coef, kl_coef: scalars, the present values.
-      policy_coef: weight of all but the value loss, 0 while the policy does not learn; None: 1.
+      policy_coef: weight of all terms but the value loss, 0 while the policy does not learn; None: 1.
     """
     dist, value = agent.net.apply(params, rows.obs)
-    # on a masked row the ratio is 1 before it is exponentiated: weight 0 alone would not undo an overflow
+    # masked rows get ratio 1 before exp: weight 0 would not remove an overflow
     log_prob = jnp.where(rows.weight > 0, dist.log_prob(rows.action), rows.log_prob)
     mean = lambda x: jnp.mean(rows.weight * x)
     surrogate, clipped = losses.clipped_surrogate(log_prob, rows.log_prob, rows.advantage, clip_eps=clip_eps)
@@ -155,10 +156,10 @@ def loss(
 
 
 def measured(cfg: ClippedSteps, agent: Agent, params: PyTree, rows: Rows) -> Rows:
-    """Returns Rows [N], of which those that say no policy to measure KL from say that of `params`.
+    """Returns Rows [N] with `params` as reference policy of the KL, unless they have another one.
 
-    KL is measured from the policy before the update: the acting policy may be older (`rollout.mode` async), and how far
-    the parameters have gone since is nothing that this update could do less of.
+    KL is measured from the policy before the update. The acting policy may be older (`rollout.mode` async), and this
+    update cannot reduce the distance between the two.
     """
     measures, penalises = cfg.target_kl is not None, cfg.kl_coef is not None
 
@@ -178,12 +179,12 @@ def measured(cfg: ClippedSteps, agent: Agent, params: PyTree, rows: Rows) -> Row
 def improve(
     cfg: ClippedSteps, agent: Agent, state: State, rows: Rows, memory: PyTree, key: Key
 ) -> tuple[State, Metrics]:
-    """Epochs of minibatches of the clipped loss, or of the user's in its place: parameters, optimizer and kl_coef move.
+    """Makes the epochs of minibatches of the clipped loss, or the user's loss, with updates of kl_coef.
 
     Args:
-      state: a State whose `own` has kl_coef.
+      state: State whose `own` has kl_coef.
       rows: [T, B].
-      memory: before each sequence of the rollout; () without a core.
+      memory: recurrent state before each sequence of the rollout; () without a core.
       key: the same on all devices.
     """
     grid = agents.grid(agent, *rows.weight.shape)  # with a core the steps are sequences
@@ -196,8 +197,8 @@ def improve(
     start_opt_state = state.opt_state
     if cfg.policy_after:
         own = functools.partial(own, policy_coef=(state.updates >= cfg.policy_after).astype(jnp.float32))
-        start_opt_state = begun_anew(cfg, agent, state)
-    # metrics that decide something
+        start_opt_state = reset_optimizer(cfg, agent, state)
+    # metrics that the update depends on
     deciding = [("policy/approx_kl", cfg.target_kl), ("policy/kl", cfg.kl_target)]
     rows_loss = custom_loss.over_rows(
         agent.loss, own, agent.net, metrics=[name for name, limit in deciding if limit is not None]
@@ -215,7 +216,7 @@ def improve(
 
     start = (state.params, start_opt_state, jnp.zeros((), bool))
     (params, opt_state, stopped), metrics = agents.epochs(cfg, agent, step, start, take, grid, key)
-    last = jax.tree.map(lambda x: x[-1].mean(), metrics)  # KL and clipping after the last pass, not on average
+    last = jax.tree.map(lambda x: x[-1].mean(), metrics)  # KL and clipping are reported after the last pass
     metrics = jax.tree.map(jnp.mean, metrics) | {k: last[k] for k in last if "kl" in k or "clip" in k}
     if cfg.target_kl is not None:
         metrics["policy/stopped_early"] = stopped.astype(jnp.float32)
@@ -226,19 +227,19 @@ def improve(
     return state, metrics | {"train/lr": lr}
 
 
-def begun_anew(cfg: ClippedSteps, agent: Agent, state: State) -> PyTree:
-    """Returns the optimizer's state, fresh at the update from which the policy learns.
+def reset_optimizer(cfg: ClippedSteps, agent: Agent, state: State) -> PyTree:
+    """Returns the optimizer's state, re-initialised at the update from which the policy learns.
 
-    Adam divides by the root of a mean over a thousand gradients, by whose count it is corrected. Those of a policy that
-    did not learn were 0: with the count of the value's, its first steps would be several times too long.
+    Adam corrects its mean of squared gradients by their count. The policy's gradients were 0 until then. With the count
+    of the value's gradients, the policy's first steps would be several times too long.
     """
-    fresh = agent.optimizer(cfg).init(state.params)
+    initial = agent.optimizer(cfg).init(state.params)
     begins = state.updates == cfg.policy_after
-    return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, state.opt_state)
+    return jax.tree.map(lambda new, old: jnp.where(begins, new, old), initial, state.opt_state)
 
 
 def check_policy_after(cfg: ClippedSteps, network: NetworkConfig) -> None:
-    """Raises InputError: what the value learns would move the policy."""
+    """Raises InputError if the value's updates would change the policy."""
     if cfg.policy_after and network.shared:
         raise InputError(
             "algo.policy_after: with network.shared the value's updates move the torso that the policy reads: set "
@@ -247,18 +248,18 @@ def check_policy_after(cfg: ClippedSteps, network: NetworkConfig) -> None:
 
 
 def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
-    """Returns the weight of the KL penalty for the next update, after one that ended at `kl` (section 4)."""
+    """Returns the weight of the KL penalty for the next update, after an update with this final `kl` (section 4)."""
     assert cfg.kl_coef is not None and cfg.kl_target is not None
     kl_coef = jnp.where(kl > 2.0 * cfg.kl_target, 1.5 * kl_coef, kl_coef)
     kl_coef = jnp.where(kl < 0.5 * cfg.kl_target, 0.5 * kl_coef, kl_coef)
-    # within bounds: halved for long enough it would be 0, and what is 0 does not grow
+    # bounded, because a weight of 0 could not grow again
     return jnp.clip(kl_coef, cfg.kl_coef / _KL_COEF_RANGE, cfg.kl_coef * _KL_COEF_RANGE)
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """Makes one iteration of learning from a rollout [T, B]."""
-    state = agents.rewarded(agent, state, rollout)
-    rows, memory, value_metrics = targets(cfg, agent, agents.begun(agent, state, rollout), rollout)
+    """Makes one update on a rollout [T, B]."""
+    state = agents.with_return_stats(agent, state, rollout)
+    rows, memory, value_metrics = targets(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
     state, metrics = improve(cfg, agent, state, rows, memory, key)
     return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics)
 
@@ -271,22 +272,10 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes PPO as pure functions.
-
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; `num_envs` is not read, the rollout's shape counts.
-      network: shape of policy and value network.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the algorithm's own, of Rows [N] (`jrl.algos`); None: none does.
-    Returns:
-      An on-policy Algo.
-    Raises:
-      InputError: a space or torso that PPO cannot handle.
-    """
+    """Makes PPO, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
     check_policy_after(cfg, network)
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
-    # a value recorded while acting costs no more than its head where the torso is shared; otherwise later is cheaper
+    # with a shared torso, recording the value while acting costs only its head; else computing it later is cheaper
     return actor_critic.make_algo(cfg, agent, update, init=init, record_value=network.shared)
 
 
@@ -295,13 +284,13 @@ __all__ = [
     "Config",
     "Rows",
     "adapted_kl_coef",
-    "begun_anew",
     "check_policy_after",
     "improve",
     "init",
     "loss",
     "make",
     "measured",
+    "reset_optimizer",
     "targets",
     "update",
 ]

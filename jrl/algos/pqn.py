@@ -81,7 +81,7 @@ class Config(teams.Mixing, Common):
         return self.acts_in if self.mixer == "none" else MultiDiscrete
 
     def reading(self, agent: Agent) -> "Reading":
-        """Returns the Reading of the network's heads: of one agent, or of a team."""
+        """Returns the Reading of the network's heads, for one agent or a team."""
         if self.mixer == "none":
             return Reading(lambda heads: heads[0], lambda heads, mask: best(heads[0], mask), taken)
 
@@ -97,16 +97,16 @@ class Config(teams.Mixing, Common):
 
 
 class Reading(NamedTuple):
-    """Functions that read a network's heads for observations [..., *]: of one agent's actions, or of a team's."""
+    """Functions that interpret a network's heads for observations [..., *]: actions of one agent, or of a team."""
 
-    q: Callable[[Any], Array]  # heads -> what acting takes the highest of: [..., A], of a team [..., agents, A]
-    best: Callable[[Any, Array | None], Array]  # (heads, mask) -> the value of the best allowed action [...]
-    taken: Callable[[Any, Array], Array]  # (heads, actions) -> their value [...]
+    q: Callable[[Any], Array]  # heads -> Q values for acting [..., A]; for a team [..., agents, A]
+    best: Callable[[Any, Array | None], Array]  # (heads, mask) -> value of the best allowed action [...]
+    taken: Callable[[Any, Array], Array]  # (heads, actions) -> value of the actions [...]
 
 
 @struct.dataclass
 class Rows:
-    """One row per environment step, as the loss reads it: N rows, or with a core sequences [N, L]."""
+    """One row per environment step for the loss: N rows, or with a core sequences [N, L]."""
 
     obs: PyTree  # as the network reads it: normalised, and of sequences a Window
     action: Array  # [N] i32, of a team [N, agents]
@@ -123,17 +123,17 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """Returns the State at the start."""
+    """Returns the initial State."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
 def heads_of(agent: Agent, params: PyTree, obs: PyTree) -> Any:
-    """Returns the network's heads for observations [..., *], as it reads them; a Reading reads those."""
+    """Returns the network's heads for normalised observations [..., *]; see Reading."""
     return agent.net.apply(params, obs, "q")
 
 
 def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
-    """Returns [..., A] of observations [..., *] as the network reads them; of a team [..., agents, A]."""
+    """Returns Q values [..., A] of normalised observations [..., *]; for a team [..., agents, A]."""
     return cfg.reading(agent).q(heads_of(agent, params, obs))
 
 
@@ -154,7 +154,7 @@ def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree,
     """Returns Q values [B, A], of a team [B, agents, A], and max_a Q for the rollout's extras."""
     heads, memory = agent.net.step(actor.params, obs, memory, "q")
     reading = cfg.reading(agent)
-    # values are those of the parameters that learn, whatever acts
+    # values of the learned parameters, even if perturbed parameters act
     value = reading.best(heads, agent.observer.mask(obs))
     if explore and actor.noisy != ():
         heads = heads_of(agent, actor.noisy, obs)
@@ -162,7 +162,7 @@ def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree,
 
 
 def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple[PyTree, PyTree]:
-    """Returns the memory before each sequence of the rollout and that after it; () without a core."""
+    """Returns the recurrent states before each sequence of the rollout and after it; () without a core."""
     if not agent.network.recurrent:
         return (), ()
     length = sequences.length_of(agent.network, rollout.reward.shape[0])
@@ -172,7 +172,7 @@ def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple
 
 
 def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> Array:
-    """Returns max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
+    """Returns max_a Q(obs_t) [T, B], recorded while acting because Q does not change during a rollout."""
     mask_of, best = agent.observer.mask, cfg.reading(agent).best
 
     def anew():
@@ -190,26 +190,26 @@ def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollou
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
-    """Returns Rows [T, B] with Q(lambda), and the memory before each sequence."""
+    """Returns Rows [T, B] with Q(lambda), and the recurrent state before each sequence."""
     observer = agent.observer
     obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
     starts, memory = memories(agent, state, obs, rollout)
     last_heads, _ = agent.net.step(state.params, last_obs, memory, "q")
     last = cfg.reading(agent).best(last_heads, observer.mask(last_obs))
     target = returns.lambda_returns(
-        parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        parts.scale_reward(cfg, state.return_stats, rollout.reward),
         rollout.terminated,
         rollout.terminated | rollout.truncated,
         jnp.concatenate([values(cfg, agent, state, obs, rollout), last[None]]),
         gamma=cfg.gamma,
         lambda_=cfg.q_lambda,
     )
-    action, target = parts.cleared(rollout.mask, (rollout.action, target))
+    action, target = parts.zero_masked(rollout.mask, (rollout.action, target))
     return Rows(obs, action, target, parts.weights(rollout.mask, agent.axis_name)), starts
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, Metrics]:
-    """Returns the distance of Q(obs, action) from its target, the mean over Rows [N]."""
+    """Returns the mean distance of Q(obs, action) from its target over Rows [N]."""
     value = cfg.reading(agent).taken(heads_of(agent, params, rows.obs), rows.action)
     mean = lambda x: jnp.mean(rows.weight * x)
     distance = losses.huber if cfg.loss == "huber" else lambda x: 0.5 * jnp.square(x)
@@ -218,9 +218,9 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, 
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """Epochs of minibatches on a rollout [T, B]."""
-    before = agents.rewarded(agent, state, rollout)
-    rows, memory = targets(cfg, agent, agents.begun(agent, before, rollout), rollout)
+    """Makes the epochs of minibatches on a rollout [T, B]."""
+    before = agents.with_return_stats(agent, state, rollout)
+    rows, memory = targets(cfg, agent, agents.with_first_stats(agent, before, rollout), rollout)
     grid = agents.grid(agent, *rollout.reward.shape)  # with a core the rows are sequences
     length = rollout.reward.size // (grid[0] * grid[1])
     take = agents.taker(agents.cut(agent, rows, memory))
@@ -236,7 +236,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
 
     start = (state.params, state.opt_state)
     (params, opt_state), metrics = agents.epochs(cfg, agent, step, start, take, grid, key)
-    # the noise adapts by the parameters that acted
+    # the noise adapts with the parameters that acted
     state = replace(
         agents.adapted(cfg, agent, functools.partial(q_values, cfg, agent), before, rollout),
         params=params,
@@ -255,7 +255,7 @@ def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, A
 
 
 def _check_team(cfg: Config, spec: EnvSpec) -> None:
-    """Raises InputError where a mixer has no team, or a team no mixer."""
+    """Raises InputError if there is a mixer without a team, or a team without a mixer."""
     if cfg.mixer != "none":
         teams.team_of(spec, f"pqn with algo.mixer {cfg.mixer}")
     elif teams.is_team(spec):
@@ -270,24 +270,14 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes PQN as pure functions.
+    """Makes PQN, an on-policy Algo. A user's loss gets Rows [N], with a core [N, L]. Arguments: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment, with a mixer of a team; `num_envs` is not read, the rollout's shape counts.
-      network: shape of the Q network.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the algorithm's own, of Rows [N], with memory [N, L] (`jrl.algos`); None: none does.
-    Returns:
-      An on-policy Algo. The `q` of its `outputs` is that of all actions, also of those that a mask does not allow; with
-      memory at an episode's start.
     Raises:
-      InputError: a space, torso or core that PQN cannot handle, an exploration that needs more than Q values,
-        parameter noise with memory, a mixer without a team or a team without a mixer; in `update`, a
-        `network.max_seq_len` that does not divide the rollout.
+      InputError: an exploration without Q values, parameter noise with a core, a mixer without a team, or a team
+        without a mixer; in `update`, a `network.max_seq_len` that does not divide the rollout; see also `jrl.algos`.
     """
     _check_team(cfg, spec)
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(seen=True), axis_name=axis_name, loss=loss
     )

@@ -85,6 +85,6 @@ def categorical(num_atoms: int, v_min: Any, v_max: Any) -> QHead:
 
 
 def _backup_values(outputs, policy, bonus, reward, discount):
-    """Outputs that are returns themselves."""
+    """Returns targets for outputs that are returns."""
     after = outputs if bonus is None else outputs + bonus[..., None]
     return reward[:, None] + discount[:, None] * jnp.sum(policy[..., None] * after, 1)

@@ -11,11 +11,11 @@ allows. Many critics of which each target takes a random few, the policy their m
 REDQ (arXiv:2101.05982). `conservative` makes it CQL (arXiv:2006.04779), for data that other policies left; see
 `jrl.algos.conservative`.
 
-With memory (`network.core`) it learns from a SequenceBatch: the policy's memory before it is the one that acted, the
-critics' that of an episode's start, and both run over the K rows of the burn-in before anything is learned.
+With a core it learns from a SequenceBatch. The policy starts with the acting policy's recurrent state, the critics with
+the initial state; the K burn-in rows update both before the loss.
 
-Gradients and metrics are reduced over `make(..., axis_name="d")`. If `key` is the same on all devices, they learn what
-one device learns from all their rows.
+Gradients and metrics are averaged over `make(..., axis_name="d")`. With the same `key` on all devices, the result is
+that of one device with all rows.
 """
 
 import functools
@@ -32,7 +32,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import conservative, critics, parts
 from jrl.algos.agent import Agent, Common, State
-from jrl.algos.critics import of_taken, q_taken
+from jrl.algos.critics import q_taken, select_taken
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
@@ -57,7 +57,7 @@ from jrl.types import (
 )
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(256, 256), activation="relu")
-_LOG_STD_RANGE = (-20.0, 2.0)  # beyond it exp and its gradient leave what float32 holds well
+_LOG_STD_RANGE = (-20.0, 2.0)  # outside, exp and its gradient lose precision in float32
 
 
 @hyperparams
@@ -92,7 +92,7 @@ class Config(Common):
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
@@ -107,7 +107,7 @@ class Config(Common):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """Returns a squashed Gaussian or a Categorical; the first one is nearly the same for all observations."""
+    """Returns a squashed Gaussian or a Categorical; initially nearly the same for all observations."""
     spec = observer.spec
     action = distributions.action_distribution(spec.action, squash=True)
     gaussian = isinstance(spec.action, Box)
@@ -143,9 +143,7 @@ def ent_coef_at(cfg: Config, state: State) -> Array:
 
 
 def chosen(agent: Agent, actor_params: PyTree, obs: PyTree, burn_in: int) -> Any:
-    """Returns the policy's distributions [N, *] of observations; of a Window [N, L, *], behind its first `burn_in`
-    rows.
-    """
+    """Returns the policy's distributions [N, *]; for a Window [N, L, *], after its first `burn_in` rows."""
     policy = agent.net.policy
     return policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
 
@@ -179,9 +177,9 @@ def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTr
     weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
     if isinstance(space, Discrete):
         q = agent.net.critic.apply(critic_params, batch.obs)
-        values = of_taken(space, q, batch)
+        values = select_taken(space, q, batch)
         mask = agent.observer.mask(batch.obs)
-        each = conservative.of_all(q, mask, cfg.cql_temperature)
+        each = conservative.soft_maximum_over_actions(q, mask, cfg.cql_temperature)
         soft: Array = jnp.mean(batch.weight * each.sum(0))
     else:
         values = q_taken(agent, critic_params, batch)
@@ -190,7 +188,7 @@ def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTr
 
 
 def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
-    """Returns the entropy that the temperature brings the policy to, a scalar or one of each row."""
+    """Returns the target entropy of the policy, a scalar or one per row."""
     if cfg.target_entropy is not None:
         return cfg.target_entropy
     space = agent.spec.action
@@ -235,7 +233,7 @@ def critic_step(
     else:
         q, log_prob = under_policy(agent, dist, target_critic, batch.next_obs, noise, jnp.min, burn_in)
     soft = q if cfg.deterministic_backup else q - ent_coef_at(cfg, state) * log_prob
-    target = batch.reward + batch.discount * critics.following(batch, soft)
+    target = batch.reward + batch.discount * critics.select_following(batch, soft)
     batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
     gradient, metrics, priority = critics.td_gradient(
         taken, params, batch, target, agent.axis_name, loss=agent.loss, net=agent.net.critic
@@ -247,8 +245,7 @@ def critic_step(
 
 
 def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any) -> State:
-    """Makes a step of the policy (eq. 9; while `bc_updates` last up the likelihood of the data's actions) and of the
-    temperature (eq. 18)."""
+    """Makes a step of the policy (eq. 9; first `bc_updates` of cloning) and of the temperature (eq. 18)."""
     ent_coef, burn_in = ent_coef_at(cfg, state), critics.burn_in(batch)
     over = jnp.mean if cfg.actor_q == "mean" else jnp.min
     mean = lambda x: jnp.mean(batch.weight * x)
@@ -271,7 +268,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: An
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """Makes one gradient step of the critics, perhaps one of the policy, and moves the targets."""
+    """Makes one gradient step of the critics and, if it is due, of the policy; moves the target networks."""
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
     noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
     noise: Any = (None, None)
@@ -289,7 +286,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Returns the networks' outputs at an episode's start; `q` of actions that are not allowed, too."""
+    """Returns the networks' outputs at an episode's start; `q` also has masked actions."""
     policy, critic = agent.net.policy, agent.net.critic
     obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
     dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
@@ -306,21 +303,12 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes SAC as pure functions.
+    """Makes SAC, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; actions Discrete or a Box of [-1, 1]. With images every network has a torso.
-      network: shape of policy and critics, each with a core of its own where there is one; `log_std_init` is added to
-        what the policy puts out for its log_std.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
-    Returns:
-      A replay-based Algo.
-    Raises:
-      InputError: a space or network that SAC cannot handle.
+    Actions are Discrete or a Box of [-1, 1]. With images every network has its own torso. `log_std_init` is added to
+    the policy's output for its log_std. A user's loss replaces the critics' loss and gets TdBatch [N].
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     conservative.check(cfg, spec.action)
     agent = critics.make_agent(
         cfg,
@@ -342,11 +330,11 @@ __all__ = [
     "ent_coef_at",
     "init",
     "make",
-    "of_taken",
     "policy_network",
     "policy_step",
     "q_taken",
     "q_taken_and_gap",
+    "select_taken",
     "target_entropy",
     "under_policy",
     "update",

@@ -1,4 +1,4 @@
-"""Rollouts and samples of replay as sequences, for networks with memory."""
+"""Rollouts and replay samples as sequences, for recurrent networks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +13,12 @@ from jrl.types import Array, InputError, PyTree, SequenceBatch, Window
 
 
 def flat(tree: PyTree) -> PyTree:
-    """Returns [T, B, *] -> [T * B, *]"""
+    """Reshapes [T, B, *] to [T * B, *]."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def length_of(network: NetworkConfig, num_steps: int) -> int:
-    """Returns L, steps of a sequence of a rollout of `num_steps`; 1 without a core.
+    """Returns L, the steps per sequence of a rollout of `num_steps`; 1 without a core.
 
     Raises:
       InputError: `network.max_seq_len` does not divide the rollout.
@@ -34,7 +34,7 @@ def length_of(network: NetworkConfig, num_steps: int) -> int:
 
 
 def split(x: Array, length: int) -> Array:
-    """Returns [T, B, *] -> [T / L * B, L, *]: row k B + b is the k-th sequence of column b.
+    """Reshapes [T, B, *] to [T / L * B, L, *]: row k B + b is sequence k of column b.
 
     >>> split(jnp.arange(8).reshape(4, 2), length=2)  # 4 steps of 2 environments
     Array([[0, 2],
@@ -48,11 +48,11 @@ def split(x: Array, length: int) -> Array:
 
 
 def cut(rows, memory: PyTree, length: int):
-    """Returns Rows [T, B, *] with fields `obs` and `weight`, 0 on masked rows, as sequences [T / L * B, L, *].
+    """Returns Rows [T, B, *] as sequences [T / L * B, L, *].
 
     Args:
-      rows: a dataclass.
-      memory: before each sequence [T / L, B, ...], as `along` gives it.
+      rows: dataclass with fields `obs` and `weight`, 0 on masked rows.
+      memory: recurrent state before each sequence [T / L, B, ...], from `along`.
       length: L.
     Returns:
       `rows`, whose `obs` is a Window.
@@ -64,16 +64,16 @@ def cut(rows, memory: PyTree, length: int):
 def along(
     unroll: Callable[[Window], tuple[PyTree, PyTree]], obs: PyTree, mask: Array, memory: PyTree, length: int
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Computes a network with memory over all rows of a rollout, sequence after sequence.
+    """Applies a recurrent network to all rows of a rollout, sequence by sequence.
 
     Args:
-      unroll: Window [B, L] -> (outputs [B, L, *], the memory after it).
-      obs: [T, B, *], as the network reads it.
-      mask: [T, B] bool, of the rollout.
-      memory: before row 0 [B, ...].
+      unroll: Window [B, L] -> (outputs [B, L, *], recurrent state after it).
+      obs: [T, B, *], network input.
+      mask: [T, B] bool, mask of the rollout.
+      memory: recurrent state before row 0 [B, ...].
       length: L.
     Returns:
-      (outputs [T, B, *], the memory before each sequence [T / L, B, ...], the memory after row T - 1 [B, ...])
+      (outputs [T, B, *], state before each sequence [T / L, B, ...], state after row T - 1 [B, ...])
     """
 
     def sequence(memory, rows):
@@ -87,24 +87,26 @@ def along(
 
 
 def without_masked(batch: SequenceBatch) -> SequenceBatch:
-    """Puts zeros where nothing may be read: what was done on masked steps, and what was seen on those that follow upon
-    a masked one; on the first masked step stands the final observation of an episode."""
+    """Sets everything that must not be read to zero: data of masked steps, and observations after a masked step.
+
+    The observation of the first masked step is kept, because it is the final observation of an episode.
+    """
     reset = batch.window.reset
     unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
-    window = replace(batch.window, obs=parts.cleared(~unread, batch.window.obs))
+    window = replace(batch.window, obs=parts.zero_masked(~unread, batch.window.obs))
     done = {name: getattr(batch, name) for name in ("action", "reward", "discount", "ahead", "extras")}
-    return replace(batch, window=window, **parts.cleared(batch.weight > 0, done))
+    return replace(batch, window=window, **parts.zero_masked(batch.weight > 0, done))
 
 
 def burn_in(batch: SequenceBatch) -> int:
-    """Returns K, the rows that warm the memory up."""
+    """Returns K, the number of burn-in rows."""
     return batch.window.reset.shape[1] - batch.weight.shape[1] - 1
 
 
-def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
-    """Returns the rest of a window behind its first `steps` rows, from which the memory is recovered without
-    gradient (R2D2's burn-in, Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, the memory after
-    it).
+def warm_up(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
+    """Returns a window without its first `steps` rows, which update its recurrent state without gradient.
+
+    This is R2D2's burn-in (Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, state after the window).
     """
     if steps == 0:
         return window
@@ -114,12 +116,12 @@ def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Wi
 
 
 def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
-    """Returns eta max |error| + (1 - eta) mean |error| over a sequence's rows of weight above 0 (R2D2, section 2.3).
+    """Returns eta max |error| + (1 - eta) mean |error| over a sequence's unmasked rows (R2D2, section 2.3).
 
     Args:
       error, weight: [N, L].
     Returns:
-      [N] f32, 0 where all rows are masked.
+      [N] f32, 0 if all rows are masked.
 
     >>> sequence_priority(jnp.array([[1.0, -3.0, 100.0]]), jnp.array([[1.0, 1.0, 0.0]]), eta=0.5)
     Array([2.5], dtype=float32)
@@ -143,6 +145,6 @@ __all__ = [
     "pick",
     "sequence_priority",
     "split",
-    "warmed",
+    "warm_up",
     "without_masked",
 ]

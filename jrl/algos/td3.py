@@ -90,7 +90,7 @@ class Config(Common):
         return () if self.critic_bc is None else (NEXT_ACTION,)
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.bc_alpha is not None and self.actor_bc is not None:
             errors.append(
@@ -101,7 +101,7 @@ class Config(Common):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """Returns tanh of a network that starts near 0 everywhere, where tanh has its slope."""
+    """Returns tanh of a network with initial outputs near 0, where tanh has its largest slope."""
     assert isinstance(observer.spec.action, Box)
     shape = observer.spec.action.shape
     net = nets.build(observer.spec, network, {"policy": Head(math.prod(shape), 0.01)})
@@ -114,7 +114,7 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """Returns the State at the start: copies of policy and critics as targets; `own` has the policy's latest loss."""
+    """Returns the initial State: copies of policy and critics as targets; `own` has the policy's latest loss."""
     params = critics.initial_params(agent, key)
     return agents.begin(cfg, agent, key, params, target_params=params, by_part=True, policy_loss=jnp.zeros(()))
 
@@ -132,7 +132,7 @@ def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -
     drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], agent.axis_name)
     action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
     q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action).min(0)
-    q = critics.following(batch, q)
+    q = critics.select_following(batch, q)
     if cfg.critic_bc is not None:
         q -= cfg.critic_bc * next_distance(batch, action)
     return batch.reward + batch.discount * q
@@ -148,7 +148,7 @@ def next_distance(batch: Batch, action: Array) -> Array:
             "critic_bc to null"
         )
     after = batch.extras[NEXT_ACTION]
-    return jnp.where(after["valid"], distance(batch, critics.following(batch, action), after["action"]), 0.0)
+    return jnp.where(after["valid"], distance(batch, critics.select_following(batch, action), after["action"]), 0.0)
 
 
 def distance(batch: Batch, action: Array, other: Array) -> Array:
@@ -174,7 +174,7 @@ def held_to_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Arra
 
 
 def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
-    """Moves the policy up the first critic's value (alg. 1), perhaps to the data's actions, and the target networks."""
+    """Makes a gradient ascent step of the policy on the first critic (alg. 1); moves the target networks."""
     critic = agent.net.critic
     first, burn_in = jax.tree.map(lambda x: x[:1], state.params["critic"]), critics.burn_in(batch)
     obs = critics.critics_read(critic, first, batch.obs, burn_in)
@@ -194,13 +194,13 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
 
 
 def move_critic_targets(cfg: Config, state: State) -> State:
-    """Returns a move of the critics' slow copies; the policy's stays."""
+    """Moves the critics' target networks; the policy's target network stays."""
     target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     return replace(state, target_params={**state.target_params, "critic": target})
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """Makes one gradient step of the critics, and perhaps one of the policy."""
+    """Makes one gradient step of the critics and, if it is due, of the policy."""
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
     params = state.params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
@@ -219,7 +219,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
-    """Returns the State with a new rollout's statistics, and the parameter noise after it."""
+    """Returns the State with a new rollout's statistics and adapted parameter noise."""
     state = agents.adapted(cfg, agent, agent.net.policy.apply, state, rollout)
     return agents.ingest(cfg, agent, state, rollout)
 
@@ -240,20 +240,12 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes TD3 as pure functions.
+    """Makes TD3, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; actions a Box of [-1, 1]. With images every network has a torso of its own.
-      network: shape of policy and critics, each with a core of its own where there is one.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
-    Returns:
-      A replay-based Algo.
-    Raises:
-      InputError: a space or network that TD3 cannot handle.
+    Actions are a Box of [-1, 1]. With images every network has its own torso. A user's loss replaces the critics' loss
+    and gets TdBatch [N].
     """
-    network = parts.initialised(network, DEFAULT_NETWORK)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
         cfg, spec, network, policy_network, kind="action", num_critics=cfg.num_critics, axis_name=axis_name, loss=loss
     )

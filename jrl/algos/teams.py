@@ -87,7 +87,7 @@ def team_of(spec: EnvSpec, name: str = "a mixer") -> Team:
     named = dict(observation.items) if isinstance(observation, Dict) else {}
     if isinstance(action, MultiDiscrete) and len(set(action.nvec)) == 1 and AGENTS in named:
         size = len(action.nvec)
-        if (agent := spaces.member(named[AGENTS], size)) is not None:
+        if (agent := spaces.unstack_space(named[AGENTS], size)) is not None:
             return Team(size, action.nvec[0], agent)
     if AGENTS in named:
         raise InputError(

@@ -27,7 +27,7 @@ def sample(space: Space, key: Key, batch: tuple[int, ...], mask: Array | None = 
     parts = [leaf for _, leaf in spaces.leaves(space)]
     keys = jax.random.split(key, len(parts))
     drawn = zip(parts, keys, _masks(parts, mask), strict=True)
-    return spaces.of_leaves(space, [sample(leaf, k, batch, one) for leaf, k, one in drawn])
+    return spaces.from_leaves(space, [sample(leaf, k, batch, one) for leaf, k, one in drawn])
 
 
 def log_prob(space: Space, mask: Array | None = None) -> Array | float:
@@ -51,7 +51,7 @@ def covers(space: Space, action: PyTree) -> Array | bool:
 
 
 def _masks(parts: list[Leaf], mask: Array | None) -> list[Array | None]:
-    """Returns the mask of each part, None for what has no choices."""
+    """Returns the mask of each part; None for parts without choices."""
     if mask is None:
         return [None] * len(parts)
     choices = [spaces.num_choices(leaf) for leaf in parts]
@@ -94,7 +94,7 @@ def _log_prob_of_leaf(space: Leaf, mask: Array | None) -> Array | float:
 
 
 def _log_share(mask: Array) -> Array:
-    """Returns [...] f32: of one of the actions that a mask [..., A] allows."""
+    """Returns the log-probability [...] f32 of one of the allowed actions of a mask [..., A]."""
     return -jnp.log(jnp.sum(ops.allowed(mask), -1, dtype=jnp.float32))
 
 

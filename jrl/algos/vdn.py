@@ -43,7 +43,7 @@ class Config(teams.Mixing, dqn.QLearning):
         return dqn.Reading(flat, teams.by_agent, taken, backup)
 
     def validate(self) -> list[str]:
-        """Lists the faults in the combination of values, each with its mend."""
+        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.conservative:
             errors.append("conservative compares all of one agent's actions, a team has too many: leave it out")
@@ -58,7 +58,7 @@ class Config(teams.Mixing, dqn.QLearning):
 
 
 def flat(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """Joins all heads side by side, [M, A * n + W], whatever their leading axes were."""
+    """Concatenates all heads, [M, A * n + W], with flattened leading axes."""
     return teams.joined([x.reshape(-1, x.shape[-1]) for x in heads])
 
 
@@ -68,7 +68,7 @@ def taken(cfg: Config, agent: Agent, outputs: Array, action: Array) -> Array:
 
 
 def backup(cfg: Config, agent: Agent, around: dqn.Around, action: Array, reward: Array, discount: Array) -> Array:
-    """Returns what Q_tot should be [M, 1]: of the next actions each agent takes its best, and Q_tot of those counts."""
+    """Returns the target of Q_tot [M, 1]: Q_tot of each agent's best next action."""
     best = teams.best(agent, around.chooser, around.allowed)
     return reward[:, None] + discount[:, None] * taken(cfg, agent, around.after, best)
 
@@ -81,23 +81,16 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes VDN or QMIX as pure functions.
+    """Makes VDN or QMIX, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
-    Args:
-      cfg: hyper-parameters; floats may be traced.
-      spec: spaces of a team, as `jrl.envs.team` makes them: an observation Dict with `agents`, and perhaps `state`,
-        `present` and `action_mask`; MultiDiscrete([n] * A) actions.
-      network: shape of the agents' network, which reads one agent's observation, with `agent_id` a Dict of `obs` (or
-        of the observation's own parts) and `agent_id`.
-      axis_name, loss: as of `dqn.make`; the batch's rows are the team's, `net.q` gives [N, A, n].
-    Returns:
-      A replay-based Algo, with memory one of sequences. The `q` [B, A, n] of its `outputs` is the agents'.
-    Raises:
-      InputError: spaces that are not a team's, and what `dqn.make` raises.
+    `spec` has the spaces of a team (`jrl.envs.team`): a Dict observation with `agents`, and optionally `state`,
+    `present` and `action_mask`; actions are MultiDiscrete([n] * A). The network reads one agent's observation; with
+    `agent_id` a Dict of `obs` (or the observation's own parts) and `agent_id`. A user's loss gets the team's rows, and
+    `net.q` returns [N, A, n]. The `q` [B, A, n] of `outputs` has one row per agent.
     """
     teams.team_of(spec, "vdn")
-    network = parts.initialised(network, DEFAULT_NETWORK)
-    return dqn.assembled(cfg, spec, network, teams.networks, axis_name, loss)
+    network = parts.with_default_init(network, DEFAULT_NETWORK)
+    return dqn.assemble(cfg, spec, network, teams.networks, axis_name, loss)
 
 
 __all__ = ["Config", "backup", "make", "taken"]

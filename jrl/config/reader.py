@@ -403,7 +403,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         problems.append(Problem("sweep", "sweep: the file is of a sweep: `python -m jrl.sweep FILE`, or remove it"))
     env = data.get("env")
     if isinstance(env, Mapping) and isinstance(id := env.get("id"), str) and "." in id and ":" not in id:
-        data["env"] = {**env, "id": registry.importable(id) or id}  # package.module.Class
+        data["env"] = {**env, "id": registry.importable_name(id) or id}  # package.module.Class
     if isinstance(data.get("stop"), Mapping):
         named = {metric_names.ours(schema.text(name)) or name: value for name, value in data["stop"].items()}
         data["stop"] = {name: value for name, value in named.items() if value is not None}  # null drops a criterion

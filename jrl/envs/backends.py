@@ -68,7 +68,7 @@ def resolve(id: str, backend: str = "auto") -> str:
     others = backends_of(id)
     if others:
         raise InputError(f"env.id {id}: the {backend} backend does not have it: use env.backend {' or '.join(others)}")
-    known = [*registry.everything(), *(name for b in BACKENDS for name in ids(b))]
+    known = [*registry.all_registered(), *(name for b in BACKENDS for name in ids(b))]
     near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
     mend = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
     raise InputError(f"env.id {id}: no backend has it: {mend}")

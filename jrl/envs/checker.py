@@ -37,11 +37,11 @@ from jrl.host import room
 from jrl.spaces import (
     ACTION_MASK,
     by_kind,
+    from_leaves,
     leaves,
     masks_actions,
     num_bytes,
-    of_kinds,
-    of_leaves,
+    split_by_kind,
     split_mask,
 )
 from jrl.types import (
@@ -256,7 +256,7 @@ class _Runs:
 
         def look(where: str, seen: PyTree, idle: np.ndarray, result: StepResult | None) -> list[np.ndarray | None]:
             """Looks at a result, and returns the masks of the next actions, by kind."""
-            rows = list(zip(each, parts(seen), of_kinds(spec.kinds, idle), strict=True))
+            rows = list(zip(each, parts(seen), split_by_kind(spec.kinds, idle), strict=True))
             if not looks_itself:
                 for one, own_obs, _ in rows:
                     self._found.add(*of_observation("observation", one.observation, own_obs, where, one.num_envs))
@@ -377,7 +377,7 @@ def _random_action(space: Space, rng: np.random.Generator, num_envs: int, t: int
                 chosen.append(u.argmax(axis=-1))
             drawn = np.stack(chosen, -1).reshape(shape)
         parts.append(drawn.astype(leaf.dtype))
-    return of_leaves(space, parts)
+    return from_leaves(space, parts)
 
 
 def _sizes(leaf: Leaf) -> list[int]:
@@ -480,7 +480,7 @@ def _of_ends(stream: _Stream, limit: int | None) -> Iterator[Fault]:
         t, i = place(wrong)
         ends = "an" if stream.done[t, i] else "no"
         yield fault("contract", f"step {t + 1}", env=i, got=stream.reward[t, i], ends=ends)
-    rows = of_kinds(stream.kinds, after, 1)
+    rows = split_by_kind(stream.kinds, after, 1)
     moved = [np.zeros_like(x) for x in rows]
     for i, seen in enumerate(stream.obs if stream.kinds else (stream.obs,)):
         for x in jax.tree.leaves(seen):

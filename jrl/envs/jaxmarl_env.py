@@ -19,7 +19,7 @@ from flax import struct
 from jrl.envs.jax_env import select, time_limit
 from jrl.envs.multi_agent import add_state, with_state
 from jrl.envs.spec import check_action, with_mask
-from jrl.spaces import ACTION_MASK, columns, from_parts, kinds, map_leaves, of_agents, parts_by_kind
+from jrl.spaces import ACTION_MASK, columns, combine_agents, from_parts, kinds, map_leaves, parts_by_kind
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 PREFIX = "jaxmarl:"
@@ -66,7 +66,7 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any, *, s
     if state:
         whole, view = _view(env, agents)
         shown = {i: with_state(one, whole) for i, one in shown.items()}
-    observation, action, found = of_agents([(shown[i], own[i][1]) for i in range(len(agents))])
+    observation, action, found = combine_agents([(shown[i], own[i][1]) for i in range(len(agents))])
     spec = EnvSpec(observation, action, num_envs * len(agents), limit, agents=agents, kinds=found)
     games = _Games(env, unlimited, spec, parts, view)
     return JaxEnv(spec, games.reset, games.step)

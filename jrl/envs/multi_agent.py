@@ -17,7 +17,7 @@ from jrl.envs.jax_env import ENDED, check_arrays, ends, next_state, tick
 from jrl.envs.spec import box, check_action
 from jrl.gym.exceptions import place_of
 from jrl.ops import random
-from jrl.spaces import STATE, elements, of_agents
+from jrl.spaces import STATE, combine_agents, elements
 from jrl.spaces import columns as columns_of
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult, Tuple
 
@@ -82,7 +82,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
     if not agents or len(set(agents)) < count:
         raise InputError(f"MultiDefinition.agents: expected one name or more, each once, got {agents}: mend the names")
     each = [(_of("observation", definition, agent), _of("action", definition, agent)) for agent in agents]
-    observation, action_space, kinds = of_agents(each)
+    observation, action_space, kinds = combine_agents(each)
     of_game = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype),
         elements(observation, tuple(map(len, kinds)) or count),

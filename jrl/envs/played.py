@@ -12,7 +12,7 @@ from jrl.envs.make import options
 from jrl.envs.transform import environment_action, transforms
 from jrl.errors import InputError
 from jrl.fields.env import EnvConfig
-from jrl.spaces import leaves, masks_actions, of_agents, of_leaves
+from jrl.spaces import combine_agents, from_leaves, leaves, masks_actions
 from jrl.types import Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 _KINDS = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple")
@@ -62,7 +62,7 @@ def from_env(policy: Space, env: Space, action: PyTree) -> PyTree:
 
     parts = [leaf for _, leaf in leaves(env)]
     flat = [inverse(own, theirs, x) for (_, own), theirs, x in zip(leaves(policy), parts, jax.tree.leaves(action))]
-    return of_leaves(policy, flat)
+    return from_leaves(policy, flat)
 
 
 def spec(
@@ -88,7 +88,7 @@ def spec(
     both = list(zip(seen, taken, strict=True))
     for one in dict.fromkeys(both):
         masks_actions(EnvSpec(*one, num_envs))
-    of_all, acts, kinds = of_agents(both)
+    of_all, acts, kinds = combine_agents(both)
     return EnvSpec(of_all, acts, num_envs * len(agents), agents=tuple(agents), kinds=kinds)
 
 

@@ -57,7 +57,7 @@ def team(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
 
     The B of the team are the games. An observation is a dict:
 
-        agents       the agents' observations, each array [A, *]; their choices one after the other (`spaces.stacked`)
+        agents       the agents' observations, each array [A, *]; choices in a row (`spaces.stack_space`)
         state        the leaf `state` of their observations, which all of them share, once; only where they have one
         present      [A] i8, 1 for agents that are there
         action_mask  [A * n], the agents' masks one after the other; only where they have them
@@ -125,7 +125,7 @@ def joint_spec(spec: EnvSpec) -> EnvSpec:
 def observation(space: Space, count: int) -> Dict:
     """Returns the observation space of a team of `count` agents with observations of `space`."""
     named = dict(space.items) if isinstance(space, Dict) else {}
-    parts: list[tuple[str, Space]] = [(AGENTS, spaces.stacked(_own(space), count))]
+    parts: list[tuple[str, Space]] = [(AGENTS, spaces.stack_space(_own(space), count))]
     parts.append((PRESENT, MultiBinary((count,))))
     if STATE in named:
         parts.append((STATE, named[STATE]))
@@ -148,7 +148,7 @@ def _own(space: Space) -> Space:
 
 def _actions(space: Space, count: int) -> Space:
     if not isinstance(space, Box):
-        return spaces.stacked(space, count)
+        return spaces.stack_space(space, count)
     low, high = (np.tile(bound.reshape(-1), count) for bound in space.bounds())
     return env_spaces.box(low.shape, low, high, space.dtype)
 
@@ -175,7 +175,7 @@ def joint_view(space: Space, count: int) -> Callable[..., PyTree]:
         games = present.shape[0]
         stack = lambda leaf, x: x.reshape(games, *leaf.shape)
         seen = {
-            AGENTS: spaces.map_leaves(stack, spaces.stacked(own, count), part(obs)),
+            AGENTS: spaces.map_leaves(stack, spaces.stack_space(own, count), part(obs)),
             PRESENT: present.astype(np.int8),
         }
         if STATE in named:  # the same for all agents of a game

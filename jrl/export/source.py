@@ -50,7 +50,7 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
     def step(obs: PyTree, memory: PyTree, reward: Array, begins: Array) -> tuple[PyTree, PyTree]:
         carry, past = memory
         zeros = lambda leaf: jnp.zeros((*begins.shape, *leaf.shape), leaf.dtype)
-        obs = spaces.filled(inputs.observation, inputs.unread, obs, zeros)
+        obs = spaces.fill_parts(inputs.observation, inputs.unread, obs, zeros)
         start = algo.carry(1)  # of any number of environments the same
         fresh = lambda x: jnp.expand_dims(begins, tuple(range(1, x.ndim)))
         carry = jax.tree.map(lambda first, x: jnp.where(fresh(x), first, x), start, carry)

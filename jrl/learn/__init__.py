@@ -1,1 +1,1 @@
-"""The loop of a run: programs that collect and learn, devices, populations, random keys."""
+"""Programs that collect and learn, the training loop, devices, populations and random keys."""

@@ -1,4 +1,4 @@
-"""Collecting and learning as one compiled program: for environments that are part of one."""
+"""Collecting and learning as one compiled program, for environments written in JAX."""
 
 import dataclasses
 import functools
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.learn import parallel, trace_once
+from jrl.learn import parallel
 from jrl.learn.keys import Role, role_key, role_keys, vector_key
 from jrl.learn.learner import Learner
 from jrl.learn.program import LoopState, Program, empty_replay, joined_replay, over_iterations, own_replay
+from jrl.learn.trace_once import trace_once
 from jrl.metrics import episodes as episode_metrics
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
@@ -24,12 +25,12 @@ class Fused(Program):
     """Collects and learns in one program, `iterations` times per call, on every device of the mesh.
 
     Args:
-      learner: made with axis_name=parallel.AXIS.
-      unroll: over the environments of one device; not pure, only of the single device that there is.
-      mesh: the devices.
-      iterations: per call; Python is out of the way in between.
+      learner: learner made with axis_name=parallel.AXIS.
+      unroll: unroll over the environments of one device; if not pure, there must be a single device.
+      mesh: devices.
+      iterations: iterations per call, without Python in between.
       rows: T * B over all devices.
-      close: ends the environments.
+      close: closes the environments.
     """
 
     def __init__(
@@ -46,16 +47,18 @@ class Fused(Program):
         self.unroll, self.iterations = unroll, iterations
         self._devices = mesh.devices.size
         if self._devices > 1 and not unroll.pure:
-            raise ValueError("environments that are not pure are stepped once, not once per device: use Staged")
+            raise ValueError(
+                f"mesh: expected one device, as the environments are not pure, got {mesh.size}: use Staged"
+            )
         self._close = close
-        self._begun: UnrollState | None = None  # environments that are not pure are those of `init`, for ever
+        self._initial_source: UnrollState | None = None  # of `init`; environments that are not pure cannot be replaced
         self._advance: Callable[..., Any] | None = None
-        self._waits = parallel.waits(mesh)
+        self._waits = parallel.must_wait(mesh)
 
     def init(self, seed: int) -> LoopState:
         pure = self.unroll.pure
         root = jax.random.key(seed)
-        source = () if pure else self._environments(root)  # from the host, not while tracing
+        source = () if pure else self._environments(root)  # not while tracing: the reset runs on the host
         if self._advance is None:
             mapped = parallel.pmap(
                 self.body,
@@ -66,30 +69,28 @@ class Fused(Program):
                 loops=pure and self.learner.sample is not None,
                 pure=pure,
             )
-            if pure:  # compiles while the state is made
+            if pure:  # compile in a thread while the state is made
                 counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
                 shapes = (*jax.eval_shape(self._start, root, source), *counts)
                 self._advance = parallel.compile_ahead(mapped, shapes, self.mesh, self._in_specs)
             else:
                 self._advance = outside_compile_cache(mapped)
         state, self._roots[seed] = self._start(root, source)
-        state = dataclasses.replace(state, replay=self._begun_with_data(state.replay))
-        self._begun = None if pure else state.source
+        state = dataclasses.replace(state, replay=self._initial_replay(state.replay))
+        self._initial_source = None if pure else state.source
         return state
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
-        """Returns the program that makes a state of a key and of environments that are not pure, and returns the
-        key, too.
-        """
+        """Returns the program that makes the initial state; it also returns the key."""
 
         def start(root, source):
-            return self.begun(root, source), root
+            return self.init_state(root, source), root
 
         return parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
 
-    def begun(self, root: Key, source: PyTree = ()) -> LoopState:
-        """Makes the state of a run that begins, whose environments are `source` where they are not pure."""
+    def init_state(self, root: Key, source: PyTree = ()) -> LoopState:
+        """Returns the initial state of a run; `source` are the environments if they are not pure."""
         source = self._environments(root) if self.unroll.pure else source
         return LoopState(
             self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
@@ -101,15 +102,15 @@ class Fused(Program):
 
     def _environments(self, root: Key) -> UnrollState:
         key = role_key(root, Role.ENV)
-        begun = [self.unroll.init(vector_key(key, i, self._devices), i) for i in range(self._devices)]
-        return jax.tree.map(lambda *x: jnp.stack(x), *begun)
+        states = [self.unroll.init(vector_key(key, i, self._devices), i) for i in range(self._devices)]
+        return jax.tree.map(lambda *x: jnp.stack(x), *states)
 
     def _collect(self, learner: PyTree, source: UnrollState, key: Key):
         device = jax.lax.axis_index(parallel.AXIS)
         return self.unroll.step(source, self.learner.actor(learner), vector_key(key, device, self._devices), device)
 
     def body(self, state: LoopState, root: Key, iteration: Any, count: Any) -> tuple[LoopState, Metrics, Episodes]:
-        """Makes `count` iterations from that number on, on one device inside a mapped program."""
+        """Makes `count` iterations from number `iteration` on, on one device inside a mapped program."""
 
         def one(state: LoopState, i):
             collect_key, update_key = keys[:, i]
@@ -151,7 +152,7 @@ class Fused(Program):
         learned, replay, metrics = self._learning(state.learner, state.replay, rollout, key)
         return LoopState(learned, replay, state.source), metrics
 
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         started = jnp.zeros_like(state.source.started)
         return dataclasses.replace(state, source=dataclasses.replace(state.source, started=started))
 
@@ -161,14 +162,14 @@ class Fused(Program):
 
     def place(self, state: LoopState) -> LoopState:
         source = state.source
-        if self._begun is not None:
-            source = dataclasses.replace(self._begun, columns=episode_metrics.restarted(source))
+        if self._initial_source is not None:
+            source = dataclasses.replace(self._initial_source, columns=episode_metrics.restarted(source))
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
         replay = parallel.shard(self._with_data(state.replay), self.mesh)
         return LoopState(learned, replay, parallel.shard(source, self.mesh))
 
     def restart(self, count: int) -> None:
-        """Does nothing: checkpoints hold these environments."""
+        """Does nothing: checkpoints store these environments."""
 
     def close(self) -> None:
         if self._close is not None:
@@ -185,28 +186,29 @@ def _stacked(tree: PyTree) -> PyTree:
 
 
 def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyTree]:
-    """Repeats `state, out = one(state, i)` for i = 0 .. count - 1, count at most `most`: as `lax.scan`, but for a
-    length that may be traced. Beyond `count` the stacked rows are 0.
+    """Repeats `state, out = one(state, i)` for i = 0 .. count - 1, like `lax.scan` with a traced length up to `most`.
+
+    Stacked rows beyond `count` are 0.
     """
     if most == 1:
         state, out = one(state, jnp.uint32(0))
         return state, _stacked(out)
-    one, (_, like) = trace_once.once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
-    packed, apart = _packing(like)
-    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(packed, like))
+    one, (_, like) = trace_once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
+    pack, unpack = _packing(like)
+    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(pack, like))
 
     def body(i, carry):
         state, out = one(carry[0], i)
-        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), packed(out), carry[1])
+        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), pack(out), carry[1])
 
     state, rows = jax.lax.fori_loop(jnp.uint32(0), count, body, (state, rows))
-    return state, apart(rows)
+    return state, unpack(rows)
 
 
 def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
-    """Returns functions that put the scalars of a tree side by side, by dtype, and that take rows [K, *] of it apart.
+    """Returns `pack`, which concatenates the scalars of a tree by dtype, and `unpack` for rows [K, *] of its results.
 
-    An array that a loop writes into a row costs a kernel, however small it is, and most of what is told are scalars.
+    Writing an array into a row of a loop costs a kernel, however small the array, and most outputs are scalars.
     """
     leaves, tree = jax.tree.flatten(like)
     arrays = [i for i, leaf in enumerate(leaves) if leaf.shape]
@@ -215,15 +217,15 @@ def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree
         if not leaf.shape:
             scalars.setdefault(leaf.dtype, []).append(i)
 
-    def packed(out: PyTree) -> PyTree:
+    def pack(out: PyTree) -> PyTree:
         leaves = jax.tree.leaves(out)
         return [jnp.stack([leaves[i] for i in group]) for group in scalars.values()], [leaves[i] for i in arrays]
 
-    def apart(rows: PyTree) -> PyTree:
-        vectors, own = rows
-        found = dict(zip(arrays, own, strict=True))
+    def unpack(rows: PyTree) -> PyTree:
+        vectors, others = rows
+        found = dict(zip(arrays, others, strict=True))
         for group, vector in zip(scalars.values(), vectors, strict=True):
             found |= {i: vector[:, j] for j, i in enumerate(group)}
         return jax.tree.unflatten(tree, [found[i] for i in range(len(leaves))])
 
-    return packed, apart
+    return pack, unpack

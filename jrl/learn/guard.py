@@ -1,9 +1,9 @@
-"""Stops learning at the update whose loss or parameters are not finite, and keeps what is needed to repeat it.
+"""Guard against non-finite updates: rejects them and stores the data to reproduce the first one.
 
-    algo = guard.guarded(algo, batch_like)      # an Algo whose State is a Guarded
+    algo = guard.refuse_bad_updates(algo, batch_like)      # an Algo whose State is a Guarded
 
-The check is part of the program: nobody waits for it. After a bad update the state stays the last good one, and whoever
-drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
+The check is part of the program, so the host never waits for it. After a bad update the state stays the last good
+state. The caller reads `state.fault.found` or the metric NOT_FINITE at any later time.
 """
 
 import functools
@@ -18,18 +18,18 @@ from flax import struct
 from jrl.ops import collectives
 from jrl.types import NOT_FINITE, Algo, Array, Key, PyTree, Rollout, UpdateAux
 
-_SMALL = 1 << 20  # bytes: accelerators choose among so many instead of branching, where they wait for the host
+_SMALL = 1 << 20  # bytes up to which accelerators select instead of branching, because a branch waits for the host
 
 
 @struct.dataclass
 class Fault:
-    """The first update that was not finite; empty until there is one."""
+    """The first non-finite update; empty if there is none."""
 
     found: Array  # [] bool
     in_loss: Array  # [] bool, a loss was not finite
     in_params: Array  # [] bool, a new parameter was not finite
-    key: Array  # [2] u32, data of the key of the update
-    batch: PyTree  # what was learned from: a Batch or a Rollout, of all devices
+    key: Array  # [2] u32, key data of the update
+    batch: PyTree  # Batch or Rollout of the update, of all devices
 
 
 @struct.dataclass
@@ -42,26 +42,26 @@ class Guarded:
         return self.state.updates
 
 
-def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
-    """Makes an Algo that refuses updates that are not finite, and keeps the first of them.
+def refuse_bad_updates(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
+    """Returns an Algo that rejects non-finite updates and stores the first of them.
 
     Args:
-      algo: any; its State has `params`.
-      like: shapes and dtypes of what it learns from, a Batch [N] or a Rollout [T, B], over all devices.
-      axis_name: of the mapped axis over devices; None outside of one.
+      algo: any algorithm; its State has `params`.
+      like: shapes and dtypes of its Batch [N] or Rollout [T, B], over all devices.
+      axis_name: mapped axis over devices; None: no such axis.
     Returns:
       An Algo with the State Guarded.
     """
 
     def init(key: Key) -> Guarded:
-        return fresh(algo.init(key), like)
+        return init_state(algo.init(key), like)
 
     def update(state: Guarded, batch: PyTree, key: Key) -> tuple[Guarded, UpdateAux]:
         new, aux = algo.update(state.state, batch, key)
         bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
         bad_params = ~_finite(new.params)
-        # all devices refuse the update, or none
-        bad_loss, bad_params = collectives.somewhere(jnp.stack([bad_loss, bad_params]), axis_name)
+        # all devices must reject the update, or none
+        bad_loss, bad_params = collectives.any_device(jnp.stack([bad_loss, bad_params]), axis_name)
         fault, bad = state.fault, bad_loss | bad_params
 
         def note(fault: Fault) -> Fault:
@@ -71,7 +71,7 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
         first = bad & ~fault.found
         branch = lambda fault: jax.lax.cond(first, note, lambda fault: fault, fault)
         choice = lambda fault: jax.tree.map(lambda old, new: jnp.where(first, new, old), fault, note(fault))
-        if collectives.alone(axis_name) and _bytes(batch) <= _SMALL:
+        if collectives.is_single_device(axis_name) and _bytes(batch) <= _SMALL:
             fault = jax.lax.platform_dependent(fault, cpu=branch, default=choice)
         else:
             fault = branch(fault)
@@ -82,7 +82,7 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     def ingest(state: Guarded, rollout: Rollout) -> Guarded:
         assert algo.ingest is not None
         new = algo.ingest(state.state, rollout)
-        # statistics of observations that are not finite would spoil the last good state before an update could
+        # non-finite observation statistics would spoil the last good state before the update is checked
         refused = state.fault.found | ~_finite(new) if algo.on_policy else state.fault.found
         return Guarded(jax.tree.map(lambda old, new: jnp.where(refused, old, new), state.state, new), state.fault)
 
@@ -94,8 +94,8 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     )
 
 
-def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
-    """Makes a state in which nothing was found; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
+def init_state(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
+    """Returns a state without a fault; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
     no = lambda: zeros((), bool)
     batch = jax.tree.map(lambda x: zeros(x.shape, x.dtype), like)
     return Guarded(state, Fault(no(), no(), no(), zeros((2,), np.uint32), batch))
@@ -106,7 +106,7 @@ def _bytes(tree: PyTree) -> int:
 
 
 def _finite(tree: PyTree) -> Array:
-    """Returns whether all floats are finite; of one that is not, a multiple of 0 is NaN."""
+    """Returns whether all floats are finite; 0 times a non-finite number is NaN."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.isfinite(sum((jnp.sum(x * 0, dtype=jnp.float32) for x in floats), jnp.zeros(())))
 

@@ -1,4 +1,4 @@
-"""Random keys of a run: every number follows from the seed, what it is for, and a counter.
+"""Random keys of a run, derived from the seed, a role and a counter.
 
 role_key(seed, role, counter) = fold_in(fold_in(key(seed), role), counter)
 """
@@ -27,17 +27,17 @@ class Role(enum.IntEnum):
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:
-    """Returns the key of one role at one count (of iterations, of evaluations)."""
+    """Returns the key of a role at a counter, for example the number of the iteration or evaluation."""
     root = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
     return jax.random.fold_in(jax.random.fold_in(root, role), counter)
 
 
 def role_keys(root: Key, roles: Sequence[Role], counters: Array) -> Key:
-    """Returns `role_key` of each role at each count [K], side by side: [R, K]. One by one each is a loop to compile."""
+    """Returns `role_key` of each role and counter [K]: [R, K]. Separate calls would compile a loop each."""
     of_roles = jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(roles, jnp.uint32))
     return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(of_roles, counters)
 
 
 def vector_key(key: Key, vector, vectors: int) -> Key:
-    """Returns the key of one of several vectors of environments, wherever it steps; a single one has `key` itself."""
+    """Returns the key of vector `vector` of environments, on any device; with a single vector `key` itself."""
     return key if vectors == 1 else jax.random.fold_in(key, vector)

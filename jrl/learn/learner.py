@@ -1,4 +1,4 @@
-"""Learners, which the loop drives: one interface over on-policy and replay-based algorithms."""
+"""Learners: one interface over on-policy, replay-based and data-set algorithms."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from flax import struct
 
 from jrl import spaces
 from jrl.fields.data import Fresh, Replay
-from jrl.learn import trace_once
+from jrl.learn.trace_once import trace_once
 from jrl.ops import collectives, random
 from jrl.types import (
     BROKEN_STACKS,
@@ -25,74 +25,74 @@ from jrl.types import (
     PyTree,
     Rollout,
     UpdateAux,
-    seen_anew,
+    drop_stale_normalized_obs,
 )
 
 
 class Learner(NamedTuple):
-    """Pure functions around an Algo; `step` may be jitted, mapped over devices and scanned with collection.
+    """Pure functions around an Algo; `step` can be jitted, mapped over devices and scanned together with collection.
 
-    The state is the same on all devices; the replay is each device's own, and () for algorithms without one.
+    The state is the same on all devices; each device has its own replay, which is () for algorithms without replay.
     """
 
     init: Callable[[Key], PyTree]  # key -> state
     init_replay: Callable[[], PyTree]  # -> replay, empty
     actor: Callable[[PyTree], PyTree]  # state -> Actor
-    # (state, replay, Rollout, key) -> (state, replay, metrics); with replay the key may be Keys, and of data sets alone
-    # there is no rollout, but None
+    # (state, replay, Rollout, key) -> (state, replay, metrics). With replay the key may be Keys; with data sets alone
+    # the rollout is None
     step: Callable[[PyTree, PyTree, Any, Any], tuple[PyTree, PyTree, Metrics]]
-    # what of the state outlives the process, and a state from it; the rest begins anew
+    # state -> checkpoint content, and checkpoint content -> state; the rest of the state is re-initialised
     keep: Callable[[PyTree], PyTree] = lambda state: state
     resume: Callable[[PyTree], PyTree] = lambda kept: kept
-    # one update on what the algorithm learns from: (state, batch, key) -> (state, UpdateAux)
+    # one update: (state, batch, key) -> (state, UpdateAux)
     update: Callable[[PyTree, PyTree, Key], tuple[PyTree, UpdateAux]] | None = None
-    sample: Callable[[PyTree, Key], PyTree] | None = None  # (replay, key) -> such a batch; None without replay
+    sample: Callable[[PyTree, Key], PyTree] | None = None  # (replay, key) -> batch; None without replay
     can_sample: Callable[[PyTree], Array] | None = None  # replay -> [] bool
-    data: "Data | None" = None  # sets that stand in the replay from the start on
+    data: "Data | None" = None  # data sets in the replay
 
 
 class Data(NamedTuple):
-    """The data sets in a replay: put there once, and never part of a checkpoint."""
+    """Data sets in a replay: loaded once, and never part of a checkpoint."""
 
-    buffer: Buffer  # one device's
-    fill: Callable[[], PyTree]  # -> the replay of all devices with the data in it
-    bare: Callable[[PyTree], PyTree]  # what of a replay changes, such as priorities: what a checkpoint holds
-    dressed: Callable[[PyTree, PyTree], PyTree]  # (what was bare, a replay with the data) -> that replay with it
+    buffer: Buffer  # buffer of one device
+    fill: Callable[[], PyTree]  # -> replay of all devices, with the data
+    without_rows: Callable[[PyTree], PyTree]  # replay -> its changing part, such as priorities, for a checkpoint
+    with_rows: Callable[[PyTree, PyTree], PyTree]  # (changing part, replay with the data) -> replay with both
 
 
 class Keys(NamedTuple):
-    """The keys of a step whose samples are not its own: who has the same `draw` draws the same rows."""
+    """Separate keys of a step: learners with the same `draw` sample the same rows."""
 
-    draw: Key  # of samples from replay
-    update: Key  # of all else
+    draw: Key  # for samples from replay
+    update: Key  # for everything else
 
 
 @struct.dataclass
 class Kept:
-    """The latest N rollouts of one device."""
+    """Ring of the latest N rollouts of one device."""
 
     rollouts: Rollout  # leaves [N, ...]
-    newest: Array  # [] i32, where the latest lies
-    count: Array  # [] i32, how many there are
+    newest: Array  # [] i32, index of the latest rollout
+    count: Array  # [] i32, number of rollouts
 
 
 def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
-    """Learns from each rollout once, when it comes; or, where `algo` says so, several times from the latest N.
+    """Returns a Learner that learns from each new rollout once, or several times from the latest N rollouts.
 
-    A new rollout takes the place of the oldest; then come `algo.data.updates` updates, each on one that is drawn
-    from those kept, the same on all devices (arXiv:1912.00167, section 3.2). Where one is kept there is no replay.
+    A new rollout replaces the oldest. Then `algo.data.updates` updates follow, each on a random stored rollout, the
+    same on all devices (arXiv:1912.00167, section 3.2). With N = 1 there is no replay.
 
     Args:
-      algo: on-policy.
-      like: shapes and dtypes of one device's rollouts; needed where several are kept.
+      algo: on-policy algorithm.
+      like: shapes and dtypes of one device's rollouts; required if N > 1.
     Returns:
       A Learner. Metrics are means over the updates.
     """
     if not isinstance(algo.data, Fresh):
-        raise ValueError("the algorithm learns from replay: use off_policy")
+        raise ValueError("algo: expected an on-policy algorithm, got one that learns from replay: use off_policy")
     kept, updates = algo.data
     if kept > 1 and like is None:
-        raise ValueError(f"{kept} rollouts are kept: what is `like` one?")
+        raise ValueError(f"like: expected shapes of a rollout to keep {kept} rollouts, got None")
 
     def init_replay() -> PyTree:
         if kept == 1:
@@ -101,19 +101,19 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
         return Kept(rollouts, jnp.full((), -1, jnp.int32), jnp.zeros((), jnp.int32))
 
     def keep(replay: Kept, rollout: Rollout) -> Kept:
-        at = (replay.newest + 1) % kept
-        rollouts = jax.tree.map(lambda ring, x: ring.at[at].set(x), replay.rollouts, rollout)
-        return Kept(rollouts, at, jnp.minimum(replay.count + 1, kept))
+        index = (replay.newest + 1) % kept
+        rollouts = jax.tree.map(lambda ring, x: ring.at[index].set(x), replay.rollouts, rollout)
+        return Kept(rollouts, index, jnp.minimum(replay.count + 1, kept))
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
-        rollout = dataclasses.replace(rollout, count=None)  # padding is masked, more need not be known of it
+        rollout = dataclasses.replace(rollout, count=None)  # not needed: padding is masked
         if algo.ingest is not None:
             state = algo.ingest(state, rollout)
         if kept == 1 and updates == 1:
             state, aux = algo.update(state, rollout, key)
             return state, replay, aux.metrics
         if kept > 1:
-            replay = keep(replay, rollout)  # before it is read: the other way round, XLA would copy it
+            replay = keep(replay, rollout)  # before the reads: in the other order XLA would copy the replay
 
         def one(state, key):
             draw_key, update_key = jax.random.split(key)
@@ -130,10 +130,10 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
     return Learner(algo.init, init_replay, algo.actor, step, update=algo.update)
 
 
-def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
-    """Learns from the rollout that the pure functions `transforms` return, in their order.
+def transform_rollouts(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
+    """Returns a Learner of the rollouts that the pure functions `transforms` return, applied in order.
 
-    A rollout keeps its shapes and dtypes; with several devices each sees its own columns.
+    A transform keeps a rollout's shapes and dtypes; with several devices it gets the device's own columns.
     """
     if not transforms:
         return learner
@@ -142,56 +142,54 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
         for transform in transforms:
             like, rollout = rollout, transform(rollout)
             _same_shapes(transform, like, rollout)
-            rollout = seen_anew(like, rollout)
+            rollout = drop_stale_normalized_obs(like, rollout)
         return learner.step(state, replay, rollout, key)
 
     return learner._replace(step=step)
 
 
-def checked(
+def report_blocked_actions(
     learner: Learner,
     spec: EnvSpec,
     *,
     axis_name: str | None = None,
     observed: Callable[[PyTree], PyTree] | None = None,
 ) -> Learner:
-    """Adds the metric NO_CHOICE where observations say which actions can be taken: the steps on which none can.
+    """Adds the metric NO_CHOICE, the share of steps whose action mask allows no action, if observations have a mask.
 
     Args:
-      learner: of rollouts in environments of that spec.
-      spec: of the environments.
-      axis_name: of the mapped axis over devices.
-      observed: from a rollout's observations to those of `spec`; None: they are.
+      learner: learner of rollouts in environments of `spec`.
+      spec: specification of the environments.
+      axis_name: mapped axis over devices; None: no such axis.
+      observed: rollout observations -> observations of `spec`; None: the identity.
     """
     kinds = spaces.by_kind(spec)
     if not any(spaces.masks_actions(kind) for kind in kinds):
         return learner
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
-        nothing = []
-        seen = rollout.obs if observed is None else observed(rollout.obs)
-        parts, masks = spaces.parts_by_kind(spec, seen), spaces.rows_by_kind(spec, rollout.mask, 1)
+        blocked = []
+        whole_obs = rollout.obs if observed is None else observed(rollout.obs)
+        parts, masks = spaces.parts_by_kind(spec, whole_obs), spaces.rows_by_kind(spec, rollout.mask, 1)
         for kind, obs, rows in zip(kinds, parts, masks, strict=True):
             mask = spaces.split_mask(kind.observation, obs)[1]
             if mask is not None:
-                nothing.append(rows & ~spaces.any_allowed(kind.action, mask))
-        none = jnp.mean((nothing[0] if len(nothing) == 1 else jnp.concatenate(nothing, 1)).astype(jnp.float32))
-        none = collectives.pmax(none, axis_name)
+                blocked.append(rows & ~spaces.any_allowed(kind.action, mask))
+        share = jnp.mean((blocked[0] if len(blocked) == 1 else jnp.concatenate(blocked, 1)).astype(jnp.float32))
+        share = collectives.pmax(share, axis_name)
         state, replay, metrics = learner.step(state, replay, rollout, key)
-        return state, replay, {**metrics, NO_CHOICE: none}
+        return state, replay, {**metrics, NO_CHOICE: share}
 
     return learner._replace(step=step)
 
 
-def batches_transformed(
-    algo: Algo, transforms: Sequence[Callable[[Any], Any]], *, axis_name: str | None = None
-) -> Algo:
-    """Makes each update on the batch that the pure functions `transforms` return, in their order.
+def transform_batches(algo: Algo, transforms: Sequence[Callable[[Any], Any]], *, axis_name: str | None = None) -> Algo:
+    """Returns an Algo that updates on the batches that the pure functions `transforms` return, applied in order.
 
     Args:
-      algo: any.
-      transforms: from a Batch, or a Rollout of an on-policy algorithm, to another, or to (batch, metrics).
-      axis_name: of the mapped axis over devices, over which the metrics are averaged.
+      algo: any algorithm.
+      transforms: batch -> batch or (batch, metrics). A batch is a Batch, or a Rollout of an on-policy algorithm.
+      axis_name: mapped axis over devices, over which the metrics are averaged; None: no such axis.
     """
     if not transforms:
         return algo
@@ -202,7 +200,7 @@ def batches_transformed(
             out = transform(batch)
             before, (batch, metrics) = batch, out if type(out) is tuple else (out, {})
             if isinstance(before, Rollout) and isinstance(batch, Rollout):
-                batch = seen_anew(before, batch)
+                batch = drop_stale_normalized_obs(before, batch)
             added |= metrics
         added = collectives.pmean(added, axis_name)
         state, aux = algo.update(state, batch, key)
@@ -215,18 +213,18 @@ def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
     kind = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
     if kind(before) != kind(after):
         name = getattr(transform, "__qualname__", transform)
-        raise TypeError(f"{name}: a transform keeps a rollout's shapes and dtypes: {kind(before)} -> {kind(after)}")
+        raise TypeError(f"{name}: expected the rollout's shapes and dtypes {kind(before)}, got {kind(after)}")
 
 
-def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learner:
-    """Makes one gradient step on a sample of data sets, to which nothing is added; schedules count updates.
+def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learner:
+    """Returns a Learner that makes one gradient step per call on a sample of fixed data sets; schedules count updates.
 
     Args:
-      algo: replay-based, or of `Fixed` data; its State has `updates`.
+      algo: replay-based algorithm, or algorithm of `Fixed` data; its State has `updates`.
       buffer: one device's share of the data.
-      axis_name: of the mapped axis over devices; None outside of one.
+      axis_name: mapped axis over devices; None: no such axis.
     Returns:
-      A Learner whose `step` is given no rollout, but None.
+      A Learner whose `step` gets None as rollout.
     """
 
     def sample(replay, key):
@@ -245,12 +243,12 @@ def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learne
     return Learner(algo.init, buffer.init, algo.actor, step, update=algo.update, sample=sample)
 
 
-def by_updates(algo: Algo, obs_stats: PyTree) -> Algo:
-    """Makes an Algo whose schedules count updates, and whose statistics of observations are given.
+def count_updates(algo: Algo, obs_stats: PyTree) -> Algo:
+    """Returns an Algo whose schedules count updates and whose observation statistics are fixed.
 
     Args:
-      algo: whose State is `jrl.algos.agent.State` or has the fields of it that are read here.
-      obs_stats: of all data; () where nothing is normalised.
+      algo: algorithm whose State has the fields of `jrl.algos.agent.State` that are used here.
+      obs_stats: statistics of all data; () without normalisation.
     """
 
     def init(key: Key) -> PyTree:
@@ -272,23 +270,23 @@ def off_policy(
     axis_name: str | None = None,
     broken: Callable[[Rollout], Array] | None = None,
 ) -> Learner:
-    """Adds each rollout to replay, then makes `updates` gradient steps on samples of it.
+    """Returns a Learner that adds each rollout to replay, then makes `updates` gradient steps on samples.
 
     Args:
-      algo: replay-based; its State has `updates`, the count of gradient steps.
+      algo: replay-based algorithm; its State has `updates`, the number of gradient steps.
       buffer: one device's share of the replay.
       updates: gradient steps per rollout.
-      learning_starts: rows that replay must hold, over all devices, before the first.
-      axis_name: of the mapped axis over devices; None outside of one.
-      broken: the share of a rollout's rows, [] f32, that this replay cannot give back as they were; the metric
-        BROKEN_STACKS says it until the first gradient step. None: there are none.
+      learning_starts: rows in replay, over all devices, before the first gradient step.
+      axis_name: mapped axis over devices; None: no such axis.
+      broken: Rollout -> share of its rows, [] f32, that this replay cannot reproduce, for the metric BROKEN_STACKS
+        until the first gradient step. None: no such metric.
     Returns:
-      A Learner. Metrics are means over the gradient steps, NaN where there were none; `train/updates` counts them all.
-      `replay/valid_share` is the share of the rows held that are not masked.
+      A Learner. Metrics are means over the gradient steps, NaN without a step; `train/updates` is the total number.
+      `replay/valid_share` is the share of unmasked rows among the stored rows.
     """
     ingest = algo.ingest
     if not isinstance(algo.data, Replay):
-        raise ValueError("the algorithm learns from fresh rollouts: use on_policy")
+        raise ValueError("algo: expected an algorithm with replay, got one that learns from rollouts: use on_policy")
     if ingest is None:
         raise ValueError("Algo.ingest: expected a function (state, rollout) -> state, got None: replay needs one")
 
@@ -310,7 +308,7 @@ def off_policy(
         held, ready = buffer.size(replay), buffer.can_sample(replay)
         live = None if buffer.live is None else buffer.live(replay)
         held, live = collectives.psum((held, live), axis_name)
-        ready = collectives.everywhere(ready, axis_name)  # all devices learn, or none
+        ready = collectives.all_devices(ready, axis_name)  # all devices learn, or none
 
         def draw_and_learn(state, changing, i):
             sample_key, update_key = split(key, i)
@@ -325,13 +323,13 @@ def off_policy(
             state, changing, metrics = gradient_step(state, changing, i)
             return state, changing, jax.tree.map(jnp.add, total, metrics), i + 1
 
-        # the replay is carried only where the loop changes it: under vmap a loop selects among all that it carries
+        # carry the replay only if the loop changes it: under vmap a loop copies everything that it carries
         changing = () if buffer.set_priority is None else replay
-        gradient_step, shapes = trace_once.once(draw_and_learn, state, changing, jax.ShapeDtypeStruct((), jnp.int32))
+        gradient_step, shapes = trace_once(draw_and_learn, state, changing, jax.ShapeDtypeStruct((), jnp.int32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[2])
-        # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
+        # a count of 0 instead of a branch around the loop, which would copy the replay
         count = jnp.where(ready & (held >= learning_starts), updates, 0)
-        # the loop counts: `count`, read once more after it, would be of a copy of all priorities as they were before
+        # count in the loop: reading `count` after it would keep a copy of all earlier priorities alive
         state, changing, total, made = jax.lax.fori_loop(0, count, body, (state, changing, zeros, 0))
         metrics = jax.tree.map(lambda x: x / made, total)  # 0 / 0 is NaN
         metrics |= {"replay/size": held, "train/updates": state.updates}

@@ -1,4 +1,4 @@
-"""Learning from data sets alone: one compiled program of many updates, or batches that are fetched ahead."""
+"""Learning from data sets alone: one compiled program of many updates."""
 
 import dataclasses
 import functools
@@ -9,27 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.learn import parallel, trace_once
+from jrl.learn import parallel
 from jrl.learn.keys import Role, role_key
 from jrl.learn.learner import Data, Keys, Learner
 from jrl.learn.program import LoopState, Program, joined_replay, own_replay
+from jrl.learn.trace_once import trace_once
 from jrl.metrics import episodes as episode_metrics
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
-VALIDATION = "validation/"  # in front of the metrics of data that are held out
+VALIDATION = "validation/"  # prefix of metrics on held-out data
 
 
 class Offline(Program):
-    """Updates on samples of data sets, `iterations` of them in a call, on every device of the mesh.
+    """Updates on samples of data sets, `iterations` of them per call, on every device of the mesh.
 
-    An iteration is an update, and what the run counts by. There are no environments.
+    An iteration is one update, and a run counts updates. There are no environments.
 
     Args:
-      learner: of `learner.fixed`, made with axis_name=parallel.AXIS.
-      mesh: the devices.
-      iterations: of a call, at most.
-      held_out: a Learner of the data that are held out, whose metrics are taken and whose updates are not; None: none.
-      batches: of the data held out, in each call.
+      learner: learner of `learner.from_data_sets`, made with axis_name=parallel.AXIS.
+      mesh: devices.
+      iterations: maximum number of updates per call.
+      held_out: learner on validation data: reports metrics, changes nothing; None: no validation.
+      batches: validation batches per call.
       epoch: updates that draw as many rows as the data have, for the metric `data/epoch`.
     """
 
@@ -45,15 +46,15 @@ class Offline(Program):
     ):
         super().__init__(learner, mesh, rows=1)
         self.iterations, self._held_out, self._batches, self._epoch = iterations, held_out, batches, epoch
-        self._devices, self._waits = mesh.devices.size, parallel.waits(mesh)
+        self._devices, self._waits = mesh.devices.size, parallel.must_wait(mesh)
         same, own = parallel.REPLICATED, parallel.PER_DEVICE
         self._advance = parallel.pmap(
             self._body, mesh, (same, own, own, own, same, same, same), (same, own, same), (0, 1), loops=True
         )
         self._sample = parallel.pmap(self._one_sample, mesh, (own, own, same), own)
-        self._rows: PyTree = None  # the replay with the data; what of it changes is that of the LoopState
-        self._apart: PyTree = ()  # the data that are held out
-        self._nothing = episode_metrics.nothing(episode_metrics.init(1, 1))
+        self._rows: PyTree = None  # replay with the data; its changing part is in the LoopState
+        self._held_out_rows: PyTree = ()
+        self._empty_report = episode_metrics.empty_report(episode_metrics.init(1, 1))
 
     def init(self, seed: int) -> LoopState:
         self._roots[seed] = root = jax.random.key(seed)
@@ -61,8 +62,8 @@ class Offline(Program):
         if self._rows is None:
             self._rows = self._filled()
             if self._held_out is not None and self._held_out.data is not None:
-                self._apart = parallel.shard(self._held_out.data.fill(), self.mesh)
-        return LoopState(learned, self._begun(), ())
+                self._held_out_rows = parallel.shard(self._held_out.data.fill(), self.mesh)
+        return LoopState(learned, self._initial_bare(), ())
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
@@ -72,8 +73,8 @@ class Offline(Program):
     def _filled(self) -> PyTree:
         return parallel.shard(self._data.fill(), self.mesh)
 
-    def _begun(self) -> PyTree:
-        return jax.tree.map(jnp.copy, self._data.bare(self._rows))
+    def _initial_bare(self) -> PyTree:
+        return jax.tree.map(jnp.copy, self._data.without_rows(self._rows))
 
     @property
     def _data(self) -> Data:
@@ -81,7 +82,7 @@ class Offline(Program):
         return self.learner.data
 
     def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
-        """Makes `count` updates from number `iteration` on; returns metrics of held-out data after them, too."""
+        """Makes `count` updates from number `iteration` on; also returns validation metrics after them."""
         rows = own_replay(rows, self.learner)
         learned, bare, total = self._updates(learned, self._own(bare, rows), rows, root, iteration, count)
         metrics = {name: x / count for name, x in total.items()}
@@ -95,33 +96,33 @@ class Offline(Program):
 
         def drawn(learned: PyTree, bare: PyTree, i: Any):
             key = Keys(*jax.tree.map(lambda x: x[i], keys))
-            learned, replay, metrics = self.learner.step(learned, self._data.dressed(bare, rows), None, key)
+            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
             metrics.pop("train/updates")
-            return learned, self._data.bare(replay), metrics
+            return learned, self._data.without_rows(replay), metrics
 
         def body(i, carry):
             learned, bare, total = carry
             learned, bare, metrics = one(learned, bare, i)
             return learned, bare, jax.tree.map(jnp.add, total, metrics)
 
-        one, (_, _, shapes) = trace_once.once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
+        one, (_, _, shapes) = trace_once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.bare(rows))
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.without_rows(rows))
 
     def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:
         rows = own_replay(rows, self.learner)
         assert self.learner.sample is not None
-        return self.learner.sample(self._data.dressed(self._own(bare, rows), rows), key)
+        return self.learner.sample(self._data.with_rows(self._own(bare, rows), rows), key)
 
     def sampled(self, state: LoopState, key: Key) -> PyTree:
-        """Draws a batch of the data as an update does, of all devices."""
+        """Draws a batch of all devices, as an update does."""
         return self._sample(state.replay, self._rows, key)
 
     def _validated(self, held_out: Learner, learned: PyTree, apart: PyTree, root: Key, iteration: Any) -> Metrics:
-        """Returns the metrics that updates on the held-out data would have, which are not made."""
+        """Returns the metrics of updates on held-out data, without making the updates."""
         apart = own_replay(apart, held_out)
 
         def body(total: Metrics, i: Any):
@@ -134,7 +135,7 @@ class Offline(Program):
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         numbers = np.uint32(iteration), np.uint32(count)
-        out = self._advance(state.learner, state.replay, self._rows, self._apart, self._roots[seed], *numbers)
+        out = self._advance(state.learner, state.replay, self._rows, self._held_out_rows, self._roots[seed], *numbers)
         learned, bare, metrics = jax.block_until_ready(out) if self._waits else out
         return LoopState(learned, bare, ()), self._counted(metrics, iteration + count), self._report(count)
 
@@ -142,21 +143,21 @@ class Offline(Program):
         return {**metrics, "train/updates": np.uint32(updates), "data/epoch": np.float32(updates / self._epoch)}
 
     def _report(self, count: int) -> Episodes:
-        """Returns the report of a call in which no episode was played: updates are the steps that the run counts."""
-        report = dataclasses.replace(self._nothing, steps=np.full((), count, np.int32))
+        """Returns the report of a call without episodes; its steps are updates."""
+        report = dataclasses.replace(self._empty_report, steps=np.full((), count, np.int32))
         return jax.tree.map(lambda x: np.asarray(x)[None], report)
 
     def collect(
         self, state: LoopState, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Rollout, Episodes]:
         """Raises RuntimeError: there are no environments."""
-        raise RuntimeError("the run learns from data alone: there are no environments to collect from")
+        raise RuntimeError("collect: the run learns from data sets alone and has no environments")
 
     def learn(self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
         """Raises RuntimeError: nothing is added to data sets."""
-        raise RuntimeError("the run learns from data alone: it takes no rollouts")
+        raise RuntimeError("learn: the run learns from data sets alone and takes no rollouts")
 
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         return state
 
     def keep(self, state: LoopState) -> LoopState:
@@ -174,10 +175,10 @@ class Offline(Program):
 
 
 def keys_of(root: Key, first: Any, count: int) -> Keys:
-    """Returns the keys of `count` updates from number `first` on, [count] each: of the draws, and of all else.
+    """Returns the keys of `count` updates from number `first` on, [count] each.
 
-    They are made side by side: one after the other in a loop, they took a twentieth of a small update.
+    They are computed together: one by one in the loop they took a twentieth of a small update.
     """
-    of_one = lambda i: jax.random.split(role_key(root, Role.UPDATE, i))
-    found = jax.vmap(of_one)(first + jnp.arange(count, dtype=jnp.uint32))
-    return Keys(found[:, 0], found[:, 1])
+    split = lambda i: jax.random.split(role_key(root, Role.UPDATE, i))
+    keys = jax.vmap(split)(first + jnp.arange(count, dtype=jnp.uint32))
+    return Keys(keys[:, 0], keys[:, 1])

@@ -1,7 +1,7 @@
-"""The one file that knows how a program is mapped over devices.
+"""Mapping of programs over devices; no other file knows how.
 
-`pmap` has the meaning of `jax.pmap`, a body per device with a named axis, but is built on `jit(shard_map(...))`,
-because `jax.pmap` itself is in maintenance. One device takes the same path as many.
+`pmap` has the meaning of `jax.pmap`, a body per device with a named axis, but uses `jit(shard_map(...))`, because
+`jax.pmap` is in maintenance. One device takes the same path as many.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ _FORCED = "xla_force_host_platform_device_count"
 
 REPLICATED = P()
 PER_DEVICE = P(AXIS)  # leaves [D, ...] or [B, ...]
-# time-major leaves carry their columns on axis 1
+# time-major leaves have their columns on axis 1
 _TIME_MAJOR: Any = P(None, AXIS)
 _COLUMNS: Any = P(AXIS)
 ROLLOUT = Rollout(
@@ -47,8 +47,8 @@ ROLLOUT = Rollout(
 
 
 class Devices(NamedTuple):
-    actors: tuple[jax.Device, ...]  # act in the environments, each in its share of the columns
-    learners: Mesh  # learn, each from its share of the batch
+    actors: tuple[jax.Device, ...]  # devices that act, each in its share of the columns
+    learners: Mesh  # devices that learn, each from its share of the batch
 
 
 def devices(
@@ -58,16 +58,16 @@ def devices(
     fake: int | None = None,
     of_cpu: int = 1,
 ) -> Devices:
-    """Returns the devices of this machine that learn and those that act.
+    """Returns the devices of this machine that learn, and those that act.
 
     Args:
-      learners: indices of those that learn; None: all accelerators, or the fake ones, or else the CPU.
-      actors: indices of those that act; None: those that learn.
-      fake: the CPU as so many devices. Has to be said before jax is first used.
-      of_cpu: where nothing else is set and there is no accelerator, the CPU learns as so many devices, or as those
-        that it is if jax was used before.
+      learners: indices of the learning devices; None: all accelerators, else the fake devices, else the CPU.
+      actors: indices of the acting devices; None: the learning devices.
+      fake: number of devices to split the CPU into. Must be set before jax is first used.
+      of_cpu: number of devices to split the CPU into without an accelerator, `fake` or `learners`; fewer if jax was
+        used before.
     Raises:
-      InputError: there are fewer devices.
+      InputError: there are too few devices.
     """
     if fake is not None:
         _fake(fake)
@@ -75,29 +75,28 @@ def devices(
         jax.config.update("jax_num_cpu_devices", of_cpu)
     found = jax.local_devices()
     if fake is None and learners is None and found[0].platform == "cpu":
-        learners = range(min(of_cpu, len(found)))  # forced host devices are no accelerators
+        learners = range(min(of_cpu, len(found)))  # forced host devices are not accelerators
     if fake is not None:
         found = found[:fake]
-    every = range(len(found))
 
-    def chosen(key: str, indices: Sequence[int]) -> tuple[jax.Device, ...]:
+    def choose(key: str, indices: Sequence[int]) -> tuple[jax.Device, ...]:
         if max(indices) >= len(found):
             have = (
                 f"there are {len(found)} ({found[0].platform})" if len(found) > 1 else f"there is {found[0].platform}:0"
             )
             raise InputError(
-                f"devices.{key}: {list(indices)} asked for, but {have}: use {key} of 0 .. {len(found) - 1}, or "
-                f"devices.fake={max(indices) + 1} to try it on the CPU"
+                f"devices.{key}: expected indices of devices, got {list(indices)}, but {have}: use 0 .. "
+                f"{len(found) - 1}, or devices.fake={max(indices) + 1} to try it on the CPU"
             )
         return tuple(found[i] for i in indices)
 
-    mesh = make_mesh(chosen("learners", every if learners is None else learners))
-    return Devices(tuple(mesh.devices.flat) if actors is None else chosen("actors", actors), mesh)
+    mesh = make_mesh(choose("learners", range(len(found)) if learners is None else learners))
+    return Devices(tuple(mesh.devices.flat) if actors is None else choose("actors", actors), mesh)
 
 
 def _fake(count: int) -> None:
-    """Makes the CPU `count` devices, the only ones."""
-    with contextlib.suppress(RuntimeError):  # jax runs already: with as many, perhaps
+    """Splits the CPU into `count` devices and hides all other devices."""
+    with contextlib.suppress(RuntimeError):  # jax is running already, perhaps with enough devices
         jax.config.update("jax_num_cpu_devices", count)
         jax.config.update("jax_platforms", "cpu")
     found = jax.local_devices()
@@ -109,25 +108,25 @@ def _fake(count: int) -> None:
 
 
 def make_mesh(devices: int | Sequence[jax.Device] = 1) -> Mesh:
-    """Makes a mesh over these devices, or over the first so many local ones; 0 takes all of them.
+    """Makes a mesh of these devices, or of the first n local devices; 0: all of them.
 
     Raises:
-      InputError: there are fewer.
+      InputError: there are too few devices.
     """
     if isinstance(devices, int):
         found = jax.local_devices()
         if devices > len(found):
             raise InputError(f"{devices} devices asked for, but there are {len(found)} ({found[0].platform})")
         devices = found[: devices or None]
-    # Mesh and not jax.make_mesh, whose axes are of the explicit kind
+    # not jax.make_mesh: its axes are of the explicit kind
     return Mesh(np.asarray(devices), (AXIS,))
 
 
-def waits(mesh: Mesh) -> bool:
-    """Returns whether the caller has to wait for each program on this mesh before it starts the next.
+def must_wait(mesh: Mesh) -> bool:
+    """Returns whether the caller must wait for each program on this mesh before it starts the next.
 
-    Programs with collectives on several host devices wait for each other in the threads of one pool: with many of them
-    under way, each may hold a thread that another needs.
+    Programs with collectives on several host devices share one thread pool. With several programs running, each may
+    hold a thread that another needs.
     """
     return mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
@@ -145,38 +144,38 @@ def pmap(
     """Maps `body` over the devices of the mesh, with the axis name AXIS, as one jitted program.
 
     Args:
-      body: sees this device's part of each argument.
-      mesh: from `make_mesh`.
+      body: function of this device's part of each argument.
+      mesh: mesh from `make_mesh`.
       in_specs, out_specs: a PartitionSpec per argument or leaf: REPLICATED, PER_DEVICE, ROLLOUT.
-      donate_argnums: arguments whose buffers the outputs take over.
-      loops: whether a call repeats updates many times: one GPU then does so without the host.
-      pure: whether all of it is XLA's: no environments are called that are not.
+      donate_argnums: arguments whose buffers the outputs reuse.
+      loops: whether a call repeats many updates: a single GPU then runs the loop without the host.
+      pure: whether the program consists of XLA operations only, without calls of host environments.
     """
-    # check_vma=True would psum gradients of replicated parameters by itself, and the pmean in the body once more
+    # check_vma=True would psum gradients of replicated parameters, in addition to the pmean in the body
     mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     options = _compiler_options(mesh, loops=loops, pure=pure)
     return jax.jit(mapped, donate_argnums=donate_argnums, compiler_options=options)
 
 
-# Loops as CUDA graphs whole: else XLA makes graphs of what lies between two loops, of which the host starts each, and
-# waits for the condition of a loop and for what `lax.cond` chooses. On an H100 DQN and SAC made 1.4 and 1.6 times as
-# many updates a second. A graph whose buffers changed is written anew, which costs more where a call iterates once.
+# Complete loops as CUDA graphs. By default XLA makes graphs only of the operations between loops; the host starts each
+# graph, and waits for loop conditions and for `lax.cond`. On an H100 DQN and SAC made 1.4 and 1.6 times as many updates
+# per second. A graph with new buffers is rebuilt, which is slower if a call has a single iteration.
 _GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
 }
-# XLA lets a call that is not its own write straight into a stacked array where each step's part of all results is so
-# many times 256 bytes (openxla/xla#43831). Of 256 CartPoles of EnvPool and more all was wrong on an H100, or the ends.
+# XLA lets a custom call write directly into a stacked array if each step's slice is a multiple of 256 bytes
+# (openxla/xla#43831). With 256 or more CartPoles of EnvPool, results were wrong on an H100.
 _CALLS = {"xla_gpu_enable_dynamic_slice_fusion": False}
 
 
 def _compiler_options(mesh: Mesh, *, loops: bool, pure: bool) -> dict[str, Any] | None:
-    """Returns XLA's options for a program; None: those of the process alone, which have the last word."""
+    """Returns XLA's options for a program; None: no options. Flags in XLA_FLAGS have precedence."""
     if "cuda" not in mesh.devices.flat[0].client.platform_version.lower():
         return None
-    alone = mesh.devices.size == 1  # collectives in such graphs were never tried
-    wanted = (_GRAPHS if loops and alone else {}) | ({} if pure else _CALLS)
-    said = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in wanted.items() if name not in said and _known(name, value)} or None
+    is_single = mesh.devices.size == 1  # collectives in such graphs are untested
+    options = (_GRAPHS if loops and is_single else {}) | ({} if pure else _CALLS)
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in flags and _known(name, value)} or None
 
 
 @functools.cache
@@ -189,13 +188,13 @@ def _known(name: str, value: str | bool) -> bool:
 
 
 def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:
-    """Jits `fn`, not mapped, so that its outputs lie on the mesh as `specs` say (a prefix of their tree)."""
+    """Jits `fn`, unmapped, with outputs placed on the mesh by `specs`, a prefix of their tree."""
     shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
     return jax.jit(fn, out_shardings=shardings)
 
 
-def placed(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
-    """Returns shapes and dtypes with the place of the arrays, a PartitionSpec per tree or leaf."""
+def with_shardings(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
+    """Returns shapes and dtypes with shardings; `specs` has a PartitionSpec per tree or leaf."""
 
     def on_mesh(spec: P, tree: PyTree) -> PyTree:
         sharding = NamedSharding(mesh, spec)
@@ -205,34 +204,34 @@ def placed(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
 
 
 def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
-    """Compiles a jitted `fn` ahead, in a thread, while the caller prepares its arguments.
+    """Compiles a jitted `fn` in a thread, while the caller prepares its arguments.
 
     Args:
-      fn: from `pmap`.
+      fn: function from `pmap`.
       args: shapes and dtypes of the arguments (ShapeDtypeStructs).
-      mesh, specs: where each argument will lie, a PartitionSpec per argument or leaf.
+      mesh, specs: placement of the arguments, a PartitionSpec per argument or leaf.
     Returns:
-      A function of such arguments, which waits for the compilation.
+      A function of the arguments that waits for the compilation.
     """
 
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # made at run time; operation by operation, for breakpoints
-        return fn
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # defined at run time
+        return fn  # runs operation by operation, for breakpoints
 
-    shapes = placed(args, mesh, specs)
+    shapes = with_shardings(args, mesh, specs)
     pool = concurrent.futures.ThreadPoolExecutor(1)
     compiled = pool.submit(lambda: fn.lower(*shapes).compile())
     pool.shutdown(wait=False)
-    return lambda *given: compiled.result()(*given)
+    return lambda *arrays: compiled.result()(*arrays)
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     """Copies every leaf to all devices.
 
-    A copy first: device_put would share the buffer that is already there, and donating one deletes the other.
+    Copies first, because device_put would share an existing buffer, and donating one array would delete the other.
     """
     leaves, structure = jax.tree.flatten(tree)
-    there = iter(_copies([x for x in leaves if isinstance(x, jax.Array)]))
-    copied = [next(there) if isinstance(x, jax.Array) else np.array(x) for x in leaves]
+    copies = iter(_copies([x for x in leaves if isinstance(x, jax.Array)]))
+    copied = [next(copies) if isinstance(x, jax.Array) else np.array(x) for x in leaves]
     return jax.device_put(jax.tree.unflatten(structure, copied), NamedSharding(mesh, REPLICATED))
 
 
@@ -249,19 +248,19 @@ def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:
 
 
 def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
-    """Joins rollouts of neighbouring environments to one, which is split over the devices of the mesh.
+    """Joins rollouts of neighbouring environments into one that is split over the devices of the mesh.
 
     Args:
-      parts: K rollouts [T, B / K], each on one device or in numpy; K and the number D of devices both divide B.
-      mesh: the devices.
+      parts: K rollouts [T, B / K], each on one device or in numpy; K and the number D of devices divide B.
+      mesh: devices.
     Returns:
-      A rollout [T, B]. What lies on the right device already is not copied.
+      A rollout [T, B]. Data on the right device are not copied.
     """
     devices = list(mesh.devices.flat)
     if len(parts) == 1 and len(devices) == 1:
         return jax.device_put(parts[0], devices[0])
     common = math.gcd(len(parts), len(devices))
-    split, joined = len(devices) // common, len(parts) // common  # pieces of a part, and of a device
+    split, joined = len(devices) // common, len(parts) // common  # pieces per part, and per device
     pieces = [piece for part in parts for piece in (_split(part, split) if split > 1 else [part])]
     placed = []
     for d, device in enumerate(devices):
@@ -277,13 +276,13 @@ def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
     return _by_columns(whole, *placed)
 
 
-def side_by_side(parts: Sequence[Rollout]) -> Rollout:
-    """Joins rollouts [T, b] of neighbouring environments to one, [T, B], in numpy."""
+def join_columns(parts: Sequence[Rollout]) -> Rollout:
+    """Joins rollouts [T, b] of neighbouring environments into one, [T, B], in numpy."""
     return _by_columns(lambda axis, *x: np.concatenate(x, axis), *parts)
 
 
 def _by_columns(fn: Callable, *rollouts: Rollout) -> Any:
-    """Applies `fn(axis, *leaves)` to the leaves of rollouts, with the axis of their environments."""
+    """Applies `fn(axis, *leaves)` to the leaves of rollouts, with the axis of their columns."""
     inner = lambda spec, *trees: jax.tree.map(functools.partial(fn, 1 if spec == _TIME_MAJOR else 0), *trees)
     return jax.tree.map(inner, ROLLOUT, *rollouts, is_leaf=lambda x: isinstance(x, P))
 
@@ -313,7 +312,7 @@ def _join(pieces: list[Rollout]) -> Rollout:
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Stacks trees of K devices, or of numpy arrays, to leaves [K, ...]; what lies on a device stays there."""
+    """Stacks trees of K devices, or of numpy arrays, to leaves [K, ...]; arrays stay on their devices."""
     homes = [next(iter(x.devices())) for tree in trees for x in jax.tree.leaves(tree)[:1] if isinstance(x, jax.Array)]
     if len(set(homes)) < len(trees):
         return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *trees)
@@ -327,17 +326,17 @@ def _with_axis(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def first(tree: PyTree) -> PyTree:
+def first_copy(tree: PyTree) -> PyTree:
     """Returns one device's copy of replicated leaves."""
-    # not x[0]: slicing a sharded array is a program of its own, a thousand times slower
+    # not x[0]: slicing a sharded array runs a program, a thousand times slower
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
-def diverged(tree: PyTree) -> list[str]:
-    """Returns the replicated leaves whose copies are not all the same, by name; NaN equals NaN."""
-    found = []
+def find_diverged(tree: PyTree) -> list[str]:
+    """Returns the names of replicated leaves whose copies differ; NaN equals NaN."""
+    names = []
     for path, x in jax.tree.leaves_with_path(tree):
         copies = [np.asarray(shard.data).tobytes() for shard in x.addressable_shards]
         if any(copy != copies[0] for copy in copies[1:]):
-            found.append(jax.tree_util.keystr(path, simple=True, separator="."))
-    return found
+            names.append(jax.tree_util.keystr(path, simple=True, separator="."))
+    return names

@@ -35,7 +35,7 @@ class Population:
 
     Args:
       fused: of one device, of the first member, whose environments are pure.
-      of_floats: floats of one member, which may be traced -> its Fused.
+      with_values: floats of one member, which may be traced -> its Fused.
       seeds: [S].
       floats: those in which members differ, [S] f32 each; () where none do.
       devices: that members are dealt to, as far as there is a member for each.
@@ -44,17 +44,17 @@ class Population:
     def __init__(
         self,
         fused: Fused,
-        of_floats: Callable[[PyTree], Fused],
+        with_values: Callable[[PyTree], Fused],
         *,
         seeds: Sequence[int],
         floats: PyTree,
         devices: Sequence[jax.Device],
     ):
-        self.fused, self._of_floats = fused, of_floats
+        self.fused, self._of_floats = fused, with_values
         self._devices = devices
         self._roots = jnp.stack([jax.random.key(seed) for seed in seeds])
         self._floats = jax.tree.map(jnp.asarray, floats)
-        self._begun = jax.jit(lambda floats, root: of_floats(floats).begun(root))  # a member's state
+        self._begun = jax.jit(lambda floats, root: with_values(floats).init_state(root))  # a member's state
         self._start: Callable[..., LoopState] = self._begun
         self._places = {i: i for i in range(len(seeds))}  # member -> place
         self._state: LoopState | None = None
@@ -83,7 +83,7 @@ class Population:
         state = jax.eval_shape(self._begun, floats, root)
         width = self._width(len(self._places))
         every = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), (floats, state, root))
-        shapes = parallel.placed((*every, *_NUMBERS), self._mesh, _ADVANCED)
+        shapes = parallel.with_shardings((*every, *_NUMBERS), self._mesh, _ADVANCED)
         lowered = self._advance.lower(*shapes)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             compiled = pool.submit(lowered.compile)
@@ -168,7 +168,7 @@ class Population:
 
     def actor(self, member: int) -> PyTree:
         """Returns the actor of a member."""
-        return parallel.first(self._acting(self._own(member)[0], self.of(member).learner))
+        return parallel.first_copy(self._acting(self._own(member)[0], self.of(member).learner))
 
     @functools.cached_property
     def _acting(self) -> Callable[..., PyTree]:
@@ -302,9 +302,9 @@ class Member(Program):
     def learn(self, state: Any, rollout: Rollout, seed: int, iteration: int, call: int = 0) -> tuple[Any, Metrics]:
         raise RuntimeError("a member of a population learns in the program of all")
 
-    def apart(self, state: Any) -> Any:
+    def discontinue(self, state: Any) -> Any:
         one = self.population.of(self.member)
-        self.population.put(self.member, self.population.fused.apart(one))
+        self.population.put(self.member, self.population.fused.discontinue(one))
         return self.place_of
 
     def restart(self, count: int) -> None:

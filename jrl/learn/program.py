@@ -1,6 +1,6 @@
-"""Program of a run: iterations that collect and learn, in one compiled program (fused.py) or in two (staged.py).
+"""The interface of programs that collect and learn: one compiled program (fused.py) or two (staged.py).
 
-Both draw the same keys from the seed, so that environments written in JAX give the same bits either way.
+Both derive the same keys from the seed, so environments written in JAX give the same bits either way.
 """
 
 import abc
@@ -26,22 +26,22 @@ class LoopState:
     """State that changes from call to call."""
 
     learner: PyTree  # replicated over devices
-    replay: PyTree  # each device's own, [D * n, ...] of leaves [n, ...] and [D] of scalars; () without
-    # environments in the program, [D, ...]; of others nothing, and in what is kept their episode statistics
+    replay: PyTree  # per device: [D * n, ...] for leaves [n, ...], [D] for scalars; () without replay
+    # environments in the program, [D, ...]; else (), or their episode statistics in a checkpoint
     source: PyTree
 
 
 class Program(abc.ABC):
-    """Iterations by which a run advances: one call of `advance` makes up to `iterations`, dispatched, not waited for.
+    """Iterations of a run: one call of `advance` dispatches up to `iterations` of them and does not wait.
 
-    The parts of an iteration can be called by themselves: `collect` and `learn`.
+    `collect` and `learn` are the two parts of an iteration and can be called separately.
 
     Attributes:
-      learner: of one device.
-      mesh: the devices that learn.
-      rows: T * B over all devices, masked steps included: an iteration takes no more steps than that.
-      iterations: of one call, at most.
-      source: where rollouts come from, after `init`; None where they are part of the program that learns.
+      learner: learner of one device.
+      mesh: devices that learn.
+      rows: T * B over all devices, masked steps included: the maximum number of steps per iteration.
+      iterations: maximum number of iterations per call.
+      source: source of rollouts after `init`; None if collection is part of the learning program.
     """
 
     source: Source | None = None
@@ -52,72 +52,72 @@ class Program(abc.ABC):
         self._roots: dict[int, Key] = {}
 
     def drain(self) -> dict[str, float]:
-        """Returns `Source.drain()` of its source."""
+        """Returns `Source.drain()` of the source."""
         return self.source.drain() if self.source is not None else {}
 
     @abc.abstractmethod
     def init(self, seed: int) -> LoopState:
-        """Makes the state at the start of a run."""
+        """Returns the initial state of a run."""
 
     @abc.abstractmethod
     def advance(
         self, state: LoopState, seed: int, iteration: int, count: int = 1
     ) -> tuple[LoopState, Metrics, Episodes]:
-        """Makes `count` iterations, 1 to `iterations`; takes over the buffers of `state`."""
+        """Makes `count` iterations, 1 to `iterations`; donates the buffers of `state`."""
 
     @abc.abstractmethod
     def collect(
         self, state: LoopState, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Rollout, Episodes]:
-        """Collects the next rollout, with the present state. `call` counts those of one iteration; `advance`'s is 0."""
+        """Collects the next rollout with the present state. `call` numbers the calls within an iteration, from 0."""
 
     @abc.abstractmethod
     def learn(
         self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Metrics]:
-        """Learns from a rollout; takes over the buffers of `state`, not those of the rollout."""
+        """Learns from a rollout; donates the buffers of `state`, not those of the rollout."""
 
     @abc.abstractmethod
-    def apart(self, state: LoopState) -> LoopState:
-        """Returns the state whose next rollout does not continue the latest, which may not have been learned from."""
+    def discontinue(self, state: LoopState) -> LoopState:
+        """Returns a state whose next rollout does not continue the latest rollout."""
 
     @abc.abstractmethod
     def keep(self, state: LoopState) -> LoopState:
-        """Returns what of a state a checkpoint holds."""
+        """Returns the part of a state that a checkpoint stores."""
 
     @abc.abstractmethod
     def place(self, state: LoopState) -> LoopState:
-        """Puts what was kept on the devices again; call it after `init`."""
+        """Returns the state of a checkpoint's content, on the devices; call it after `init`."""
 
     @abc.abstractmethod
     def restart(self, count: int) -> None:
-        """Makes environments anew that a checkpoint cannot hold; another `count` makes others."""
+        """Replaces environments that a checkpoint cannot store; `count` seeds the new environments."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
 
     def actor(self, state: LoopState) -> PyTree:
         """Returns the actor, on one device."""
-        return parallel.first(self.learner.actor(state.learner))
+        return parallel.first_copy(self.learner.actor(state.learner))
 
     def assign(self, state: LoopState, kept: PyTree) -> LoopState:
-        """Returns the state with the learner `kept`, as `keep` returned it; all else stays."""
+        """Returns the state with a learner from a checkpoint (`keep`) and everything else unchanged."""
         return dataclasses.replace(state, learner=parallel.replicate(self.learner.resume(kept), self.mesh))
 
-    def _begun_with_data(self, replay: PyTree) -> PyTree:
-        """Returns an empty replay, or with data sets one that has them, priorities of their rows and all."""
+    def _initial_replay(self, replay: PyTree) -> PyTree:
+        """Returns the initial replay on the devices: `replay`, or the data sets with initial priorities."""
         data = self.learner.data
         return replay if data is None else parallel.shard(data.fill(), self.mesh)
 
     def _with_data(self, replay: PyTree) -> PyTree:
-        """Returns a checkpoint's replay on the devices, with the data sets that it is to have."""
+        """Returns a checkpoint's replay on the devices, with the rows of the data sets."""
         data = self.learner.data
-        return replay if data is None else parallel.shard(data.dressed(replay, data.fill()), self.mesh)
+        return replay if data is None else parallel.shard(data.with_rows(replay, data.fill()), self.mesh)
 
     def _without_data(self, replay: PyTree) -> PyTree:
-        """Returns what of a replay a checkpoint holds."""
-        return replay if self.learner.data is None else self.learner.data.bare(replay)
+        """Returns the part of a replay that a checkpoint stores."""
+        return replay if self.learner.data is None else self.learner.data.without_rows(replay)
 
     def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
         if seed not in self._roots:
@@ -142,8 +142,8 @@ _iteration_keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role
 _later = jax.jit(jax.random.fold_in)
 
 
-# The replays of D devices are one array behind the other, not stacked along a new axis: a device sees its part as is.
-# With an axis to take off and put back on, XLA copies the buffer several times.
+# The replays of D devices are concatenated, not stacked along a new axis: removing and adding a device axis made XLA
+# copy the buffer several times.
 
 
 def empty_replay(learner: Learner, devices: int) -> PyTree:
@@ -152,7 +152,7 @@ def empty_replay(learner: Learner, devices: int) -> PyTree:
 
 
 def own_replay(replay: PyTree, learner: Learner) -> PyTree:
-    """Returns this device's part inside a mapped program, as the learner knows it."""
+    """Returns this device's replay inside a mapped program, in the learner's shapes."""
     return jax.tree.map(lambda x, like: x.reshape(like.shape), replay, jax.eval_shape(learner.init_replay))
 
 
@@ -161,14 +161,15 @@ def joined_replay(replay: PyTree) -> PyTree:
 
 
 def over_iterations(metrics: Metrics, count: Any = None) -> Metrics:
-    """Returns the mean [] of each metric [K] over iterations that have one (NaN is none); of whole numbers, which
-    count, the last. Of the first `count` iterations; None: of all.
+    """Returns the mean [] of each metric [K] over iterations, ignoring NaN; the last value of integer metrics.
+
+    Only the first `count` iterations count; None: all.
     """
     found = {name: x[-1 if count is None else count - 1] for name, x in metrics.items()}
     floats = [name for name, x in metrics.items() if jnp.issubdtype(x.dtype, jnp.floating) and x.shape[0] > 1]
     if not floats:
         return found
-    rows = jnp.stack([metrics[name] for name in floats])  # side by side: a few operations for all
+    rows = jnp.stack([metrics[name] for name in floats])  # stacked, so that few operations handle all metrics
     if count is not None:
         rows = jnp.where(jnp.arange(rows.shape[1], dtype=jnp.uint32) < count, rows, jnp.nan)
     return found | dict(zip(floats, jnp.nanmean(rows, 1), strict=True))

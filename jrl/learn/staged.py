@@ -1,4 +1,4 @@
-"""Collecting and learning as two compiled programs: for environments outside of programs, and for code in between."""
+"""Collecting and learning as two compiled programs, for host environments and for user code in between."""
 
 import contextlib
 import dataclasses
@@ -20,24 +20,24 @@ from jrl.metrics.timers import Timers
 from jrl.rollout.source import Source
 from jrl.types import Episodes, Key, Metrics, Rollout
 
-# calls between two whose stages are timed, which means to wait for each: where they overlap, that costs more
+# every n-th call is timed; timing waits for each stage, which costs more if the stages overlap
 _TIMED_EVERY = {"collect": 16, "wait": 64}
 
 
 class Staged(Program):
-    """Collects and learns as two programs: for environments outside of programs, and for code in between.
+    """Collects and learns as two programs, for host environments and for user code in between.
 
     Args:
-      learner: made with axis_name=parallel.AXIS.
-      make_source: over all environments, for `init`.
-      mesh: the devices.
+      learner: learner made with axis_name=parallel.AXIS.
+      make_source: key -> source over all environments, for `init`.
+      mesh: devices.
       rows: T * B over all devices.
-      timers: where stages are timed.
-      stage: what a rollout's time is called: that of collecting it or, where others do, of waiting for it.
-      remake: (key, count) -> a source with new environments, for `restart`; None: they go on.
-      training_step: what an iteration does, of a `Step`; None: `step.learn(step.sample())`. What it returns is ignored.
+      timers: timers of the stages.
+      stage: timer name: "collect", or "wait" if another thread or process collects.
+      remake: (key, count) -> source with new environments, for `restart`; None: the environments continue.
+      training_step: iteration as a function of a `Step`; None: `step.learn(step.sample())`. Its result is ignored.
 
-    The stages of some calls are timed; the others run without a wait.
+    Only some calls are timed; the others run without waiting.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Staged(Program):
         self._make_source, self._remake = make_source, remake
         self._timers, self._stage, self._every = timers, stage, _TIMED_EVERY[stage]
         self.training_step = training_step
-        self._seam = False  # before a rollout that continues nothing
+        self._seam = False  # whether the next rollout must not continue the latest
         self._source_key: Key | None = None
-        self._waits = parallel.waits(mesh)
+        self._waits = parallel.must_wait(mesh)
         self._traced = False
         self._kept_keys: tuple[tuple[int, int, int], tuple[Key, Key]] | None = None
 
@@ -69,25 +69,25 @@ class Staged(Program):
 
         out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
         state, replay, key = parallel.place_outputs(start, self.mesh, out_specs)(jax.random.key(seed))
-        self._source_key = parallel.first(key)
+        self._source_key = parallel.first_copy(key)
         self.source = self._make_source(self._source_key)
-        return LoopState(state, self._begun_with_data(replay), ())
+        return LoopState(state, self._initial_replay(replay), ())
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         if self.training_step is not None:
-            return self._as_told(self.training_step, state, seed, iteration)
+            return self._run_training_step(self.training_step, state, seed, iteration)
         state, rollout, report = self.collect(state, seed, iteration)
         state, metrics = self.learn(state, rollout, seed, iteration)
         assert self.source is not None
         return state, {**metrics, **self.source.metrics}, report
 
-    def _as_told(self, fn: Callable[["Step"], Any], state: LoopState, seed: int, iteration: int):
+    def _run_training_step(self, fn: Callable[["Step"], Any], state: LoopState, seed: int, iteration: int):
         step = Step(self, state, seed, iteration)
         fn(step)
         assert self.source is not None
         reports, learned = step._reports, step._learned
         if not reports:
-            report = episode_metrics.nothing(self.source.columns)
+            report = episode_metrics.empty_report(self.source.columns)
         else:
             report = reports[0] if len(reports) == 1 else episode_metrics.add_up(reports)
         metrics = learned[0] if len(learned) == 1 else _mean(learned)
@@ -120,7 +120,7 @@ class Staged(Program):
         return state, rollout, report
 
     def _trace_ahead(self, state: LoopState, actor: Any, key: Key) -> None:
-        """Traces learning in a thread while the program that collects is compiled: the start is half a second less."""
+        """Traces learning in a thread while the collecting program compiles, which saves 0.5 s at the start."""
         assert self.source is not None
         self._traced = True
         like = self.source.like(actor, key)
@@ -129,7 +129,7 @@ class Staged(Program):
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
 
             def trace() -> None:
-                with contextlib.suppress(Exception):  # whoever calls it next raises it
+                with contextlib.suppress(Exception):  # the next call of `learn` raises it
                     self._learning.trace(*shapes)
 
             threading.Thread(target=trace, name="jrl-trace", daemon=True).start()
@@ -144,7 +144,7 @@ class Staged(Program):
             self._timers.add("update", (time.perf_counter() - start) * self._every)
         return LoopState(learned, replay, ()), metrics
 
-    def apart(self, state: LoopState) -> LoopState:
+    def discontinue(self, state: LoopState) -> LoopState:
         self._seam = True
         return state
 
@@ -173,12 +173,12 @@ class Staged(Program):
 
 
 class Step:
-    """One iteration for a user's function, which decides what is collected and learned from.
+    """One iteration for a user's function that decides when to collect and learn.
 
     Attributes:
-      state: the LoopState; its buffers are taken over by `learn`.
-      seed, iteration: of the run, and the iterations before this one.
-      metrics: name -> scalar, put into the result row beside those of learning; empty at first.
+      state: LoopState; `learn` donates its buffers.
+      seed, iteration: seed of the run, and number of earlier iterations.
+      metrics: name -> scalar for the result row, in addition to the learner's metrics; initially empty.
     """
 
     def __init__(self, program: Program, state: LoopState, seed: int, iteration: int):
@@ -189,17 +189,17 @@ class Step:
         self._learned: list[Metrics] = []
 
     def sample(self) -> Rollout:
-        """Collects the next rollout [T, B], with the present state. May be called again, or not at all."""
+        """Collects the next rollout [T, B] with the present state. May be called any number of times."""
         number = self.seed, self.iteration, len(self._reports)
         self.state, rollout, report = self._program.collect(self.state, *number)
         self._reports.append(report)
         return rollout
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Makes one step of the learner: on-policy all epochs on `rollout`, which stays; from replay all updates.
+        """Makes one step of the learner: on-policy all epochs on `rollout`, with replay all updates.
 
         Returns:
-          Its metrics, on the device: reading one waits. An iteration reports the mean over its calls.
+          Metrics on the device: reading one waits. An iteration reports the mean over its calls.
         """
         self.state, metrics = self._program.learn(self.state, rollout, self.seed, self.iteration, len(self._learned))
         self._learned.append(metrics)
@@ -208,5 +208,5 @@ class Step:
 
 def _mean(calls: list[Metrics]) -> Metrics:
     names = list(dict.fromkeys(name for metrics in calls for name in metrics))
-    together = lambda name: jnp.stack([jnp.asarray(m[name]) for m in calls if name in m])
-    return {name: over_iterations({name: together(name)})[name] for name in names}
+    stack = lambda name: jnp.stack([jnp.asarray(m[name]) for m in calls if name in m])
+    return {name: over_iterations({name: stack(name)})[name] for name in names}

@@ -1,4 +1,4 @@
-"""A function whose results' shapes are asked for before it is used, traced once for both."""
+"""Traces a function once for both its output shapes and its use."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +9,13 @@ from jax.extend.core import jaxpr_as_fun
 from jrl.types import PyTree
 
 
-def once(fn: Callable[..., PyTree], *like: Any) -> tuple[Callable[..., PyTree], PyTree]:
-    """Returns `fn` for arguments of these shapes and dtypes, and the shapes and dtypes of what it returns.
+def trace_once(fn: Callable[..., PyTree], *like: Any) -> tuple[Callable[..., PyTree], PyTree]:
+    """Returns `fn` for arguments of these shapes and dtypes, and the shapes and dtypes of its results.
 
-    To trace an update takes a tenth of a second and more; what was traced is taken over operation by operation.
+    Tracing an update takes 0.1 s and more; the returned function replays the traced operations.
 
     Args:
-      fn: a pure function; it may use arrays of the program around it.
+      fn: pure function; it may use arrays of the surrounding program.
       like: arguments, or their `jax.ShapeDtypeStruct`.
     """
     jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*like)

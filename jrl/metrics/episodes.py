@@ -326,11 +326,11 @@ def add_up_stacked(reports: Episodes, among=None) -> Episodes:
     )
 
 
-def nothing(columns: Columns) -> Episodes:
+def empty_report(columns: Columns) -> Episodes:
     """Returns the report of a time in which no step was taken, in numpy; leaves of `columns` may have leading axes."""
     if isinstance(columns.games, Columns):
-        agents = nothing(dataclasses.replace(columns, games=()))
-        return dataclasses.replace(nothing(columns.games), agents=agents)
+        agents = empty_report(dataclasses.replace(columns, games=()))
+        return dataclasses.replace(empty_report(columns.games), agents=agents)
     of = lambda value, dtype: np.full(columns.window_next.shape, value, dtype)
     return Episodes(
         count=of(0, np.int32),

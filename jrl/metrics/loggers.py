@@ -100,7 +100,7 @@ def _opener(name: str) -> Callable[[Path, int | None], Logger]:
                 raise InputError("run.log wandb: W&B is not installed: pip install wandb, or leave it out")
         return files[name]
     if registry.registered(name) is None and ":" not in name and "." not in name:
-        near = difflib.get_close_matches(name, [*files, *registry.everything()], 1)
+        near = difflib.get_close_matches(name, [*files, *registry.all_registered()], 1)
         mend = f"did you mean {near[0]}? " if near else ""
         raise InputError(
             f"run.log: unknown logger {name}: {mend}there are {', '.join(files)}, and functions of yours as "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jrl.spaces import joined
+from jrl.spaces import join_paths
 
 # ours -> theirs; those of episodes stand at the top and under `env_runners`
 EPISODES = {
@@ -202,13 +202,13 @@ def _estimated(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings as one, with names joined by /, no two to the same (`jrl.spaces.joined`).
+    """Returns nested mappings as one, with names joined by /, no two to the same (`jrl.spaces.join_paths`).
 
     >>> flat({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
     {'info/learner/loss': 0.5, 'iteration': 3}
     """
     found = dict(_leaves(tree, ()))
-    return dict(zip(joined([*found]), found.values(), strict=True))
+    return dict(zip(join_paths([*found]), found.values(), strict=True))
 
 
 def _leaves(tree: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

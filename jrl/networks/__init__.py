@@ -4,8 +4,8 @@
     params = net.init(key)
     logits, value = net.apply(params, obs)                              # obs [..., *] -> [..., 4], [..., 1]
 
-With memory (`config.core`) an observation has a past. Acting takes one step at a time; what is learned from is a Window
-of consecutive steps, which stands where else an observation does:
+A recurrent network (`config.core`) acts one step at a time. It learns from a Window of consecutive steps instead of
+single observations:
 
     (logits, value), carry = net.step(params, obs, net.carry(batch_size))   # obs [B, *]
     logits, value = net.apply(params, window)                           # window.obs [N, L, *] -> [N, L, 4], [N, L, 1]
@@ -37,33 +37,33 @@ __all__ = ["Head", "Network", "NetworkConfig", "build", "encoded", "is_image", "
 class Head(NamedTuple):
     """One output of the network: `size` numbers per observation, last layer initialised with gain `scale`.
 
-    With `noise` the head's layers are `noisy.NoisyDense`, whose deviations start at `noise`.
+    With `noise` its layers are `noisy.NoisyDense`, with `noise` as initial deviation.
     """
 
     size: int
     scale: float = 1.0
-    noise: Any = None  # a scalar, maybe traced; None: ordinary layers
-    privileged: bool = False  # reads `NetworkConfig.value_inputs`, too: a value or critic, nothing that acts
+    noise: Any = None  # scalar, may be traced; None: ordinary layers
+    privileged: bool = False  # reads `NetworkConfig.value_inputs`, too: for values and critics, not for policies
 
 
 class Network(NamedTuple):
-    """Any flax, nnx or hand-written network fits behind these functions.
+    """Network as pure functions, whatever library it is written in.
 
-    Outputs are f32 [..., size], one per name, of all heads if none is named. `key` draws the noise of noisy layers.
+    Outputs are f32 [..., size], one per name; without names one per head. `key` draws the noise of noisy layers.
     """
 
     init: Callable[[Key], PyTree]  # key -> params
     # (params, obs [..., *], *names, key=None) -> outputs [..., size]; with a core (params, Window, ...) -> [N, L, size]
     apply: Callable[..., tuple[Array, ...]]
-    carry: Callable[[int], PyTree]  # batch_size -> the memory at an episode's start [B, ...]; () without a core
+    carry: Callable[[int], PyTree]  # batch_size -> recurrent state at an episode's start [B, ...]; () without a core
     # (params, obs [B, *], carry, *names, key=None) -> (outputs [B, size], carry)
     step: Callable[..., tuple[tuple[Array, ...], PyTree]]
-    # (params, Window, *names, key=None) -> (outputs [N, L, size], the memory after the window)
+    # (params, Window, *names, key=None) -> (outputs [N, L, size], recurrent state after the window)
     unroll: Callable[..., tuple[tuple[Array, ...], PyTree]]
 
 
 def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
-    """Prepares an observation [..., *] for all networks that read it, once: its numbers as floats."""
+    """Converts an observation [..., *] to floats, once for all networks that read it."""
     leaf = single(space, cfg)
     if custom.is_custom(cfg):
         return obs
@@ -73,15 +73,16 @@ def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
 
 
 def unprivileged(space: Space, cfg: NetworkConfig) -> tuple[Space, NetworkConfig]:
-    """Returns the part of `space` that is not among `cfg.value_inputs`, and the config of what reads it alone."""
-    encoders = {path: name for path, name in cfg.encoders.items() if not spaces.within(path, cfg.value_inputs)}
+    """Returns `space` without `cfg.value_inputs`, and the config of networks that read this part."""
+    encoders = {path: name for path, name in cfg.encoders.items() if not spaces.is_within(path, cfg.value_inputs)}
     public = spaces.without(space, cfg.value_inputs)
     return public, replace(cfg, value_inputs=(), encoders=Options(encoders))
 
 
 def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
-    """Returns observations, as `read` left them, as vectors [N, F], by what stands in front of the dense layers:
-    encoders, or the user's own torso. Within the compact call of `module`, whose child is `name`.
+    """Returns observations, prepared by `read`, as vectors [N, F]: the output of the encoders or of the user's torso.
+
+    Call it within the compact call of `module`; the encoder is its child `name`.
     """
     if custom.is_custom(cfg):
         return custom.features(module, cfg, space, x, name)
@@ -93,23 +94,22 @@ def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name
 
 
 def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
-    """Returns `encoded`, and the dense layers behind it; one image's CNN and the user's own torso have none."""
+    """Returns the output of the dense layers after `encoded`. A CNN for a single image and a user's torso have none."""
     leaf = single(space, cfg)
-    whole = custom.is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
+    is_complete = custom.is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
     x = encoded(module, cfg, space, x, name)
-    return x if whole else Mlp(cfg, name=name)(x)
+    return x if is_complete else Mlp(cfg, name=name)(x)
 
 
 def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry: PyTree, reset: Any):
-    """Returns (y [rows, core size], carry): `x` [rows, F] through the core whose parameters are `module`'s child
-    `name`.
+    """Applies the recurrent core, `module`'s child `name`, to `x` [rows, F]: (y [rows, core size], carry).
 
     Args:
-      carry: the core's memory: of each row, or with `reset` before the first step of each window.
+      carry: recurrent state of each row, or with `reset` before the first step of each window.
       reset: None: each row is one step. [N, L] bool: rows are the steps of N windows.
     """
     core = cores.make(cfg.core, x.shape[-1], dtype=cfg.dtype, weights=cfg.init)
-    # not `param` alone, which would trace `init` at each call to compare shapes
+    # not `param` alone: it would trace `init` at each call to compare shapes
     params = module.param(name, core.init) if module.is_initializing() else module.get_variable("params", name)
     if reset is None:
         return core.step(params, x, carry)
@@ -118,7 +118,7 @@ def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry:
 
 
 def _truncated(core: cores.Core, limit: int | None, params, x, carry, reset):
-    """Returns `core.unroll` whose gradient goes back through `limit` steps at most: it stops at multiples of that."""
+    """Unrolls the core with truncated backpropagation: the gradient stops at multiples of `limit` steps."""
     length, parts = reset.shape[1], []
     if limit is None or length <= limit:
         return core.unroll(params, x, carry, reset)
@@ -136,7 +136,7 @@ class _Towers(nn.Module):
 
     @nn.compact
     def __call__(self, obs, names, key=None, carry=None, reset=None):
-        """Returns (outputs, carry): without `reset` each row is a step, and every tower's memory goes on."""
+        """Returns (outputs, carry). Without `reset` each row is a step, and every tower's state is updated."""
         views, made = dict[bool, Any](), dict[str, Any]()
         outputs, after = {}, dict(carry or {})
         keys: Any = None if key is None else jax.random.split(key, (len(self.heads), len(self.cfg.head_hidden) + 1))
@@ -145,10 +145,10 @@ class _Towers(nn.Module):
             if name not in names and (carry is None or reset is not None):
                 continue
             if tower not in made:
-                everything = head.privileged or not self.cfg.value_inputs
-                if everything not in views:
-                    views[everything] = self._view(obs, everything)
-                cfg, space, x = views[everything]
+                reads_all = head.privileged or not self.cfg.value_inputs
+                if reads_all not in views:
+                    views[reads_all] = self._view(obs, reads_all)
+                cfg, space, x = views[reads_all]
                 cfg = cfg.of_critics() if head.privileged else cfg
                 made[tower] = features(self, cfg, space, x, tower)
                 if carry is not None:
@@ -163,20 +163,20 @@ class _Towers(nn.Module):
                 if self.cfg.layer_norm or (head.privileged and self.cfg.critic_layer_norm):
                     y = nn.LayerNorm(dtype=self.cfg.dtype, name=f"{name}_norm_{layer}")(y)
                 y = ACTIVATIONS[self.cfg.activation](y)
-            # logits and values are sums of float32: bfloat16 would round a value of 300 to steps of 2
+            # float32, because bfloat16 would round a value of 300 to steps of 2
             dense = self._dense(head, head.size, head.scale, f"{name}_head", jnp.float32)
             outputs[name] = dense(y, None if keys is None else keys[i, -1])
         return tuple(outputs[name] for name in names), after
 
-    def _view(self, obs, everything):
-        """Returns (config, space, what `read` makes of it) of `everything`, or of all but `value_inputs`."""
-        if everything:
+    def _view(self, obs, reads_all):
+        """Returns (config, space, prepared observation), without `value_inputs` unless `reads_all`."""
+        if reads_all:
             return self.cfg, self.space, read(self.cfg, self.space, obs)
         space, cfg = unprivileged(self.space, self.cfg)
-        return cfg, space, read(cfg, space, spaces.removed(self.space, self.cfg.value_inputs, obs))
+        return cfg, space, read(cfg, space, spaces.remove_parts(self.space, self.cfg.value_inputs, obs))
 
     def _dense(self, head, features, scale, name, dtype):
-        """Returns a layer of a head: (x, key or None) -> y of `dtype`."""
+        """Returns a layer of a head as a function (x, key or None) -> y of `dtype`."""
         if head.noise is not None:
             return NoisyDense(features, head.noise, dtype, name=name)
         dense = Dense(features, dtype=dtype, weights=self.cfg.init, scale=scale, name=name)
@@ -184,11 +184,11 @@ class _Towers(nn.Module):
 
 
 def check(space: Space, cfg: NetworkConfig) -> None:
-    """Raises InputError where `cfg` does not fit observations of `space`."""
+    """Raises InputError if `cfg` does not fit observations of `space`."""
     errors = cores.faults(cfg.core) + _value_input_faults(space, cfg)
     if cfg.torso_options and not custom.is_custom(cfg):
         errors.append(
-            f"network.torso_options: {cfg.torso} takes none, they are for a torso of your own: leave them out"
+            f"network.torso_options: {cfg.torso} takes no options, only a torso of your own does: leave them out"
         )
     if custom.is_custom(cfg):
         custom.check(cfg, space)
@@ -207,26 +207,25 @@ def check(space: Space, cfg: NetworkConfig) -> None:
 
 
 def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
-    """Returns what is wrong with `cfg.value_inputs`, one message each."""
-    known, key = spaces.names(space), "network.value_inputs"
+    known, key = spaces.part_names(space), "network.value_inputs"
     if cfg.value_inputs and not known:
         got = ", ".join(map(repr, cfg.value_inputs))
         near = [name for name in difflib.get_close_matches(spaces.STATE, cfg.value_inputs) if name != spaces.STATE]
-        mend = (
-            f"leave this out, or did you mean {spaces.STATE!r}, the view of several agents?"
+        fix = (
+            f"leave this out, or did you mean {spaces.STATE!r}, the global state of several agents?"
             if near
             else "leave this out"
         )
-        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: {mend}"]
+        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: {fix}"]
     errors = cfg.sharing_faults()
     for name in cfg.value_inputs:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            mend = f"did you mean {near[0]!r}?" if near else "name one of them, or leave it out"
-            errors.append(f"{key}: expected names among {', '.join(map(repr, known))}, got {name!r}: {mend}")
+            fix = f"did you mean {near[0]!r}?" if near else "name one of them, or leave it out"
+            errors.append(f"{key}: expected names among {', '.join(map(repr, known))}, got {name!r}: {fix}")
     if not errors and not spaces.leaves(spaces.without(space, cfg.value_inputs)):
         errors.append(
-            f"{key}: expected to leave the policy something to read, got all of {', '.join(map(repr, known))}: "
+            f"{key}: expected to leave the policy a part to read, got all of {', '.join(map(repr, known))}: "
             "leave one of them out"
         )
     return errors
@@ -235,12 +234,12 @@ def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
 def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Network:
     """Builds a network with one output per head.
 
-    `cfg.shared` puts all heads on one torso and core; otherwise each head has one of its own. `cfg.head_hidden` gives
-    each head dense layers of its own behind them. What `cfg.value_inputs` names, privileged heads alone read
-    (asymmetric actor-critic, arXiv:1710.06542); all others do not depend on it.
+    `cfg.shared` puts all heads on one torso and core; otherwise each head has its own torso and core. `cfg.head_hidden`
+    adds dense layers to each head. Only privileged heads read `cfg.value_inputs` (asymmetric actor-critic,
+    arXiv:1710.06542).
 
     Args:
-      spec: the environment's spaces; of the observation all is read but an action mask.
+      spec: environment's spaces; the network reads the whole observation except the action mask.
       cfg: encoders, torso, widths, activation, core.
       heads: name -> Head.
     Returns:
@@ -255,7 +254,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
     >>> logits.shape, value.shape
     ((8, 2), (8, 1))
     """
-    space = spaces.seen(spec.observation)
+    space = spaces.without_mask(spec.observation)
     check(space, cfg)
     module = _Towers(space, cfg, tuple(heads.items()))
     towers = ("torso",) if cfg.shared else tuple(f"{name}_torso" for name in heads)
@@ -281,7 +280,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
         if isinstance(obs, Window):
             return unroll(params, obs, *names, key=key)[0]
         if recurrent:
-            raise TypeError("a network with a core reads a Window, or one step after the other by `step`")
+            raise TypeError("apply: expected a Window for a network with a core, got observations: use `step`")
         return run(params, obs, names, key)[0]
 
     def step(params, obs, carry, *names, key=None):

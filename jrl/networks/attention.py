@@ -1,8 +1,8 @@
 """GTrXL: a transformer over the latest steps of an episode, which trains as stably as an LSTM (arXiv:1910.06764).
 
-Each layer attends to its own latest inputs and the present one, at relative positions (Transformer-XL,
-arXiv:1901.02860). Layer normalisation stands in front of attention and of the dense layers; a gate as in a GRU takes
-the place of each residual connection.
+Each layer attends to its latest inputs and the present input at relative positions (Transformer-XL, arXiv:1901.02860).
+Layer normalisation comes before attention and before the dense layers. A gate as in a GRU replaces each residual
+connection.
 """
 
 import math
@@ -14,14 +14,14 @@ from jrl.fields import hyper
 from jrl.networks.recurrent import Core, dense, kernels, layer_norm, layer_norm_params
 from jrl.types import Array
 
-_LEAST_CHUNK = 32  # queries that are multiplied with their keys at once, where the memory is shorter
+_LEAST_CHUNK = 32  # minimum number of queries per product with the keys, for shorter memories
 
 
 def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """Makes a Core whose memory is {"inputs": f32 [B, layers, memory, size], "valid": i32 [B]}.
+    """Makes a Core with the state {"inputs": f32 [B, layers, memory, size], "valid": i32 [B]}.
 
-    The newest inputs are the last ones; `valid` of them belong to the present episode, the others are zero. As in
-    Transformer-XL no gradient goes into the memory before a window.
+    The newest inputs are last; `valid` of them belong to the present episode, the others are zero. As in Transformer-XL
+    no gradient flows into the state before a window.
     """
     memory, layers, size = cfg.memory, cfg.layers, cfg.size
     inner = cfg.heads * cfg.head_size
@@ -67,8 +67,8 @@ def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: st
     def unroll(params, x, carry, reset):
         past = jax.lax.stop_gradient(carry["inputs"])
         length = x.shape[1]
-        queries = min(length, max(memory, _LEAST_CHUNK))  # of a chunk: then their keys lie in two chunks
-        # how many rows with reset are before each row and before each slot of the memory; -1: no slot of this episode
+        queries = min(length, max(memory, _LEAST_CHUNK))  # per chunk, so that the keys lie in two chunks
+        # number of resets before each row and before each memory slot; -1: slot of another episode
         ends = jnp.cumsum(reset, 1, dtype=jnp.int32)
         episode = ends - reset
         slot = jnp.arange(-memory, 0)
@@ -85,7 +85,7 @@ def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: st
             both = jnp.concatenate([past[:, layer], y], 1)
             latest.append(both[:, length:])
             y = _block(cfg, dtype, block, both, memory, mask)
-        # the slots that belong to the episode after the last row
+        # memory slots that belong to the episode after the last row
         after = jnp.concatenate([before, episode], 1)[:, length:] == ends[:, -1:]
         inputs = jnp.where(after[:, None, :, None], jnp.stack(latest, 1), 0.0)
         return y, {"inputs": inputs, "valid": jnp.sum(after, 1, dtype=jnp.int32)}
@@ -98,7 +98,7 @@ def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: st
 
 
 def _block(cfg, dtype, params, x, memory, mask):
-    """Returns one layer over x [N, memory + L, S], of which the first `memory` rows are only attended to: [N, L, S]."""
+    """Applies one layer to x [N, memory + L, S], whose first `memory` rows are only keys: [N, L, S]."""
     y, normed = x[:, memory:], layer_norm(params, "attention_norm", x)
     attended = jax.nn.relu(_attention(cfg, dtype, params, normed, memory, mask))
     y = _gate(params, "attention_gate", y, attended, dtype)
@@ -107,9 +107,7 @@ def _block(cfg, dtype, params, x, memory, mask):
 
 
 def _gate(params, name, x, y, dtype):
-    """Returns (1 - z) x + z h with z = sigmoid(W y + U x - bias), r = sigmoid(W' y + U' x), h = tanh(W'' y + U'' (r
-    x)).
-    """
+    """Returns (1 - z) x + z h for the update gate z, the reset gate r and the candidate h of a GRU."""
     r, z, h = jnp.split(dense(params, f"{name}_y", y, dtype), 3, -1)
     r_x, z_x = jnp.split(dense(params, f"{name}_x", x, dtype), 2, -1)
     z = jax.nn.sigmoid(z + z_x)
@@ -118,7 +116,7 @@ def _gate(params, name, x, y, dtype):
 
 
 def _attention(cfg, dtype, params, x, memory, mask):
-    """Returns x [N, memory + L, S] -> [N, L, S]. mask [N, chunks, queries, keys]: what each query attends to.
+    """Returns attention of x [N, memory + L, S]: [N, L, S]. `mask` [N, chunks, queries, keys] marks each query's keys.
 
     Scores are (q + u) k + (q + v) R(distance), u and v the content and position bias (arXiv:1901.02860, section 3.3).
     """
@@ -136,18 +134,18 @@ def _attention(cfg, dtype, params, x, memory, mask):
     scores += _skew(product("nchqd,phd->nchqp", q + bias("position_bias"), position))
     scores = jnp.where(mask[:, :, None], scores / math.sqrt(cfg.head_size), -1e30)
     y = product("nchqk,nchkd->ncqhd", jnp.asarray(jax.nn.softmax(scores), dtype), v)
-    y = y.reshape(n, -1, cfg.heads * cfg.head_size)[:, :length]  # without the rows that fill the last chunk
+    y = y.reshape(n, -1, cfg.heads * cfg.head_size)[:, :length]  # without the padding of the last chunk
     return dense(params, "output", y, dtype)
 
 
 def _chunks(x: Array, size: int) -> Array:
-    """Returns [N, L, ...] in chunks of `size` rows, filled up with zeros: [N, chunks, size, ...]."""
+    """Splits [N, L, ...] into chunks of `size` rows, padded with zeros: [N, chunks, size, ...]."""
     x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % size), *[(0, 0)] * (x.ndim - 2)])
     return x.reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
 def _keys(x: Array, memory: int, queries: int) -> Array:
-    """Returns [N, memory + L, ...] as what each chunk of queries may attend to: [N, chunks, memory + queries, ...]."""
+    """Returns the keys [N, memory + L, ...] of each chunk of queries: [N, chunks, memory + queries, ...]."""
     if x.shape[1] == memory + queries:
         return x[:, None]
     present = _chunks(x[:, memory:], queries)
@@ -156,7 +154,7 @@ def _keys(x: Array, memory: int, queries: int) -> Array:
 
 
 def _skew(x: Array) -> Array:
-    """Returns [..., Q, P], farthest position first -> [..., Q, P - 1 + Q] by key: row i begins at column i, else 0."""
+    """Shifts row i of [..., Q, P] by i columns: [..., Q, P - 1 + Q], from farthest position first to index by key."""
     queries, positions = x.shape[-2:]
     width = positions + queries
     x = jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, queries)]).reshape(*x.shape[:-2], queries * width)
@@ -164,7 +162,7 @@ def _skew(x: Array) -> Array:
 
 
 def _sinusoids(memory: int, size: int) -> Array:
-    """Encodings f32 [memory + 1, size] of the distances memory, ..., 1, 0 (arXiv:1706.03762, section 3.5)."""
+    """Returns encodings f32 [memory + 1, size] of the distances memory, ..., 1, 0 (arXiv:1706.03762, section 3.5)."""
     distance = jnp.arange(memory, -1, -1, dtype=jnp.float32)
     frequency = 10_000.0 ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
     angle = distance[:, None] * frequency[None]

@@ -1,4 +1,4 @@
-"""`NetworkConfig` under the name that the networks use; it lives where it can be imported without jax."""
+"""`NetworkConfig` under the networks' name; `jrl.fields.hyper` defines it, so that it can be imported without jax."""
 
 from jrl.fields.hyper import NetworkConfig
 

@@ -1,9 +1,9 @@
-"""Two-dimensional convolution that is fast inside `lax.scan` on CPU as well.
+"""Two-dimensional convolution that is fast inside `lax.scan`, on CPU, too.
 
-XLA's CPU backend reaches its fast convolution kernel only for the NHWC / HWIO layout, and brings other layouts into
-that form only outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step
-inside a `lax.scan` falls back to a naive kernel, about 12 times slower (jax issue 12868). Here both gradients are
-written as NHWC / HWIO convolutions; the layout changes are explicit transposes.
+XLA's CPU backend uses its fast convolution kernel only for the NHWC / HWIO layout. It converts other layouts only
+outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step inside a
+`lax.scan` falls back to a naive kernel, about 12 times slower (jax issue 12868). Here both gradients are NHWC / HWIO
+convolutions with explicit transposes.
 """
 
 from functools import partial
@@ -33,15 +33,15 @@ def _canonical_fwd(x, kernel, stride, padding):
 
 def _canonical_bwd(stride, padding, residuals, grad):
     x, kernel = residuals
-    # the kernel's gradient: x with batch and channels exchanged, convolved with the strided output gradient
+    # kernel gradient: x with batch and channels exchanged, convolved with the strided output gradient
     x_t, grad_t = jnp.transpose(x, (3, 1, 2, 0)), jnp.transpose(grad, (1, 2, 0, 3))
-    # the input's gradient: the output gradient spread by the stride, convolved with the flipped kernel
+    # input gradient: the output gradient dilated by the stride, convolved with the flipped kernel
     flipped = jnp.transpose(kernel[::-1, ::-1], (0, 1, 3, 2))
-    # without the barrier XLA folds the transposes back into a layout that its fast kernel does not take
+    # without the barrier XLA folds the transposes back into a layout that its fast kernel does not support
     x_t, grad_t, flipped = jax.lax.optimization_barrier((x_t, grad_t, flipped))
     kernel_pad, input_pad = [], []
     for size, k, out, (low, high) in zip(x.shape[1:3], kernel.shape[:2], grad.shape[1:3], padding, strict=True):
-        unused = size + low + high - (stride * (out - 1) + k)  # rows at the high end that no window reached
+        unused = size + low + high - (stride * (out - 1) + k)  # rows at the high end outside all windows
         kernel_pad.append((low, high - unused))
         input_pad.append((k - 1 - low, size + low - stride * (out - 1) - 1))
     d_kernel = jax.lax.conv_general_dilated(
@@ -57,12 +57,12 @@ _canonical.defvjp(_canonical_fwd, _canonical_bwd)
 
 
 def conv2d(x, kernel, *, stride: int = 1, padding: str = "VALID"):
-    """Returns the convolution [N, H, W, C] * [h, w, C, F] -> [N, H', W', F].
+    """Convolves [N, H, W, C] with [h, w, C, F]: [N, H', W', F].
 
     Args:
       x: [N, H, W, C] floating point.
       kernel: [h, w, C, F], the dtype of `x`.
-      stride: the same in both directions.
+      stride: stride in both directions.
       padding: "VALID" or "SAME".
     """
     explicit = tuple(jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), padding))
@@ -71,13 +71,13 @@ def conv2d(x, kernel, *, stride: int = 1, padding: str = "VALID"):
 
 
 class Conv(nn.Module):
-    """`conv2d` with a bias; parameters `kernel` [h, w, C, F] and `bias` [F], as flax's own Conv."""
+    """`conv2d` with a bias; parameters `kernel` [h, w, C, F] and `bias` [F], as in flax's Conv."""
 
     features: int
     size: int
     stride: int = 1
     padding: str = "VALID"
-    weights: str | None = None  # initial ones: NetworkConfig.init
+    weights: str | None = None  # initial weights, see NetworkConfig.init
     scale: float = 1.0  # gain of orthogonal kernels
     dtype: Any = jnp.float32
 

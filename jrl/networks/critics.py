@@ -1,4 +1,4 @@
-"""Action values by several networks of one shape, stacked: every leaf of the parameters has an axis of critics."""
+"""Ensembles of action-value networks: every leaf of the parameters has a leading axis of critics."""
 
 import math
 from collections.abc import Callable
@@ -16,22 +16,23 @@ from jrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space, Window,
 
 
 class Critics(NamedTuple):
-    """C critics as pure functions; `jax.tree.map(lambda x: x[i], params)` is the i-th."""
+    """C critics as pure functions; `jax.tree.map(lambda x: x[i], params)` are the parameters of critic i."""
 
     init: Callable[[Key], PyTree]  # key -> params, leaves [C, ...]
     # (params, obs [N, *], action [N, *]) -> f32 [C, N]; for Discrete actions (params, obs [N, *]) -> f32 [C, N, A].
     # With a core (params, Window [N, L] of carry [C, N, ...], action [N, L, *]) -> [C, N, L], or [C, N, L, A]
     apply: Callable[..., Array]
-    # the same of K actions for each observation [N, K, *], or [N, L, K, *]: [C, N, K], or [C, N, L, K]; what of the
-    # network reads the observation alone runs once for them. For Discrete actions it is `apply`
+    # as `apply`, for K actions per observation, [N, K, *] or [N, L, K, *]: [C, N, K] or [C, N, L, K]. The layers that
+    # read only the observation run once. For Discrete actions it is `apply`
     apply_each: Callable[..., Array]
-    carry: Callable[[PyTree, int], PyTree]  # (params, N) -> memory at an episode's start [C, N, ...]; () without a core
-    # with a core: (params, Window of carry [C, N, ...]) -> (nothing, the memory after it)
+    # (params, N) -> recurrent state at an episode's start [C, N, ...]; () without a core
+    carry: Callable[[PyTree, int], PyTree]
+    # with a core: (params, Window with carry [C, N, ...]) -> (None, recurrent state after the window)
     unroll: Callable[[PyTree, Window], tuple[None, PyTree]]
 
 
 class _Critic(nn.Module):
-    """Dense layers over features and action; the features are the observation, or what encoders make of it."""
+    """Dense layers over observation features and action."""
 
     space: Space
     action: Box
@@ -39,9 +40,7 @@ class _Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs, action, carry=None, reset=None, each=False):
-        """Returns (value [rows, 1], memory); without an action the memory alone; of `each` of K actions [rows * K,
-        1].
-        """
+        """Returns (value [rows, 1], state); (None, state) without an action; [rows * K, 1] for `each` of K actions."""
         x = encoded(self, self.cfg, self.space, read(self.cfg, self.space, obs), "torso")
         if carry is not None:
             x, carry = with_core(self.cfg, self, x, "core", carry, reset)
@@ -57,32 +56,32 @@ class _Critic(nn.Module):
 def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critics:
     """Builds `num_critics` action-value networks.
 
-    For Discrete actions each is `networks.build` with one output per action. Else the action is an input beside what
-    encoders and core make of the observation: in front of the layers `cfg.critic_hidden`, or `cfg.hidden`.
+    For Discrete actions each critic is `networks.build` with one output per action. Otherwise the action is
+    concatenated with the features from encoders and core, before the layers `cfg.critic_hidden`, or `cfg.hidden`.
 
-    Critics read all of an observation, `cfg.value_inputs` too. They do not act, so nobody knows their memory before a
-    window: `carry` is that of an episode's start, and `unroll` runs on from there.
+    Critics read the whole observation, `cfg.value_inputs` included. They do not act, so their recurrent state before a
+    window is unknown: `carry` is the state at an episode's start, and `unroll` computes later states.
 
-    One matmul with a batch axis evaluates all of them; on two CPU cores it takes as long as one after the other (two
-    critics of 256 x 256, batch 256: within 4% either way), on a GPU it is one kernel.
+    One matmul with a batch axis evaluates all critics. On two CPU cores this is as fast as one critic after the other
+    (two critics of 256 x 256, batch 256: within 4% either way); on a GPU it is a single kernel.
 
     Args:
-      spec: the environment's spaces.
-      cfg: encoders, widths, activation, core; `shared` is not read.
+      spec: environment's spaces.
+      cfg: encoders, widths, activation, core; `shared` is ignored.
       num_critics: C, at least 1.
     Returns:
       Critics.
     Raises:
       InputError: the network does not fit the observation space.
     """
-    space, action = spaces.seen(spec.observation), spec.action
+    space, action = spaces.without_mask(spec.observation), spec.action
     start = cores.make(cfg.core, 1).carry if cfg.recurrent else None
 
     def stacked(init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
         return lambda key: jax.vmap(init)(jax.random.split(key, num_critics))
 
     def repeated(params: PyTree, tree: PyTree) -> PyTree:
-        count = jax.tree.leaves(params)[0].shape[0]  # of all critics, or of some
+        count = jax.tree.leaves(params)[0].shape[0]  # not num_critics: params may hold a subset
         return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), tree)
 
     if isinstance(action, Discrete):
@@ -113,11 +112,11 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
 
     def run(params: PyTree, obs, action, each: bool = False) -> tuple[Any, PyTree]:
         rows, carry, reset = (obs.obs, obs.carry, obs.reset) if isinstance(obs, Window) else (obs, None, None)
-        seen = spaces.split_mask(spec.observation, rows)[0]
-        # vectors are repeated: the product of one input for all and a kernel for each would be transposed afterwards
-        seen, axis = (seen, None) if image else (repeated(params, seen), 0)
+        inputs = spaces.split_mask(spec.observation, rows)[0]
+        # repeat vectors: a product of one shared input with a kernel per critic would be transposed afterwards
+        inputs, axis = (inputs, None) if image else (repeated(params, inputs), 0)
         one = lambda params, obs, action, carry: module.apply({"params": params}, obs, action, carry, reset, each)
-        return jax.vmap(one, (0, axis, 0, 0))(params, seen, repeated(params, action), carry)
+        return jax.vmap(one, (0, axis, 0, 0))(params, inputs, repeated(params, action), carry)
 
     def apply(params: PyTree, obs, action) -> Array:
         q = run(params, obs, action)[0][..., 0]

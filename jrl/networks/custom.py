@@ -1,13 +1,13 @@
-"""The user's own torso: `network.torso: package.module:name`, with `network.torso_options` as keyword arguments.
+"""User-defined torsos: `network.torso: package.module:name`, with `network.torso_options` as keyword arguments.
 
-It is one of
+There are three kinds:
 
     class Net(flax.linen.Module)    Net(**options), called with an observation
     class Net(flax.nnx.Module)      Net(space, **options, rngs=nnx.Rngs(key)), called with an observation
     def net(space, **options)       -> (init, apply): init(key) -> params, apply(params, observation)
 
-Each makes features [N, F] of N observations: a tree of [N, *] in the dtypes of the space, after normalisation, without
-action mask. F is whatever it is; core, heads and critics stand behind it.
+Each maps N observations to features [N, F], for any F. Observations are trees of [N, *] in the dtypes of the space,
+after normalisation and without action mask. The core, heads and critics read the features.
 """
 
 import difflib
@@ -29,47 +29,48 @@ from jrl.networks.config import NetworkConfig
 from jrl.types import Array, InputError, Key, PyTree, Space, element
 
 _KEY = "network.torso"
-_OURS = ("self", "space", "rngs", "name", "parent")  # arguments that options cannot set
+_RESERVED = ("self", "space", "rngs", "name", "parent")  # arguments that options cannot set
 
 
 class Torso(NamedTuple):
-    """One of the three kinds, as two pure functions."""
+    """A torso of any kind as two pure functions."""
 
     init: Callable[[Key], PyTree]  # key -> params, a tree of float arrays
     apply: Callable[[PyTree, PyTree], Array]  # (params, obs [N, *]) -> [N, F]
-    learns: bool = True  # whether there are any parameters
+    learns: bool = True  # whether the torso has parameters
 
 
 def is_custom(cfg: NetworkConfig) -> bool:
-    """Returns whether `cfg.torso` is a name of the user's and not one of jrl's."""
+    """Returns whether `cfg.torso` names a user's torso."""
     return ":" in cfg.torso or "." in cfg.torso or registry.registered(cfg.torso) is not None
 
 
 def check(cfg: NetworkConfig, space: Space | None = None) -> None:
-    """Loads the torso, and with `space` traces it for observations of that.
+    """Loads the torso; with `space`, also traces it for observations of that space.
 
     Raises:
-      InputError: there is none of that name, it is none of the three kinds, its options do not fit, it cannot read
-        such observations, or what it makes of them is not [N, F] of floats.
+      InputError: no object of that name, none of the three kinds, wrong options, a failure for such observations, or an
+        output that is not a float array [N, F].
     """
     errors = [
-        f"network.{name}: {cfg.torso} reads the whole observation as it is: leave network.{name} out"
+        f"network.{name}: {cfg.torso} reads the whole observation unchanged: leave network.{name} out"
         for name in ("encoders", "flatten")
         if getattr(cfg, name)
     ]
     if errors:
         raise InputError(*errors)
-    found = registry.load(cfg.torso, _KEY)
-    _check_options(found, cfg)
+    factory = registry.load(cfg.torso, _KEY)
+    _check_options(factory, cfg)
     if space is not None:
-        _made(found, cfg.torso, Options(cfg.torso_options), space)
+        _make_torso(factory, cfg.torso, Options(cfg.torso_options), space)
 
 
 def features(module: nn.Module, cfg: NetworkConfig, space: Space, obs: PyTree, name: str) -> Array:
-    """Returns observations [..., *] as [N, F] f32. Within the compact call of `module`, whose parameter `name` holds
-    all that the torso learns. Raises InputError as `check` does.
+    """Returns features [N, F] f32 of observations [..., *]. Raises InputError as `check` does.
+
+    Call it within the compact call of `module`, whose parameter `name` holds the torso's parameters.
     """
-    torso = _made(registry.load(cfg.torso, _KEY), cfg.torso, Options(cfg.torso_options), space)
+    torso = _make_torso(registry.load(cfg.torso, _KEY), cfg.torso, Options(cfg.torso_options), space)
     obs = spaces.map_leaves(lambda leaf, x: x.reshape(-1, *leaf.shape), space, obs)
     params: Any = module.param(name, torso.init) if torso.learns else {}
     return torso.apply(params, obs).astype(jnp.float32)
@@ -81,14 +82,15 @@ def features(module: nn.Module, cfg: NetworkConfig, space: Space, obs: PyTree, n
 def _check_options(found: Any, cfg: NetworkConfig) -> None:
     fn, given = _signature(found, cfg.torso)
     known = inspect.signature(fn).parameters
-    takes = [n for n, p in known.items() if n not in _OURS and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    wrong = [n for n in cfg.torso_options if n in _OURS or not (n in takes or open_ended)]
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    takes = [n for n, p in known.items() if n not in _RESERVED and p.kind in kinds]
+    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    wrong = [n for n in cfg.torso_options if n in _RESERVED or not (n in takes or has_kwargs)]
     errors = []
     for name in wrong:
         near = difflib.get_close_matches(str(name), takes, 1)
-        mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(takes) or 'none'}"
-        errors.append(f"network.torso_options: {cfg.torso} has no option {name}: {mend}")
+        fix = f"did you mean {near[0]}?" if near else f"it takes {', '.join(takes) or 'none'}"
+        errors.append(f"network.torso_options: {cfg.torso} has no option {name}: {fix}")
     if not wrong:
         try:
             inspect.signature(fn).bind(*given[0], **given[1], **cfg.torso_options)
@@ -104,10 +106,9 @@ def _is_linen(found: Any) -> bool:
 
 
 def _nnx_module() -> type:
-    """Returns flax.nnx.Module where somebody has imported it, whose own modules could be meant; else a class that none
-    is.
+    """Returns flax.nnx.Module if flax.nnx is imported, else a class without subclasses.
 
-    Importing it takes a fifth of a second, and a class of it cannot be there without.
+    Importing flax.nnx takes 0.2 s, and a user's nnx class can exist only after an import.
     """
     return getattr(sys.modules.get("flax.nnx"), "Module", _NoModule)
 
@@ -121,17 +122,17 @@ def _is_nnx(found: Any) -> bool:
 
 
 def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Returns what is called with the options, and what else it is given.
+    """Returns the function that receives the options, and its other arguments (args, kwargs).
 
     Raises:
-      InputError: it is none of the three kinds.
+      InputError: the object is none of the three kinds.
     """
     if _is_linen(found):
         return found.__init__, ((None,), {})
     if _is_nnx(found):
         return found.__init__, ((None, None), {"rngs": None})
     if isinstance(found, (type, nn.Module, _nnx_module())):
-        what = "class" if isinstance(found, type) else f"{type(found).__name__} that is made already"
+        what = "class" if isinstance(found, type) else f"{type(found).__name__} instance"
         raise InputError(
             f"{_KEY} {path}: expected a class of flax.linen.Module or flax.nnx.Module, or a function "
             f"(space, **options) -> (init, apply), got a {what}"
@@ -140,33 +141,33 @@ def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[A
 
 
 @functools.lru_cache(maxsize=64)
-def _made(found: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
-    """Returns the torso for observations of `space`, traced once for its shapes. Raises InputError."""
+def _make_torso(found: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
+    """Returns the torso for observations of `space`; checks its shapes by tracing. Raises InputError."""
     rows = 3
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), element(space))
     make = _linen if _is_linen(found) else _nnx if _is_nnx(found) else _pair
     try:
-        with jax.ensure_compile_time_eval():  # kept: nothing of it may belong to a trace that is under way
+        with jax.ensure_compile_time_eval():  # the torso is cached, so it must not hold tracers of a current trace
             torso = make(found, path, options, space)
         params = jax.eval_shape(torso.init, jax.random.key(0))
         out = jax.eval_shape(torso.apply, params, obs)
     except InputError:
         raise
-    except Exception as e:  # the user's own network: it may raise whatever it likes
-        said = (str(e).strip().splitlines() or [""])[0]
+    except Exception as e:  # user code may raise any exception
+        reason = (str(e).strip().splitlines() or [""])[0]
         last = traceback.extract_tb(e.__traceback__)[-1]
         here = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == _file(found)]
         where = f" in line {here[-1].lineno} of {here[-1].filename}" if here else f" in {last.name}"
         raise InputError(
-            f"{_KEY} {path}: it cannot be traced for observations {space}: {type(e).__name__}{where}: {said}"
+            f"{_KEY} {path}: it cannot be traced for observations {space}: {type(e).__name__}{where}: {reason}"
         ) from e
-    odd = [
+    wrong_dtypes = [
         f"{jax.tree_util.keystr(where, simple=True, separator='.')} {x.dtype}{list(x.shape)}"
         for where, x in jax.tree.leaves_with_path(params)
         if not jnp.issubdtype(x.dtype, jnp.floating)
     ]
-    if odd:
-        raise InputError(f"{_KEY} {path}: parameters are arrays of floats, and these are not: {', '.join(odd)}")
+    if wrong_dtypes:
+        raise InputError(f"{_KEY} {path}: expected parameters that are arrays of floats, got {', '.join(wrong_dtypes)}")
     if not isinstance(out, jax.ShapeDtypeStruct):
         kind = type(out).__name__
         raise InputError(f"{_KEY} {path}: expected one array [N, F] of floats for N observations, got a {kind}")
@@ -186,12 +187,12 @@ def _file(found: Any) -> str | None:
 
 
 def _linen(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
-    module = cls(**options, parent=None)  # on its own, although it is made within the call of another module
+    module = cls(**options, parent=None)  # no parent, although another module's call is active
     example = lambda: jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), element(space))
     made = jax.eval_shape(lambda key: module.init(key, example()), jax.random.key(0))
     if more := sorted(set(made) - {"params"}):
         raise InputError(
-            f"{_KEY} {path}: it keeps {', '.join(more)} beside its parameters, which training would not update: use "
+            f"{_KEY} {path}: it has {', '.join(more)} beside its parameters, which training would not update: use "
             "layers without statistics, such as LayerNorm instead of BatchNorm"
         )
 
@@ -200,7 +201,7 @@ def _linen(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Tor
             return module.apply({"params": params}, obs)
         except InvalidRngError as e:
             raise InputError(
-                f"{_KEY} {path}: it draws random numbers, and a torso gets none: use layers without dropout"
+                f"{_KEY} {path}: it draws random numbers, but a torso gets no key: use layers without dropout"
             ) from e
 
     return Torso(lambda key: module.init(key, example()).get("params", {}), apply)
@@ -216,8 +217,8 @@ def _nnx(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso
     if other:
         found = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
         raise InputError(
-            f"{_KEY} {path}: it keeps {found} beside its parameters, which training would not update: use layers "
-            "without statistics and random numbers, and nnx.Param for arrays that are learned"
+            f"{_KEY} {path}: it has {found} beside its parameters, which training would not update: use layers "
+            "without statistics and random numbers, and nnx.Param for learned arrays"
         )
 
     def init(key: Key) -> PyTree:

@@ -1,4 +1,4 @@
-"""Encoders of an observation, one array or a tree of them, to a feature vector."""
+"""Encoders from an observation, an array or a tree of arrays, to a feature vector."""
 
 import difflib
 import math
@@ -16,20 +16,20 @@ from jrl.networks.torsos import CNNS, NATURE_LEAST, Mlp, is_image, to_float
 from jrl.types import Array, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
 
 ENCODERS = ("flat", "mlp", "embedding", *CNNS)
-DENSE = ("auto", "mlp")  # torsos that are the dense layers behind the encoders
+DENSE = ("auto", "mlp")  # torsos that consist of the dense layers after the encoders
 
 
 def single(space: Space, cfg: NetworkConfig) -> Leaf | None:
-    """Returns the one array that an observation is, if it needs no encoder beside the torso."""
+    """Returns the only array space of an observation without encoders; None if there are several, or encoders."""
     found = spaces.leaves(space)
     return found[0][1] if len(found) == 1 and not cfg.encoders else None
 
 
 def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
-    """Returns the path of each array of an observation -> its encoder.
+    """Returns the encoder name of each array of an observation, by path.
 
     Raises:
-      InputError: `network.encoders` names an unknown array or encoder, or one that does not fit.
+      InputError: `network.encoders` names an unknown array or encoder, or an encoder that does not fit.
 
     >>> from jrl.types import Box, Dict
     >>> camera, speed = Box((84, 84, 3), "uint8", 0, 255), Box((2,))
@@ -41,8 +41,8 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
     for path, name in cfg.encoders.items():
         if path not in found:
             near = difflib.get_close_matches(path, found, 1)
-            mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(repr(p) for p in found)}"
-            errors.append(f"network.encoders: the observation has no array {path!r}: {mend}")
+            fix = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(repr(p) for p in found)}"
+            errors.append(f"network.encoders: the observation has no array {path!r}: {fix}")
         elif name not in ENCODERS:
             errors.append(f"network.encoders.{path}: unknown encoder {name!r}: choose one of {', '.join(ENCODERS)}")
         elif message := _misfit(found[path], name):
@@ -53,7 +53,7 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
 
 
 def default(leaf: Leaf, cfg: NetworkConfig) -> str:
-    """Returns the encoder of an array by its shape and dtype: a CNN for images, else as it is."""
+    """Returns the default encoder of an array by its shape and dtype: a CNN for images, else "flat"."""
     if cfg.flatten or not is_image(leaf) or cfg.torso == "mlp":
         return "flat"
     if cfg.torso in CNNS:
@@ -64,31 +64,31 @@ def default(leaf: Leaf, cfg: NetworkConfig) -> str:
 
 
 def _misfit(leaf: Leaf, name: str) -> str | None:
-    """Returns why an encoder cannot read an array; None: it can."""
+    """Returns why an encoder cannot read an array; None if it can."""
     if name in CNNS and not is_image(leaf):
-        return f"{name} needs images of 3 axes, of uint8 or floats, not {leaf}: use mlp or flat"
+        return f"{name} needs images with 3 axes of uint8 or floats, not {leaf}: use mlp or flat"
     if name == "nature_cnn" and min(sorted(leaf.shape)[1:]) < NATURE_LEAST:
         least = f"{NATURE_LEAST} x {NATURE_LEAST}"
         return f"{name} needs images of {least} or more, not {leaf.shape}: use impala, small_cnn or mlp"
     if name == "embedding" and not isinstance(leaf, Discrete | MultiDiscrete):
-        return f"an embedding is of integers, Discrete or MultiDiscrete, not of {leaf}: use mlp or flat"
+        return f"an embedding needs integers, Discrete or MultiDiscrete, not {leaf}: use mlp or flat"
     return None
 
 
 def flat(leaf: Leaf, cfg: NetworkConfig, x: Array) -> Array:
-    """Returns [..., *leaf.shape] -> [N, F] f32; integers one-hot."""
+    """Returns an array [..., *leaf.shape] as vectors [N, F] f32; integers one-hot."""
     x = to_float(leaf, x, cfg.image_max)
     return x.reshape(x.shape[0], -1)
 
 
 def flattened(space: Space, cfg: NetworkConfig, obs: PyTree) -> Array:
-    """Returns an observation [..., *] as vectors [N, F], array after array in the order of `spaces.leaves`."""
+    """Returns an observation [..., *] as vectors [N, F], concatenated in the order of `spaces.leaves`."""
     arrays = [leaf for _, leaf in spaces.leaves(space)]
     return jnp.concatenate([flat(leaf, cfg, x) for leaf, x in zip(arrays, jax.tree.leaves(obs), strict=True)], -1)
 
 
 class _Embedding(nn.Module):
-    """A learned vector for each number that each integer can be; side by side."""
+    """Learned vectors for the values of each integer, concatenated."""
 
     leaf: Any  # Discrete or MultiDiscrete
     width: int
@@ -100,12 +100,12 @@ class _Embedding(nn.Module):
         table: Any = initial.parameter(self, "table", init, (sum(sizes), self.width))
         one_hot = to_float(self.leaf, x)
         parts = jnp.split(one_hot, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], -1)
-        at = [sum(sizes[:i]) for i in range(len(sizes))]
-        return jnp.concatenate([p @ table[a : a + n] for p, a, n in zip(parts, at, sizes, strict=True)], -1)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return jnp.concatenate([p @ table[a : a + n] for p, a, n in zip(parts, starts, sizes, strict=True)], -1)
 
 
 def names(paths: Sequence[str]) -> dict[str, str]:
-    """Returns the name of each encoder among the parameters, by the path of its array; no two are the same.
+    """Returns the unique parameter name of each encoder, by the path of its array.
 
     >>> names(["goal/at", "pos"])
     {'goal/at': 'encoder_goal_at', 'pos': 'encoder_pos'}
@@ -114,12 +114,12 @@ def names(paths: Sequence[str]) -> dict[str, str]:
     """
     plain = [path.replace("/", "_") for path in paths]
     if len(set(plain)) < len(plain):
-        plain = [spaces.escaped(path) for path in paths]
+        plain = [spaces.escape(path) for path in paths]
     return {path: f"encoder_{name}" for path, name in zip(paths, plain, strict=True)}
 
 
 class Encoders(nn.Module):
-    """Passes each array of an observation [..., *] through its encoder, side by side: [N, F]."""
+    """Encodes each array of an observation [..., *] and concatenates the features: [N, F]."""
 
     space: Space
     cfg: NetworkConfig

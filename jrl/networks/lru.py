@@ -1,10 +1,10 @@
-"""Linear recurrent units: a diagonal linear recurrence, whose steps are computed together (arXiv:2303.06349).
+"""Linear recurrent units: a diagonal linear recurrence with parallel steps (arXiv:2303.06349).
 
     h_t = exp(-exp(nu) + i exp(theta)) h_{t-1} + exp(gamma) (B u_t)        y_t = Re(C h_t) + D u_t
 
-The complex numbers of the state are two f32 arrays. All rows are computed together, in steps that double the number of
-rows that are summed (Hillis and Steele, 1986). Next to `jax.lax.associative_scan` that is more work in fewer pieces:
-as fast for 128 rows on CPU, and compiled in half the time.
+The complex state is two f32 arrays. All rows are computed together, in steps that double the number of summed rows
+(Hillis and Steele, 1986). Compared with `jax.lax.associative_scan` this is more work in fewer operations: as fast for
+128 rows on CPU, and compiled in half the time.
 """
 
 import math
@@ -18,7 +18,7 @@ from jrl.ops import random
 
 
 def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """Makes a Core whose memory is {"real", "imaginary": f32 [B, layers, state]}.
+    """Makes a Core with the state {"real", "imaginary": f32 [B, layers, state]}.
 
     A layer is x + (W g + b) sigmoid(W' g + b') with g = gelu(LRU(layer_norm(x))).
     """
@@ -35,7 +35,7 @@ def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | 
                 "nu_log": nu,
                 "theta_log": theta,
                 "gamma_log": gamma,
-                # real parts beside, above imaginary parts
+                # b: real and imaginary parts side by side; c: one above the other
                 "b_kernel": random.normal(b, (size, 2 * states)) / math.sqrt(2 * size),
                 "c_kernel": random.normal(c, (2 * states, size)) / math.sqrt(states),
                 "d": random.normal(d, (size,)),
@@ -50,7 +50,7 @@ def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | 
 
     def unroll(params, x, carry, reset):
         x, reset = dense(params, "input", x.swapaxes(0, 1), dtype), reset.T
-        episode = jnp.cumsum(reset, 0, dtype=jnp.int32) - reset  # rows with reset before each row
+        episode = jnp.cumsum(reset, 0, dtype=jnp.int32) - reset  # number of resets before each row
         after = []
         for layer in range(layers):
             prefix = f"layer_{layer}_"
@@ -75,60 +75,58 @@ def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | 
 
 
 def _eigenvalues(cfg, ring, phase):
-    """Returns log nu, theta and gamma, f32 [P]: eigenvalues uniform in a ring (lemma 3.2), normalised inputs
-    (section 3.4).
-    """
+    """Returns log nu, theta and gamma, f32 [P]: eigenvalues uniform in a ring (lemma 3.2), gamma by section 3.4."""
     area = random.uniform(ring, (cfg.state,)) * (cfg.r_max**2 - cfg.r_min**2) + cfg.r_min**2
-    area = jnp.clip(area, 1e-8, 1.0 - 1e-6)  # squared moduli; 0 and 1 have no logarithm below
+    area = jnp.clip(area, 1e-8, 1.0 - 1e-6)  # squared moduli; the logarithms below need 0 < area < 1
     angle = 2.0 * math.pi * jnp.maximum(random.uniform(phase, (cfg.state,)), 1e-8)
     return jnp.log(-0.5 * jnp.log(area)), jnp.log(angle), 0.5 * jnp.log(1.0 - area)
 
 
 def _multiplier(params):
-    """Returns real and imaginary parts f32 [P] of the eigenvalues."""
+    """Returns the real and imaginary parts of the eigenvalues, f32 [P]."""
     modulus, angle = jnp.exp(-jnp.exp(params["nu_log"])), jnp.exp(params["theta_log"])
     return modulus * jnp.cos(angle), modulus * jnp.sin(angle)
 
 
 def _times(a, b):
-    """Returns the product of two complex numbers (real, imaginary)."""
+    """Multiplies two complex numbers (real, imaginary)."""
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
 def _scan(multiplier, episode, inputs, reverse=False):
-    """Returns h_t = multiplier h_{t-1} + inputs_t, without the first term where the episode is another.
+    """Returns h_t = multiplier h_{t-1} + inputs_t, without the first term at the start of an episode.
 
-    multiplier (real, imaginary) [P], episode i32 [L, N], inputs (real, imaginary) [L, N, P]. With `reverse` the sum
-    goes the other way, with h_{t+1} in place of h_{t-1}.
+    multiplier (real, imaginary) [P], episode i32 [L, N], inputs (real, imaginary) [L, N, P]. `reverse` uses h_{t+1}
+    instead of h_{t-1}.
     """
     length = len(episode)
 
     def shifted(x, rows, fill):
-        """Returns x with row t - rows (reverse: t + rows) at t, `fill` beyond the ends."""
+        """Shifts x by `rows` rows (backwards if `reverse`), with `fill` at the end."""
         pads = (0, length, 0) if reverse else (length, 0, 0)
         x = jax.lax.pad(x, jnp.asarray(fill, x.dtype), (pads, *[(0, 0, 0)] * (x.ndim - 1)))
         return jax.lax.dynamic_slice_in_dim(x, rows if reverse else length - rows, length)
 
     def double(_, state):
-        h, power, rows = state  # sums of `rows` rows, and the multiplier to that power
+        h, power, rows = state  # sums over `rows` rows, and multiplier ** rows
         same = (episode == shifted(episode, rows, -1))[..., None]
         earlier = tuple(jnp.where(same, shifted(part, rows, 0.0), 0.0) for part in h)
         more = _times(tuple(part[None, None] for part in power), earlier)
         return tuple(part + extra for part, extra in zip(h, more)), _times(power, power), 2 * rows
 
-    # a loop, because XLA on CPU fuses what is written out: sine and cosine would be computed for each element
+    # a loop, because XLA on CPU fuses unrolled code and would recompute sine and cosine for each element
     return jax.lax.fori_loop(0, (length - 1).bit_length(), double, (inputs, multiplier, 1))[0]
 
 
 @jax.custom_vjp
 def _recurrence(multiplier, episode, inputs, start):
-    """Returns the states (real, imaginary), f32 [L, N, P], of all rows.
+    """Returns the states (real, imaginary) f32 [L, N, P] of all rows.
 
     Args:
       multiplier: (real, imaginary) f32 [P].
-      episode: i32 [L, N], another number where a row begins anew.
+      episode: i32 [L, N], changes where a new episode begins.
       inputs: (real, imaginary) f32 [L, N, P].
-      start: (real, imaginary) f32 [N, P], the state before row 0.
+      start: (real, imaginary) f32 [N, P], state before row 0.
     """
     return _recurrence_forward(multiplier, episode, inputs, start)[0]
 

@@ -1,4 +1,4 @@
-"""A dense layer with learned noise on its weights, which explores in place of random actions (arXiv:1706.10295)."""
+"""A dense layer with learned noise on its weights, which replaces random actions (arXiv:1706.10295)."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ class NoisyDense(nn.Module):
     """x (W + S * f(e) f(e')^T) + b + s * f(e') with f(e) = sign(e) sqrt(|e|): factorised noise (eq. 9, 10 and 11).
 
     Parameters: `kernel` W and `kernel_sigma` S [in, out], `bias` b and `bias_sigma` s [out]. All rows of `x` [N, in]
-    see the same draw of the standard normal e [in] and e' [out]. Without a key there is no noise: x W + b.
+      share one standard normal draw of e [in] and e' [out]. Without a key the output is x W + b.
     """
 
     features: int
@@ -29,14 +29,14 @@ class NoisyDense(nn.Module):
         inputs, bound = x.shape[-1], 1.0 / math.sqrt(x.shape[-1])
         mean = lambda key, shape, _: bound * (2.0 * random.uniform(key, shape) - 1.0)
         deviation = lambda _, shape, dtype: jnp.full(shape, self.sigma * bound, dtype)
-        of: Any = functools.partial(initial.parameter, self)
-        kernel = of("kernel", mean, (inputs, self.features))
-        bias = of("bias", mean, (self.features,))
-        kernel_sigma = of("kernel_sigma", deviation, (inputs, self.features))
-        bias_sigma = of("bias_sigma", deviation, (self.features,))
+        parameter: Any = functools.partial(initial.parameter, self)
+        kernel = parameter("kernel", mean, (inputs, self.features))
+        bias = parameter("bias", mean, (self.features,))
+        kernel_sigma = parameter("kernel_sigma", deviation, (inputs, self.features))
+        bias_sigma = parameter("bias_sigma", deviation, (self.features,))
         if key is not None:
             noise = random.normal(key, (inputs + self.features,))
-            # without the barrier XLA computes the noise anew for each element of the kernel
+            # without the barrier XLA recomputes the noise for each element of the kernel
             noise = jax.lax.optimization_barrier(jnp.sign(noise) * jnp.sqrt(jnp.abs(noise)))
             rows, columns = noise[:inputs], noise[inputs:]
             kernel = kernel + kernel_sigma * rows[:, None] * columns[None]

@@ -1,7 +1,7 @@
-"""Parts that cores are made of, and those two whose every step needs the one before: LSTM and GRU.
+"""LSTM and GRU cores, and parts that all cores use.
 
-The gradient of a scan adds a product of the size of the recurrent kernel at each step. `_scan` has a gradient of its
-own, which keeps what goes back into the products and multiplies it once, after the scan.
+The gradient of a scan adds a product of the size of the recurrent kernel at each step. `_scan` has a custom gradient:
+it keeps the factors of these products and multiplies them once, after the scan.
 """
 
 import functools
@@ -20,25 +20,25 @@ Params = dict[str, Array]
 
 
 class Core(NamedTuple):
-    """A memory behind the torso: pure functions on arrays (N or B rows, L steps)."""
+    """A recurrent core as pure functions on arrays (N or B rows, L steps)."""
 
-    size: int  # of its output
+    size: int  # output size
     init: Callable[[Key], Params]  # key -> f32 arrays
-    carry: Callable[[int], PyTree]  # batch size -> [B, ...] f32 and i32, the memory at an episode's start
+    carry: Callable[[int], PyTree]  # batch size -> state at an episode's start [B, ...], f32 and i32
     step: Callable[..., tuple[Array, PyTree]]  # (params, x [B, in], carry) -> (y f32 [B, size], carry)
     # (params, x [N, L, in], carry [N, ...], reset bool [N, L]) -> (y f32 [N, L, size], carry after the last row);
-    # the memory after a row with reset is that of an episode's start
+    # after a row with reset the state is the state at an episode's start
     unroll: Callable[..., tuple[Array, PyTree]]
 
 
 def kernels(key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, init: str | None = None) -> Array:
-    """Returns initial kernels side by side, f32 [rows, count * columns]: of `initial.kernel`."""
+    """Returns `count` initial kernels side by side, f32 [rows, count * columns], see `initial.kernel`."""
     one = initial.kernel(init, scale, (rows, columns))
     return jnp.concatenate([one(key, (rows, columns), jnp.float32) for key in jax.random.split(key, count)], -1)
 
 
 def dense(params: Params, name: str, x: Array, dtype: str) -> Array:
-    """Returns x [..., in] @ `<name>_kernel` in `dtype`, plus `<name>_bias` if there is one: f32 [..., out]."""
+    """Returns x [..., in] @ `<name>_kernel` in `dtype`, plus `<name>_bias` if it exists: f32 [..., out]."""
     kernel = jnp.asarray(params[f"{name}_kernel"], dtype)
     y = linear(jnp.asarray(x, dtype).reshape(-1, kernel.shape[0]), kernel)
     y = y.reshape(*x.shape[:-1], kernel.shape[1]).astype(jnp.float32)
@@ -47,9 +47,7 @@ def dense(params: Params, name: str, x: Array, dtype: str) -> Array:
 
 
 def layer_norm(params: Params, name: str, x: Array) -> Array:
-    """Returns x [..., F] with mean 0 and variance 1 over F, times `<name>_scale` plus `<name>_bias`
-    (arXiv:1607.06450).
-    """
+    """Normalises x [..., F] over F, times `<name>_scale` plus `<name>_bias` (arXiv:1607.06450)."""
     x = x - jnp.mean(x, -1, keepdims=True)
     x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
     wide = lambda a: jnp.expand_dims(params[f"{name}_{a}"], tuple(range(x.ndim - 1)))
@@ -64,11 +62,11 @@ def layer_norm_params(name: str, size: int) -> Params:
 
 
 class _Cell(NamedTuple):
-    """One step of H units behind its two products, of the input and of the state, each [N, K]."""
+    """One step of H units after the two products, of the input and of the state, each [N, K]."""
 
-    state: tuple[str, ...]  # its arrays [N, H], of which "h" is the output
+    state: tuple[str, ...]  # names of the state arrays [N, H]; "h" is the output
     blocks: int  # K / H
-    join: Callable[[Array, Array], Array]  # (product of the input, of the state) -> [N, Z], linear
+    join: Callable[[Array, Array], Array]  # (input product, state product) -> [N, Z], linear
     advance: Callable[[Array, PyTree], PyTree]  # (joined, state) -> state
 
 
@@ -94,13 +92,13 @@ _GRU = _Cell(("h",), 3, _join_gru, _advance_gru)
 
 
 def lstm(cfg: hyper.Lstm, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """Makes a long short-term memory with a forget gate (Gers et al., 2000), whose bias begins at 1."""
+    """Makes a long short-term memory with a forget gate (Gers et al., 2000), whose initial bias is 1."""
     bias = lambda: {"recurrent_bias": jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0]), cfg.size)}
     return _core(_LSTM, cfg.size, in_size, bias, dtype, weights)
 
 
 def gru(cfg: hyper.Gru, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
-    """Makes a gated recurrent unit (arXiv:1406.1078). The reset gate is behind the product, as in cuDNN."""
+    """Makes a gated recurrent unit (arXiv:1406.1078). The reset gate comes after the product, as in cuDNN."""
     bias = lambda: {"input_bias": jnp.zeros(3 * cfg.size), "recurrent_bias": jnp.zeros(3 * cfg.size)}
     return _core(_GRU, cfg.size, in_size, bias, dtype, weights)
 
@@ -131,15 +129,16 @@ def _core(cell, size, in_size, bias, dtype, weights):
     return Core(size, init, carry, step, unroll)
 
 
-def _fresh(reset, state):
-    """Returns `state` [..., H], zero where `reset` [...]."""
+def _zero_where(reset, state):
+    """Sets `state` [..., H] to zero where `reset` [...]."""
     return jax.tree.map(lambda a: jnp.where(reset[..., None], 0.0, a), state)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scan(cell, dtype, kernel, bias, inputs, state, reset):
-    """Returns (h f32 [L, N, H], state after the last row) of `cell` over inputs [L, N, K], kernel [H, K], reset [L,
-    N].
+    """Runs `cell` over inputs [L, N, K]: (h f32 [L, N, H], state after the last row).
+
+    The recurrent kernel is [H, K], reset [L, N].
     """
     return _scan_forward(cell, dtype, kernel, bias, inputs, state, reset)[0]
 
@@ -151,7 +150,7 @@ def _scan_forward(cell, dtype, kernel, bias, inputs, state, reset):
         inputs, reset = row
         joined = cell.join(inputs, dense(params, "recurrent", state["h"], dtype))
         after = cell.advance(joined, state)
-        return _fresh(reset, after), (after, joined)
+        return _zero_where(reset, after), (after, joined)
 
     last, (after, joined) = jax.lax.scan(body, state, (inputs, reset))
     return (after["h"], last), (kernel, state, reset, after, joined)
@@ -161,14 +160,14 @@ def _scan_backward(cell, dtype, residuals, grads):
     kernel, state, reset, after, joined = residuals
     dy, dlast = grads
     shifted = lambda first, a: jnp.concatenate([first[None], a[:-1]])
-    before = jax.tree.map(shifted, state, _fresh(reset, after))
+    before = jax.tree.map(shifted, state, _zero_where(reset, after))
     transposed = jnp.asarray(kernel, dtype).T
     product = jax.ShapeDtypeStruct((*joined.shape[1:-1], kernel.shape[1]), jnp.float32)
     split = lambda d, like: jax.linear_transpose(cell.join, like, like)(d)
 
     def body(dstate, row):
         joined, before, reset, dy = row
-        dstate = _fresh(reset, dstate)
+        dstate = _zero_where(reset, dstate)
         _, pull = jax.vjp(cell.advance, joined, before)
         djoined, dbefore = pull({**dstate, "h": dstate["h"] + dy})
         through = jnp.asarray(split(djoined, product)[1], dtype) @ transposed

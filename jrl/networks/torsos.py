@@ -1,4 +1,4 @@
-"""Torsos from an observation to a feature vector: MLP, Nature CNN, IMPALA ResNet."""
+"""Torsos from an observation to a feature vector: MLP, Nature CNN, IMPALA ResNet, small CNN."""
 
 import math
 from collections.abc import Callable
@@ -23,15 +23,14 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-_GAIN = math.sqrt(2)  # of layers behind which the activation halves the variance
+_GAIN = math.sqrt(2)  # gain before an activation that halves the variance
 
 
-def _how(cfg: NetworkConfig) -> dict[str, Any]:
-    """Options of the layers of a torso."""
+def _layer_options(cfg: NetworkConfig) -> dict[str, Any]:
     return {"dtype": cfg.dtype, "weights": cfg.init, "scale": _GAIN}
 
 
-NATURE_LEAST = 36  # height and width of the least image that nature_cnn can read
+NATURE_LEAST = 36  # height and width of the smallest image for nature_cnn
 
 
 def is_image(space: Space) -> bool:
@@ -45,8 +44,8 @@ def is_image(space: Space) -> bool:
 def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     """Returns observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
 
-    Integers become one-hot vectors. Images are recognised by their three axes; the channels are the smaller of the
-    first and the last axis. uint8 is divided by 255, in images by `image_max`.
+    Integers become one-hot vectors. An array with three axes is an image; its channel axis is the smaller of the first
+    and the last axis. uint8 is divided by 255, in images by `image_max`.
     """
     if isinstance(space, Discrete):
         return jax.nn.one_hot(obs.reshape(-1), space.n)
@@ -63,9 +62,9 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
 
 
 class Mlp(nn.Module):
-    """Dense layers of the widths `hidden`, those of `cfg` if None, each followed by the activation.
+    """Dense layers of widths `hidden` (None: `cfg.hidden`), each followed by the activation.
 
-    `beside` stands beside x, as of Dense.
+    `beside` is a second input, see Dense.
     """
 
     cfg: NetworkConfig
@@ -74,7 +73,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x, beside=None):
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
-            x, beside = Dense(width, **_how(self.cfg))(x, beside), None
+            x, beside = Dense(width, **_layer_options(self.cfg))(x, beside), None
             if self.cfg.layer_norm:
                 x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
             x = ACTIVATIONS[self.cfg.activation](x)
@@ -88,43 +87,45 @@ class NatureCnn(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        how = _how(self.cfg)
+        options = _layer_options(self.cfg)
         for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = nn.relu(Conv(features, size, stride, **how)(x))
+            x = nn.relu(Conv(features, size, stride, **options)(x))
         x = x.reshape(x.shape[0], -1)
-        return nn.relu(Dense(512, **how)(x))
+        return nn.relu(Dense(512, **options)(x))
 
 
 class ImpalaResNet(nn.Module):
-    """Three stages of 16, 32 and 32 channels, each of two residual blocks (arXiv:1802.01561, figure 3), dense 256."""
+    """Three stages of 16, 32 and 32 channels with two residual blocks each (arXiv:1802.01561, figure 3), dense 256."""
 
     cfg: NetworkConfig
 
     @nn.compact
     def __call__(self, x):
-        how = _how(self.cfg)
-        conv = lambda features, x: Conv(features, 3, padding="SAME", **how)(x)
+        options = _layer_options(self.cfg)
+        conv = lambda features, x: Conv(features, 3, padding="SAME", **options)(x)
         for features in (16, 32, 32):
             x = nn.max_pool(conv(features, x), (3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
                 x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
         x = nn.relu(x).reshape(x.shape[0], -1)
-        return nn.relu(Dense(256, **how)(x))
+        return nn.relu(Dense(256, **options)(x))
 
 
 class SmallCnn(nn.Module):
-    """Small CNN for images of any size, such as a grid's cells: three convolutions of 3 x 3, the last two at half the
-    resolution each, and a dense layer of 128, ReLU throughout."""
+    """Small CNN for images of any size, such as grid cells.
+
+    Three 3 x 3 convolutions, the last two with stride 2, and a dense layer of 128; ReLU throughout.
+    """
 
     cfg: NetworkConfig
 
     @nn.compact
     def __call__(self, x):
-        how = _how(self.cfg)
+        options = _layer_options(self.cfg)
         for features, stride in ((16, 1), (32, 2), (64, 2)):
-            x = nn.relu(Conv(features, 3, stride, padding="SAME", **how)(x))
+            x = nn.relu(Conv(features, 3, stride, padding="SAME", **options)(x))
         x = x.reshape(x.shape[0], -1)
-        return nn.relu(Dense(128, **how)(x))
+        return nn.relu(Dense(128, **options)(x))
 
 
 CNNS: dict[str, type[nn.Module]] = {"nature_cnn": NatureCnn, "impala": ImpalaResNet, "small_cnn": SmallCnn}

@@ -1,1 +1,1 @@
-"""Pure maths on arrays; imports jax only."""
+"""Pure maths on arrays. Imports jax only."""

@@ -1,4 +1,4 @@
-"""Distributions of returns: the projection onto fixed atoms (C51) and the quantile Huber loss (QR-DQN, IQN)."""
+"""Return distributions: projection onto fixed atoms (C51) and quantile Huber loss (QR-DQN, IQN)."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,14 @@ __all__ = ["project", "quantile_huber"]
 
 
 def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
-    """Returns the distribution on `num_atoms` equally spaced atoms low .. high nearest to another (arXiv:1707.06887,
-    eq. 7).
+    """Projects a distribution onto `num_atoms` equally spaced atoms in low .. high (arXiv:1707.06887, eq. 7).
 
-    The mass of an atom between two of them is shared in proportion to how near they are; beyond the bounds it goes to
-    the bound. Total mass is kept, and so is the mean of what lies within the bounds.
+    The mass of an input atom is split between the two nearest grid atoms by distance; mass outside the bounds goes to
+    the nearest bound. The total mass is preserved, and within the bounds the mean.
 
     Args:
-      probs:     [N, M] f32, masses of the given distribution.
-      atoms:     [N, M] f32, where they lie.
+      probs:     [N, M] f32, masses of the input atoms.
+      atoms:     [N, M] f32, positions of the input atoms.
       low, high: scalars, low < high.
       num_atoms: K, static, at least 2.
     Returns:
@@ -31,26 +30,24 @@ def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
     position = (jnp.clip(atoms, low, high) - low) * ((num_atoms - 1) / (high - low))
     grid = jnp.arange(num_atoms, dtype=jnp.float32)
     share = jnp.maximum(1.0 - jnp.abs(position[:, :, None] - grid[None, None]), 0.0)
-    # as a product of matrices: on CPU a sum takes four times as long
+    # einsum, because a sum takes four times as long on CPU
     return jnp.einsum("nmk,nm->nk", share, probs, precision="highest")
 
 
 def quantile_huber(quantiles, target, levels=None, *, kappa=1.0) -> jax.Array:
-    """Computes the loss of quantile regression by the Huber loss, summed over quantiles, mean over targets
-    (arXiv:1710.10044, eq. 10).
+    """Returns the quantile Huber loss, summed over quantiles and averaged over targets (arXiv:1710.10044, eq. 10).
 
     Args:
       quantiles: [N, K] f32.
-      target:    [N, M] f32, samples (or quantiles) of the distribution to be learned; without gradient.
-      levels:    [N, K] f32 in [0, 1], what share of the distribution lies below each quantile; None: (i + 1/2) / K of
-                 the i-th. Without gradient.
+      target:    [N, M] f32, samples or quantiles of the target distribution; no gradient.
+      levels:    [N, K] f32 in [0, 1], probability level of each quantile; None: (i + 1/2) / K. No gradient.
       kappa:     positive scalar: the loss is quadratic for errors below it.
     Returns:
       [N] f32.
     Raises:
       ValueError: shapes disagree.
 
-    A 3/4 quantile that is too low costs three times as much as one that is too high:
+    For the 3/4 quantile, an estimate that is too low costs three times as much as one that is too high:
 
     >>> zero, level = jnp.zeros((2, 1)), jnp.full((2, 1), 0.75)
     >>> quantile_huber(zero, jnp.array([[2.0], [-2.0]]), level)
@@ -70,15 +67,13 @@ def _quantile_huber(quantiles, target, levels, kappa):
 
 
 def _loss_and_slope(quantiles, target, levels, kappa):
-    """Returns the loss [N] and its derivative by the quantiles [N, K]: JAX's own derivative of it takes six times as
-    long.
-    """
+    """Returns the loss [N] and its derivative by the quantiles [N, K]; JAX's derivative takes six times as long."""
     num_targets = target.shape[1]
     error = target[:, :, None] - quantiles[:, None, :]
     clipped = jnp.clip(error, -kappa, kappa)
     # level where the error is positive, 1 - level where it is negative, times the clipped error
     slope = 0.5 * clipped + (levels - 0.5)[:, None] * jnp.abs(clipped)
-    # as a product of matrices: on CPU a sum takes three times as long
+    # einsum, because a sum takes three times as long on CPU
     mean = lambda x: jnp.einsum("nmk,m->nk", x, jnp.full(num_targets, 1.0 / num_targets), precision="highest") / kappa
     return jnp.sum(mean(slope * (error - 0.5 * clipped)), -1), -mean(slope)
 

@@ -1,7 +1,7 @@
-"""Actions that try something: from Q values or deterministic actions [B, ...] and a key to actions [B, ...].
+"""Exploration: from Q values or deterministic actions [B, ...] and a key to actions [B, ...].
 
-Pure functions of their arguments. Scalars may be traced; a scalar may also be [B], one number per environment. A `mask`
-is bool, True where an action can be taken; a row of it that allows none counts as one that allows all.
+Scalars may be traced; a scalar may also be [B], one number per environment. A `mask` is bool, True for allowed actions;
+a row without an allowed action counts as a row with all actions allowed.
 """
 
 import itertools
@@ -32,14 +32,14 @@ __all__ = [
 
 
 def allowed(mask) -> jax.Array:
-    """Returns the mask [..., A] bool itself, but all True on rows where it allows nothing."""
+    """Returns the mask [..., A] bool, with rows that allow no action set to True."""
     return mask | ~jnp.any(mask, -1, keepdims=True)
 
 
 def masked_q(q, mask) -> jax.Array:
-    """Returns Q values [..., A] f32 with the least float32 where the mask [..., A] allows no action; None: Q as it is.
+    """Returns Q values [..., A] f32 with the least float32 at masked actions; `q` itself if `mask` is None.
 
-    However low the others are, the highest is one of an action that is allowed.
+    The maximum is always at an allowed action, however low its value.
     """
     if mask is None:
         return q
@@ -48,9 +48,9 @@ def masked_q(q, mask) -> jax.Array:
 
 
 def masked_argmax(q, mask=None) -> jax.Array:
-    """Returns the action of the highest Q of [..., A] f32 among those that the mask [..., A] allows: [...] i32.
+    """Returns the allowed action of the highest Q of [..., A] f32: [...] i32.
 
-    The last row allows nothing, and counts as one that allows everything:
+    The last row allows no action, and counts as a row that allows all:
 
     >>> mask = jnp.array([[True, True, True], [False, True, True], [False, False, False]])
     >>> masked_argmax(jnp.array([[3.0, 1.0, 2.0]] * 3), mask)
@@ -60,10 +60,10 @@ def masked_argmax(q, mask=None) -> jax.Array:
 
 
 def masked_logits(logits, mask) -> jax.Array:
-    """Logits [..., A] f32 with -1e9 where the mask [..., A] allows no action; None: logits as they are.
+    """Returns logits [..., A] f32 with -1e9 at masked actions; `logits` itself if `mask` is None.
 
-    The others are clipped to +-1e8. So an action that is not allowed has the probability 0 in float32, sampling by
-    Gumbel noise never gives it, and the square of its log-probability is still finite.
+    Other logits are clipped to +-1e8. A masked action then has probability 0 in float32, is never sampled with Gumbel
+    noise, and the square of its log-probability is finite.
     """
     if mask is None:
         return logits
@@ -71,34 +71,33 @@ def masked_logits(logits, mask) -> jax.Array:
 
 
 def epsilon_greedy(q, key, epsilon, mask=None) -> jax.Array:
-    """Draws a uniformly random action with probability epsilon, else the action of the highest Q (arXiv:1312.5602, alg.
-    1).
+    """Returns a uniformly random action with probability epsilon, else the greedy action (arXiv:1312.5602, alg. 1).
 
     Args:
       q:       [B, A] f32.
       key:     PRNG key.
       epsilon: scalar or [B], in [0, 1].
-      mask:    [B, A] bool, of both: the random action and the highest Q are among those that are allowed; None: all.
+      mask:    [B, A] bool, allowed actions, random and greedy; None: all.
     Returns:
       [B] i32.
     """
     num_actions = q.shape[-1]
-    # both numbers of a draw of one key: splitting keys costs more than all the rest
+    # one draw for both numbers, because splitting the key costs more than the rest of the function
     coin, pick = random.uniform(key, (2, *q.shape[:-1]))
     if mask is None:
-        anything = jnp.minimum((pick * num_actions).astype(jnp.int32), num_actions - 1)
+        random_action = jnp.minimum((pick * num_actions).astype(jnp.int32), num_actions - 1)
     else:
-        anything = _any_of(allowed(mask), pick)
-    return jnp.where(coin < epsilon, anything, masked_argmax(q, mask))
+        random_action = _pick_allowed(allowed(mask), pick)
+    return jnp.where(coin < epsilon, random_action, masked_argmax(q, mask))
 
 
 def ladder_rung(num_envs: int, *, first=0, total: int | None = None) -> jax.Array:
-    """Returns i / (N - 1) of `num_envs` neighbouring environments i of N, [num_envs] f32.
+    """Returns i / (N - 1) for `num_envs` consecutive environments i of N, [num_envs] f32.
 
     Args:
-      num_envs: how many.
-      first:    i of the first of them; may be traced.
-      total:    N; None: there are no others.
+      num_envs: number of environments.
+      first:    index of the first environment; may be traced.
+      total:    N; None: `num_envs`.
     """
     return (first + jnp.arange(num_envs, dtype=jnp.float32)) / max((total or num_envs) - 1, 1)
 
@@ -120,14 +119,13 @@ def epsilon_ladder(base, alpha, rung) -> jax.Array:
 
 
 def soft_q(q, key, temperature, mask=None) -> jax.Array:
-    """Draws by Boltzmann exploration: action a with probability proportional to exp(q_a / temperature); at 0 the
-    highest Q.
+    """Samples by Boltzmann exploration: action a with probability proportional to exp(q_a / temperature).
 
     Args:
       q:           [B, A] f32.
       key:         PRNG key.
-      temperature: scalar, at least 0.
-      mask:        [B, A] bool, the actions that can be taken; None: all.
+      temperature: scalar, at least 0; 0 selects the highest Q.
+      mask:        [B, A] bool, allowed actions; None: all.
     Returns:
       [B] i32.
     """
@@ -148,17 +146,16 @@ def gaussian(action, key, std) -> jax.Array:
 
 
 def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
-    """Returns one step of noise that is correlated in time, x - theta x dt + sigma sqrt(dt) N (arXiv:1509.02971,
-    section 7).
+    """Returns one step of time-correlated noise, x - theta x dt + sigma sqrt(dt) N (arXiv:1509.02971, section 7).
 
-    Its stationary variance is sigma^2 / (theta (2 - theta dt)), its autocorrelation falls by 1 - theta dt a step.
+    The stationary variance is sigma^2 / (theta (2 - theta dt)); the autocorrelation decays by 1 - theta dt per step.
 
     Args:
       noise: [B, *] f32, zeros at the start of an episode.
       key:   PRNG key.
-      theta: scalar, the pull to 0 per unit of time.
-      sigma: scalar, the deviation of the noise added in a unit of time.
-      dt:    scalar, the time of a step.
+      theta: scalar, rate of decay to 0 per unit of time.
+      sigma: scalar, standard deviation of the noise added per unit of time.
+      dt:    scalar, time per step.
     Returns:
       [B, *] f32, the noise of the next step.
     """
@@ -166,13 +163,14 @@ def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
 
 
 def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] | None, mask=None) -> jax.Array:
-    """Draws uniformly random actions, of those that the mask allows.
+    """Samples uniformly random allowed actions.
 
     Args:
       key:     PRNG key.
-      shape:   [B, *], that of the actions.
-      choices: n: integers 0 .. n - 1; a tuple: so many along the last axis; None: numbers in [-1, 1).
-      mask:    [B, n] bool, or [B, sum(choices)] of a tuple, one choice after the other; None: all.
+      shape:   [B, *], shape of the actions.
+      choices: n: integers 0 .. n - 1; tuple: number of options of each entry of the last axis; None: numbers in [-1,
+        1).
+      mask:    [B, n] bool; for a tuple [B, sum(choices)], concatenated; None: all actions are allowed.
     Returns:
       `shape`, i32 or f32.
     """
@@ -181,18 +179,18 @@ def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] |
         return 2.0 * u - 1.0
     if mask is not None:
         if isinstance(choices, int):
-            return _any_of(allowed(mask), u)
-        each = jnp.split(mask, list(itertools.accumulate(choices))[:-1], axis=-1)
-        return jnp.stack([_any_of(allowed(one), u[..., k]) for k, one in enumerate(each)], axis=-1)
+            return _pick_allowed(allowed(mask), u)
+        masks = jnp.split(mask, list(itertools.accumulate(choices))[:-1], axis=-1)
+        return jnp.stack([_pick_allowed(allowed(part), u[..., k]) for k, part in enumerate(masks)], axis=-1)
     n = jnp.broadcast_to(jnp.asarray(choices, jnp.int32), shape)
     return jnp.minimum((u * n).astype(jnp.int32), n - 1)
 
 
 def perturbed(params, key, std):
-    """Parameters plus normal noise of deviation `std`, but for normalisation layers (arXiv:1706.01905, section 3).
+    """Adds normal noise to all parameters except normalisation layers (arXiv:1706.01905, section 3).
 
     Args:
-      params: tree of f32 arrays, with names as keys; a layer whose name contains "norm" is one of normalisation.
+      params: tree of f32 arrays with names as keys; layers with "norm" in their names are normalisation layers.
       key:    PRNG key.
       std:    scalar, at least 0.
     Returns:
@@ -200,17 +198,16 @@ def perturbed(params, key, std):
     """
     flat, unflatten = ravel_pytree(params)
     noise = unflatten(std * random.normal(key, flat.shape))
-    still = lambda path: "norm" in jax.tree_util.keystr(path).lower()
-    return jax.tree_util.tree_map_with_path(lambda path, p, n: p if still(path) else p + n, params, noise)
+    is_norm = lambda path: "norm" in jax.tree_util.keystr(path).lower()
+    return jax.tree_util.tree_map_with_path(lambda path, p, n: p if is_norm(path) else p + n, params, noise)
 
 
 def softmax_kl(q, other, mask=None) -> jax.Array:
-    """Returns KL(softmax(q) || softmax(other)), the distance between two Q functions as policies (arXiv:1706.01905,
-    app. C.1).
+    """Returns KL(softmax(q) || softmax(other)), the policy distance of Q functions (arXiv:1706.01905, app. C.1).
 
     Args:
       q, other: [B, A] f32.
-      mask:     [B, A] bool, the actions of both policies; None: all.
+      mask:     [B, A] bool, allowed actions; None: all.
     Returns:
       [B] f32, at least 0.
     """
@@ -219,12 +216,13 @@ def softmax_kl(q, other, mask=None) -> jax.Array:
 
 
 def epsilon_kl(epsilon, num_actions) -> jax.Array:
-    """Returns KL of the greedy from the epsilon-greedy policy, -log(1 - epsilon + epsilon / A) (arXiv:1706.01905, app.
-    C.1).
+    """Returns KL of the greedy from the epsilon-greedy policy (arXiv:1706.01905, app. C.1).
+
+    It is -log(1 - epsilon + epsilon / A).
 
     Args:
       epsilon:     scalar in [0, 1].
-      num_actions: A, or [B] i32, how many actions are allowed in each row.
+      num_actions: A, or [B] i32, number of allowed actions per row.
     Returns:
       f32, of the shape of `num_actions`.
     """
@@ -232,15 +230,15 @@ def epsilon_kl(epsilon, num_actions) -> jax.Array:
 
 
 def adapted_std(std, distance, target, factor) -> jax.Array:
-    """Returns `std * factor` where the distance is below its target, `std / factor` above (arXiv:1706.01905, eq. 8).
+    """Returns `std * factor` if the distance is below its target, else `std / factor` (arXiv:1706.01905, eq. 8).
 
     Args:
       std:      scalar f32.
-      distance: scalar, between the perturbed and the unperturbed policy.
-      target:   scalar, what it should be.
+      distance: scalar, distance between the perturbed and the unperturbed policy.
+      target:   scalar, target distance.
       factor:   scalar, above 1.
     Returns:
-      Scalar f32, in 1e-6..1e3: where no noise makes a difference, it does not run away.
+      Scalar f32, clipped to 1e-6..1e3: it must not diverge where noise has no effect.
 
     >>> [float(adapted_std(0.5, distance, target=1.0, factor=2.0)) for distance in (0.9, 1.1)]
     [1.0, 0.25]
@@ -248,8 +246,8 @@ def adapted_std(std, distance, target, factor) -> jax.Array:
     return jnp.clip(jnp.where(distance > target, std / factor, std * factor), 1e-6, 1e3)
 
 
-def _any_of(mask, u) -> jax.Array:
-    """Returns the action [...] i32 that a uniform number `u` [...] in [0, 1) picks of those in the mask [..., A]."""
+def _pick_allowed(mask, u) -> jax.Array:
+    """Returns the allowed action [...] i32 of the mask [..., A] that a uniform number `u` [...] in [0, 1) selects."""
     count = jnp.sum(mask, -1, dtype=jnp.int32)
     nth = jnp.minimum((u * count).astype(jnp.int32), count - 1)
     return jnp.argmax(jnp.cumsum(mask, -1, dtype=jnp.int32) > nth[..., None], -1).astype(jnp.int32)

@@ -1,6 +1,6 @@
 """Losses of a batch of N rows, one number per row, and the weighted means that reduce them.
 
-A row's weight is 0 where it is masked; only `weighted_mean` and `explained_variance` read it.
+The weight of a masked row is 0; only `weighted_mean` and `explained_variance` read weights.
 """
 
 import jax
@@ -24,12 +24,12 @@ _MAX_LOG_RATIO = 20.0
 
 
 def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
-    """Returns sum(x * weight) / sum(weight), and 0 where no row has weight.
+    """Returns sum(x * weight) / sum(weight); 0 if all weights are 0.
 
     Args:
-      x:      [N] or any shape, f32.
-      weight: the shape of `x`, f32 or bool, not negative.
-      axis_name: of the mapped axis over devices, whose rows count together; None outside of one.
+      x:      f32 of any shape, usually [N].
+      weight: the shape of `x`, f32 or bool, at least 0.
+      axis_name: mapped axis over devices, whose rows count together; None: no such axis.
     Returns:
       [] f32.
     Raises:
@@ -47,19 +47,19 @@ def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
 def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[jax.Array, jax.Array]:
     """Returns PPO's policy loss, -min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A) (arXiv:1707.06347, eq. 7).
 
-    The ratio is bounded by exp(20), with no gradient beyond.
+    The ratio is bounded by exp(20), without gradient beyond.
 
     Args:
-      log_prob:     [N] f32, log pi(action | obs) of the policy that is trained.
-      old_log_prob: [N] f32, of the policy that acted; without gradient.
-      advantage:    [N] f32; without gradient.
+      log_prob:     [N] f32, log pi(action | obs) of the learned policy.
+      old_log_prob: [N] f32, of the policy that acted; no gradient.
+      advantage:    [N] f32; no gradient.
       clip_eps:     positive scalar.
     Returns:
-      loss [N] f32, and clipped [N] f32: 1 where the ratio lies outside 1 +- eps.
+      loss [N] f32, and clipped [N] f32: 1 if the ratio lies outside 1 +- eps.
     Raises:
       ValueError: shapes disagree.
 
-    Both ratios are 2: a good action gains nothing beyond 1.25, a bad one pays in full.
+    Both ratios are 2: a good action gains nothing beyond 1.25, a bad action pays in full.
 
     >>> log_prob, advantage = jnp.log(jnp.array([0.5, 0.5])), jnp.array([1.0, -1.0])
     >>> clipped_surrogate(log_prob, jnp.log(jnp.array([0.25, 0.25])), advantage, clip_eps=0.25)
@@ -73,22 +73,21 @@ def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[j
 
 
 def clipped_value_loss(value, old_value, target, *, clip_eps=None) -> jax.Array:
-    """Returns half the squared error, the larger of those of `value` and of `value` kept near `old_value`
-    (arXiv:2005.12729).
+    """Returns half the squared error, the maximum over `value` and `value` clipped to `old_value` +- clip_eps.
 
-    The paper's section 3, optimization 1; the maximum is that of PPO's reference code.
+    Section 3, optimization 1, of arXiv:2005.12729; the maximum is as in PPO's reference code.
 
     Args:
-      value:     [N] f32, of the critic that is trained.
-      old_value: [N] f32, of the critic when the data were collected; without gradient. Unread where clip_eps is None.
-      target:    [N] f32; without gradient.
-      clip_eps:  positive scalar, how far `value` may move from `old_value`; None: plain half squared error.
+      value:     [N] f32, of the learned critic.
+      old_value: [N] f32, of the critic at collection time; no gradient. Not read if clip_eps is None.
+      target:    [N] f32; no gradient.
+      clip_eps:  positive scalar, maximum distance of `value` from `old_value`; None: plain half squared error.
     Returns:
       loss [N] f32.
     Raises:
       ValueError: shapes disagree.
 
-    The value is at its target, but it came too far from the old one to count as that:
+    The value equals its target, but it is too far from the old value:
 
     >>> clipped_value_loss(jnp.array([2.0]), jnp.array([0.0]), jnp.array([2.0]), clip_eps=0.5)
     Array([1.125], dtype=float32)
@@ -103,8 +102,7 @@ def clipped_value_loss(value, old_value, target, *, clip_eps=None) -> jax.Array:
 
 
 def approx_kl(log_prob, old_log_prob) -> jax.Array:
-    """Returns KL(old || new) of each row, estimated by ratio - 1 - log ratio: never negative, unbiased under the old
-    policy.
+    """Returns an estimate of KL(old || new) per row, ratio - 1 - log ratio: at least 0, unbiased under the old policy.
 
     J. Schulman, "Approximating KL Divergence" (2020), estimator k3.
 
@@ -121,13 +119,13 @@ def approx_kl(log_prob, old_log_prob) -> jax.Array:
 
 
 def huber(x, delta=1.0) -> jax.Array:
-    """Returns x^2 / 2 near 0 and delta (|x| - delta / 2) beyond +-delta (P. J. Huber, Ann. Math. Statist. 35, 1964).
+    """Returns x^2 / 2 for |x| <= delta, else delta (|x| - delta / 2) (P. J. Huber, Ann. Math. Statist. 35, 1964).
 
     Args:
-      x:     any shape, f32.
+      x:     f32 of any shape.
       delta: positive scalar.
     Returns:
-      the shape of `x`, f32.
+      f32 of the shape of `x`.
 
     >>> huber(jnp.array([0.5, -3.0]))
     Array([0.125, 2.5  ], dtype=float32)
@@ -137,13 +135,12 @@ def huber(x, delta=1.0) -> jax.Array:
 
 
 def explained_variance(target, value, weight, *, axis_name: str | None = None) -> jax.Array:
-    """Returns 1 - Var(target - value) / Var(target): 1 is perfect, 0 no better than a constant; 0 where targets do not
-    vary.
+    """Returns 1 - Var(target - value) / Var(target): 1 is perfect, 0 as good as a constant, 0 for constant targets.
 
     Args:
-      target, value: [N] or any one shape, f32.
-      weight:        the same shape, f32 or bool, not negative.
-      axis_name:     of the mapped axis over devices, whose rows count together; None outside of one.
+      target, value: f32 of one shape, usually [N].
+      weight:        the same shape, f32 or bool, at least 0.
+      axis_name:     mapped axis over devices, whose rows count together; None: no such axis.
     Returns:
       [] f32, at most 1.
     Raises:

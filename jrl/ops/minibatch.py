@@ -9,24 +9,24 @@ import jax.numpy as jnp
 
 from jrl.ops import random
 
-IMAGE_BYTES = 4096  # rows of so many bytes or more are taken for images, which go through convolutions
+IMAGE_BYTES = 4096  # rows of at least this size are treated as images, which pass through convolutions
 
 
 def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_name: str | None = None):
     """Returns row indices of the minibatches of one epoch; every row of the rollout is in exactly one of them.
 
-    A full permutation costs a sort of all rows, which on CPU is a quarter of a PPO update. This one sorts the T steps
-    only: they are permuted, and each environment starts at a random place of that order, so that two rows of different
-    environments are in the same minibatch as often as under a full permutation, and rows of one environment that are
-    close in time are as often together as others. Where the number of minibatches does not divide T, the environments
-    are split as well, at random within blocks of neighbours. The draw depends on the global index of an environment, so
-    that sharding the columns over devices leaves the (global) minibatches as they are.
+    A full permutation sorts all rows, which takes a quarter of a PPO update on CPU. This function sorts only the T
+    steps. Each environment starts at a random position of that order. Two rows of different environments share a
+    minibatch as often as under a full permutation. Rows of one environment that are close in time are together as often
+    as others. If the number of minibatches does not divide T, environments are split as well, at random within blocks
+    of neighbours. The draw depends on an environment's global index, so that sharding the columns does not change the
+    (global) minibatches.
 
     Args:
       key: PRNG key, the same on all devices.
-      num_steps, num_envs: T and B, on this device.
+      num_steps, num_envs: T and B on this device.
       num_minibatches: M; `gcd(T, M)` splits the steps, `M / gcd(T, M)` must divide B.
-      axis_name: of the devices over which the columns are sharded.
+      axis_name: mapped axis over devices, over which the columns are sharded; None: no such axis.
     Returns:
       [M, T * B / M] i32 indices into rows flattened from [T, B].
     Raises:
@@ -63,7 +63,7 @@ def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_na
 
 
 def row_taker(tree) -> Callable:
-    """Returns `take(index)`, which picks rows of every leaf: one gather for all leaves of four bytes an element.
+    """Returns `take(index)`, which selects rows of every leaf, with one gather for all leaves of 4-byte elements.
 
     Args:
       tree: leaves [N, ...].
@@ -95,12 +95,11 @@ def row_taker(tree) -> Callable:
 
 
 def chunk_rows(num_rows: int, row_bytes: int, limit: int | None = None, *, length: int = 1) -> int:
-    """Returns rows whose gradient is computed at once: the largest divisor of `num_rows` up to `limit`.
+    """Returns the number of rows per gradient computation: the largest divisor of `num_rows` up to `limit`.
 
-    Where a row is a sequence of `length` steps, `row_bytes` are of one step, and `limit` counts steps.
-
-    Without a limit: everything at once, except on CPU, where a chunk whose activations stay in the cache is up to twice
-    as fast (measured: 8192 rows of a small MLP, 16 frames of 28 kB).
+    If a row is a sequence of `length` steps, `row_bytes` is the size of one step, and `limit` counts steps. Without a
+    limit all rows are in one chunk, except on CPU. There a chunk whose activations stay in the cache is up to twice as
+    fast (measured: 8192 rows of a small MLP, 16 frames of 28 kB).
 
     >>> chunk_rows(96, row_bytes=16, limit=40), chunk_rows(96, row_bytes=16, limit=40, length=10)
     (32, 4)
@@ -114,7 +113,7 @@ def chunk_rows(num_rows: int, row_bytes: int, limit: int | None = None, *, lengt
 
 
 def map_rows(fn, rows, chunk: int):
-    """Returns `fn(rows)` for leaves [N, ...], `chunk` rows (a divisor of N) at a time."""
+    """Returns `fn(rows)` for leaves [N, ...], computed for `chunk` rows at a time. `chunk` divides N."""
     num_chunks = jax.tree.leaves(rows)[0].shape[0] // chunk
     if num_chunks == 1:
         return fn(rows)
@@ -123,13 +122,13 @@ def map_rows(fn, rows, chunk: int):
 
 
 def mean_gradient(loss, params, batch, chunk: int):
-    """Returns the gradient and metrics of a loss that is a mean over rows, computed chunk by chunk.
+    """Returns the gradient and metrics of a mean loss over rows, computed chunk by chunk.
 
     Args:
       loss: (params, rows) -> (scalar mean over the rows, dict of such means).
       params: tree of arrays.
       batch: leaves [N, ...].
-      chunk: rows at once, a divisor of N.
+      chunk: rows per chunk, a divisor of N.
     Returns:
       (gradient like params, dict of means over all rows)
     """
@@ -149,14 +148,13 @@ def mean_gradient(loss, params, batch, chunk: int):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def mean(loss, params, batch, chunk: int):
-    """Returns a loss that is a mean over rows, computed chunk by chunk; so is its gradient, at the same time as its
-    value.
+    """Returns a mean loss over rows, computed chunk by chunk; differentiable with one pass for value and gradient.
 
     Args:
-      loss: (params, rows) -> scalar mean over the rows; static, so whatever may be traced is in the arguments.
-      params: tree of arrays, of which it can be differentiated.
+      loss: (params, rows) -> scalar mean over the rows; static, so traced values must be in the arguments.
+      params: tree of arrays.
       batch: leaves [N, ...], constants.
-      chunk: rows at once, a divisor of N.
+      chunk: rows per chunk, a divisor of N.
     Returns:
       [] f32.
     """

@@ -1,9 +1,9 @@
-"""Running mean and variance of observations or returns: float32-safe, weighted, exact over devices.
+"""Running mean and variance of observations or returns: safe in float32, weighted, exact over devices.
 
 The statistics of a pytree are pytrees of its structure with one shared count. Batches are merged by the parallel
 formula of Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
-After a million samples a batch moves the mean by less than float32 can say of a mean that is far from 0: what rounding
-loses is kept beside it (`ops.sums`), or the statistics would stand still.
+After a million samples, a batch moves a mean far from 0 by less than float32's precision. The rounding error is
+therefore kept as well (`ops.sums`); otherwise the statistics would stop changing.
 """
 
 import math
@@ -17,26 +17,26 @@ from jrl.ops import collectives, sums
 __all__ = ["MAX_COUNT", "RunningStats", "init", "normalize", "std", "update"]
 
 MAX_COUNT = 2.0**23
-"""Samples remembered. Beyond 2^24, float32 no longer counts by ones; from here on older samples fade out, so that the
-statistics become an exponential average over about the last eight million."""
+"""Maximum sample count. Beyond 2^24, float32 cannot count by ones. From this count on older samples fade out, and the
+statistics become an exponential average over about the last eight million samples."""
 
-_TINY = 1e-8  # divides 0 / 0 to 0
+_TINY = 1e-8  # added to denominators so that 0 / 0 is 0
 
 
 @struct.dataclass
 class RunningStats:
-    count: jax.Array  # [] f32, the weight of all samples, at most MAX_COUNT (or one larger batch)
-    mean: jax.Array  # [*] f32, or a pytree of them
-    m2: jax.Array  # [*] f32, the weighted sum of squared distances from the mean
-    mean_rest: jax.Array  # [*] f32, what the mean is beyond `mean`, by which only adding to it goes
-    m2_rest: jax.Array  # [*] f32, likewise of `m2`
+    count: jax.Array  # [] f32, weight of all samples, at most MAX_COUNT (or one larger batch)
+    mean: jax.Array  # [*] f32, or a pytree of arrays
+    m2: jax.Array  # [*] f32, weighted sum of squared distances from the mean
+    mean_rest: jax.Array  # [*] f32, rounding error of `mean`, read only when the mean is updated
+    m2_rest: jax.Array  # [*] f32, rounding error of `m2`
 
 
 def init(shape) -> RunningStats:
-    """Statistics of nothing yet.
+    """Returns empty statistics.
 
     Args:
-      shape: a tuple of ints, the shape of one sample, or a pytree of such tuples.
+      shape: shape of one sample, a tuple of ints, or a pytree of such tuples.
     Returns:
       RunningStats with count 0.
     """
@@ -44,7 +44,7 @@ def init(shape) -> RunningStats:
     def is_shape(node):
         return isinstance(node, tuple) and all(isinstance(size, int) for size in node)
 
-    def zeros():  # one for each, not one for all: a donated buffer may appear only once
+    def zeros():  # separate arrays for each field, because a donated buffer may appear only once
         return jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shape, is_leaf=is_shape)
 
     return RunningStats(jnp.zeros((), jnp.float32), zeros(), zeros(), zeros(), zeros())
@@ -54,14 +54,15 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
     """Returns the statistics with a batch added.
 
     Args:
-      stats:     of samples shaped [*].
-      x:         [..., *], any real dtype, or a pytree of these with the same leading batch axes.
-      weight:    [...], f32 or bool, not negative: 0 leaves a sample out. None: all 1.
-      axis_name: of the mapped devices that hold parts of the batch; all get the statistics of the whole.
+      stats:     statistics of samples of shape [*].
+      x:         [..., *], any real dtype, or a pytree of such arrays with the same leading batch axes.
+      weight:    [...], f32 or bool, at least 0: 0 ignores a sample. None: all 1.
+      axis_name: mapped axis over devices that hold parts of the batch; all devices get the statistics of the whole
+        batch.
     Returns:
       RunningStats, the same on every device if `stats` was.
     Raises:
-      ValueError: `x` does not end in the sample's shape, or `weight` has not the batch's.
+      ValueError: `x` does not end in the sample's shape, or `weight` does not have the batch's shape.
 
     >>> stats = update(init((2,)), jnp.array([[1.0, 0.0], [3.0, 8.0], [100.0, 100.0]]), jnp.array([1, 1, 0]))
     >>> stats.mean, std(stats)
@@ -78,7 +79,7 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
 
     count = total(jnp.ones((rows,), jnp.float32))
 
-    # Distances from the running mean, then from the batch's: sums of small numbers keep their digits.
+    # distances from the running mean, then from the batch mean: sums of small numbers lose fewer digits
     x = jax.tree.map(
         lambda m, rest, x: jnp.asarray(x, jnp.float32).reshape(rows, *m.shape) - m[None] - rest[None],
         stats.mean,
@@ -91,28 +92,28 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
 
 
 def std(stats: RunningStats, eps=1e-8) -> jax.Array:
-    """Returns the standard deviation (population formula), sqrt(variance + eps); 1 before any data.
+    """Returns the population standard deviation, sqrt(variance + eps); 1 before any data.
 
     Args:
-      stats: of samples shaped [*].
+      stats: statistics of samples of shape [*].
       eps:   scalar, keeps the result positive for a constant sample.
     Returns:
-      [*] f32, or a pytree of them.
+      [*] f32, or a pytree of arrays.
     """
     count = jnp.maximum(stats.count, _TINY)
     return jax.tree.map(lambda m2: jnp.where(stats.count > 0, jnp.sqrt(m2 / count + eps), 1.0), stats.m2)
 
 
 def normalize(stats: RunningStats, x, *, clip=10.0, eps=1e-8) -> jax.Array:
-    """Returns (x - mean) / std, within +-clip; before any data `x` itself.
+    """Returns (x - mean) / std, clipped to +-clip; `x` itself before any data.
 
     Args:
-      stats: of samples shaped [*].
-      x:     [..., *], any real dtype, or a pytree of these.
+      stats: statistics of samples of shape [*].
+      x:     [..., *], any real dtype, or a pytree of such arrays.
       clip:  positive scalar, or None for no bound.
       eps:   as in `std`.
     Returns:
-      f32 of the shape of `x`, or a pytree of them.
+      f32 of the shape of `x`, or a pytree of arrays.
     Raises:
       ValueError: `x` does not end in the sample's shape.
 
@@ -132,7 +133,7 @@ def normalize(stats: RunningStats, x, *, clip=10.0, eps=1e-8) -> jax.Array:
 
 
 def _combine(stats, count, shift, m2):
-    """Adds `count` samples whose mean is that of `stats` + shift."""
+    """Adds `count` samples with mean `stats.mean + shift`."""
     kept = jnp.minimum(stats.count, jnp.maximum(MAX_COUNT - count, 0.0))
     faded = jnp.where(stats.count > 0, (stats.count - kept) / jnp.maximum(stats.count, _TINY), 0.0)
     share = count / jnp.maximum(kept + count, _TINY)
@@ -144,7 +145,7 @@ def _combine(stats, count, shift, m2):
 
 
 def _add(total, rest, x):
-    """Applies `sums.add` leaf by leaf: a pair of trees."""
+    """Applies `sums.add` to each leaf; returns a pair of trees."""
     pairs = jax.tree.map(sums.add, total, rest, x)
     return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 

@@ -1,8 +1,8 @@
 """Random numbers that cost one fused loop.
 
-`jax.random` spends twenty rounds of threefry on each number: more than a step of CartPole, and a quarter of a second of
-compilation for each place in a program that draws. Here the keys still come from jax.random, so that two draws are as
-independent as their keys are; a hash only spreads one key over the elements.
+`jax.random` runs twenty rounds of threefry per number. This takes longer than a step of CartPole, and each draw adds a
+quarter of a second of compilation. Keys still come from jax.random, so draws are as independent as their keys. A hash
+then spreads one key over the elements.
 """
 
 import math
@@ -30,9 +30,7 @@ def normal(key, shape: tuple[int, ...]):
 
 
 def gumbel(key, shape: tuple[int, ...]):
-    """Returns standard Gumbel f32 numbers, for sampling by argmax; at most 17, so that odds below 1e-7 are never
-    drawn.
-    """
+    """Returns standard Gumbel f32 numbers for sampling by argmax; at most 17, so odds below 1e-7 are never drawn."""
     return -jnp.log(-jnp.log(_between(key, shape)))
 
 
@@ -47,7 +45,7 @@ def permutation(key, n: int):
 
 
 def _between(key, shape):
-    """Returns f32 numbers in (0, 1), the ends excluded: odd multiples of 2**-24."""
+    """Returns f32 numbers in (0, 1), both ends excluded: odd multiples of 2**-24."""
     return (bits(key, shape) >> 9).astype(jnp.float32) * jnp.float32(2**-23) + jnp.float32(2**-24)
 
 

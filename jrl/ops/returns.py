@@ -1,9 +1,9 @@
-"""Targets and advantages of a rollout: the one place that reads `terminated` and `done`.
+"""Targets and advantages of a rollout. Only this file reads `terminated` and `done`.
 
 Time-major: T steps of B environments. Step t is (obs_t, action_t, reward_t, end_t) and `value` is [T + 1, B], V(obs_0)
-.. V(obs_T). Environments reset on the step after an end, so after a last step t `value[t + 1]` is V of the real final
-observation: a time limit bootstraps from it, a true end does not. Step t + 1 is then masked: its weight is 0;
-`done` cuts the trace, so that nothing but `value[t + 1]` flows from it into step t. Results carry no gradient.
+.. V(obs_T). Environments reset on the step after an end, so after an episode's last step t, `value[t + 1]` is V of the
+real final observation: a time limit bootstraps from it, a true end does not. Step t + 1 is masked: its weight is 0.
+`done` cuts the trace, so that only `value[t + 1]` affects step t. Results carry no gradient.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Array, jax.Array]:
-    """Computes generalised advantage estimation, cut at episode ends (arXiv:1506.02438, eq. 16).
+    """Returns generalised advantage estimates, cut at episode ends (arXiv:1506.02438, eq. 16).
 
     Args:
       reward:     [T, B] f32.
@@ -56,8 +56,7 @@ def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Arra
 
 
 def lambda_returns(reward, terminated, done, value, *, gamma, lambda_) -> jax.Array:
-    """Computes the lambda-return, G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}) (arXiv:1506.02438, eq. 16
-    plus V_t).
+    """Returns the lambda-return, G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}) (arXiv:1506.02438, eq. 16).
 
     Args:
       reward:     [T, B] f32.
@@ -74,26 +73,26 @@ def lambda_returns(reward, terminated, done, value, *, gamma, lambda_) -> jax.Ar
 
 
 class VTrace(NamedTuple):
-    advantage: jax.Array  # [T, B] f32, of the action taken, for the policy gradient
+    advantage: jax.Array  # [T, B] f32, advantage of the taken action, for the policy gradient
     target: jax.Array  # [T, B] f32, v_t, for the value loss
 
 
 def vtrace(
     reward, terminated, done, value, log_rho, *, gamma, vtrace_lambda=1.0, clip_rho=1.0, clip_c=1.0, clip_pg_rho=1.0
 ) -> VTrace:
-    """Computes V-trace, lambda-returns corrected for data of an older policy (arXiv:1802.01561, eq. 1 and section 4.2).
+    """Returns V-trace: lambda-returns corrected for data of an older policy (arXiv:1802.01561, eq. 1, section 4.2).
 
     With rho_t = min(clip_rho, pi / mu), c_t = lambda min(clip_c, pi / mu) and the TD error d_t of V:
     v_t - V_t = rho_t d_t + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
-    min(clip_pg_rho, pi / mu) (r_t + gamma (lambda v_{t+1} + (1 - lambda) V_{t+1}) - V_t). With lambda = 1 this is the
-    paper's; on-policy with clips >= 1 it is `gae`, for every lambda.
+    min(clip_pg_rho, pi / mu) (r_t + gamma (lambda v_{t+1} + (1 - lambda) V_{t+1}) - V_t). With lambda = 1 it is the
+    paper's formula. On-policy with clips >= 1 it equals `gae`, for every lambda.
 
     Args:
       reward:     [T, B] f32.
       terminated: [T, B] bool, true ends: no bootstrap.
       done:       [T, B] bool, terminated or truncated: the trace stops.
       value:      [T + 1, B] f32, as for `gae`, of the learner's critic.
-      log_rho:    [T, B] f32, log pi(action) - log mu(action): pi the learner's policy, mu the one that acted.
+      log_rho:    [T, B] f32, log pi(action) - log mu(action) for the learner's policy pi and the acting policy mu.
       gamma, vtrace_lambda: scalars in [0, 1].
       clip_rho, clip_c, clip_pg_rho: positive scalars, upper bounds of the three importance weights.
     Returns:
@@ -101,7 +100,7 @@ def vtrace(
     Raises:
       ValueError: shapes disagree.
 
-    Actions that the learner takes half as often count half, those that it takes more often no more than once:
+    An action that the learner takes half as often counts half; an action that it takes more often counts once:
 
     >>> no, log_rho = jnp.zeros((1, 2), bool), jnp.log(jnp.array([[0.5, 4.0]]))
     >>> vtrace(jnp.ones((1, 2)), no, no, jnp.zeros((2, 2)), log_rho, gamma=0.9).target
@@ -123,9 +122,7 @@ def _td_error(reward, terminated, value, gamma):
 
 
 def _accumulate(error, decay, done):
-    """Returns [T, B]: x_t = error_t + decay_t x_{t+1}. A done row selects 0 for x_{t+1}, so that not even NaN
-    passes.
-    """
+    """Returns x_t = error_t + decay_t x_{t+1}, [T, B]. A done row selects 0 for x_{t+1}, so that NaN cannot pass."""
 
     def row(after, inputs):
         error, decay, done = inputs
@@ -140,8 +137,7 @@ def _constants(*xs):
 
 
 def signed_hyperbolic(x, eps=1e-3) -> jax.Array:
-    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x: values of any scale on one of small numbers
-    (arXiv:1805.11593, 3.2).
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, which compresses large values (arXiv:1805.11593, 3.2).
 
     Args:
       x:   f32 of any shape.
@@ -160,16 +156,16 @@ def signed_parabolic(x, eps=1e-3) -> jax.Array:
 
     Args:
       x:   f32 of any shape.
-      eps: that of the function that is inverted.
+      eps: eps of `signed_hyperbolic`.
     Returns:
       The shape of `x`, f32.
     """
     c = jnp.abs(x) + 1.0 + eps
-    # (sqrt(1 + 4 eps c) - 1) / (2 eps), without the difference of two numbers that are nearly equal
+    # (sqrt(1 + 4 eps c) - 1) / (2 eps), rewritten without the difference of nearly equal numbers
     root = 2.0 * c / (jnp.sqrt(1.0 + 4.0 * eps * c) + 1.0)
     return jnp.sign(x) * (root - 1.0) * (root + 1.0)
 
 
 def _check_shapes(reward, **others):
-    """Checks that `value` is [T + 1, B], everything else [T, B] like `reward`."""
+    """Raises ValueError unless `value` is [T + 1, B] and all other arrays are [T, B]."""
     shapes.check("[T, B]", reward, others, value=lambda steps, columns: (steps + 1, columns))

@@ -1,4 +1,4 @@
-"""Loops over time whose body is a few operations on each element."""
+"""Scans over time whose body is a few elementwise operations."""
 
 import functools
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from jax import lax
 
 __all__ = ["elementwise"]
 
-_TOGETHER = 16  # steps of the loop that an accelerator makes in one kernel: of 8 took longer on an H100
+_UNROLL = 16  # loop steps per kernel on an accelerator; 8 was slower on an H100
 
 
 def elementwise(body: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, *, reverse: bool = False) -> Any:
-    """Returns what `lax.scan` returns, of a body that works on each element by itself.
+    """Returns the result of `lax.scan` for an elementwise body, fast on every backend.
 
-    An accelerator starts a kernel for each step of a loop, which takes longer than such a body: it makes several steps
-    in one. A CPU starts none, and unrolled loops over many environments are slower there, up to five times.
+    An accelerator starts a kernel per loop step, which takes longer than such a body, so several steps share a kernel.
+    A CPU starts no kernels; there unrolled loops over many environments are up to five times slower.
     """
     scan = functools.partial(lax.scan, body, reverse=reverse)
-    return lax.platform_dependent(init, xs, cpu=scan, default=functools.partial(scan, unroll=_TOGETHER))
+    return lax.platform_dependent(init, xs, cpu=scan, default=functools.partial(scan, unroll=_UNROLL))

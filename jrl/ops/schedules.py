@@ -9,14 +9,14 @@ __all__ = ["value"]
 
 
 def value(schedule, step) -> jax.Array:
-    """Returns a hyper-parameter at `step`: a number, or piecewise linear between (step, value) pairs, constant outside
-    them.
+    """Returns a hyper-parameter at `step`: a constant, or piecewise linear between (step, value) pairs.
 
-    Two pairs of the same step make a jump there. Steps and values may be traced, so schedules can be vmapped.
+    The value is constant before the first and after the last pair. Two pairs with the same step make a jump. Steps and
+    values may be traced, so schedules can be vmapped.
 
     Args:
-      schedule: a scalar, or a tuple or list of (step, value) pairs of scalars, steps ascending.
-      step:     scalar, usually the environment steps so far.
+      schedule: scalar, or a tuple or list of (step, value) pairs of scalars, steps ascending.
+      step:     scalar, usually the number of environment steps so far.
     Returns:
       [] f32.
     Raises:
@@ -34,7 +34,7 @@ def value(schedule, step) -> jax.Array:
     step = jnp.asarray(step, jnp.float32)
     pairs = [tuple(jnp.asarray(x, jnp.float32) for x in pair) for pair in schedule]
     now = pairs[0][1]
-    # as jnp.interp says it, but without its search, whose loop is ten kernels of an accelerator
+    # not jnp.interp: the loop of its search is ten kernels on an accelerator
     for (begin, first), (end, last) in itertools.pairwise(pairs):
         between = first + (step - begin) / jnp.where(end == begin, 1.0, end - begin) * (last - first)
         now = jnp.where(step >= begin, between, now)

@@ -1,4 +1,4 @@
-"""Shapes of arrays that stand beside rewards."""
+"""Checks of array shapes against the shape of rewards."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,19 +8,19 @@ import jax.numpy as jnp
 __all__ = ["check"]
 
 
-def check(axes: str, reward: Any, others: Mapping[str, Any], **own: Callable[[int, int], tuple[int, int]]) -> None:
-    """Raises ValueError unless `reward` has two axes, and each of the others, by name, its shape or its own.
+def check(axes: str, reward: Any, others: Mapping[str, Any], **rules: Callable[[int, int], tuple[int, int]]) -> None:
+    """Raises ValueError unless `reward` has two axes and all other arrays have its shape, or the shape of their rule.
 
     Args:
-      axes: of the reward, for the message, as `[T, B]`.
-      reward: an array.
+      axes: names of the reward's axes for the message, for example `[T, B]`.
+      reward: array.
       others: arrays by name.
-      own: name -> the shape of the array by that of the reward, where it has another.
+      rules: array name -> function from the reward's shape to the array's expected shape.
     """
     shape = jnp.shape(reward)
     if len(shape) != 2:
         raise ValueError(f"reward must be {axes}, got shape {shape}")
-    expected = {name: of_reward(*shape) for name, of_reward in own.items()}
+    expected = {name: rule(*shape) for name, rule in rules.items()}
     wrong = [
         f"{name} must be {expected.get(name, shape)}, got {jnp.shape(x)}"
         for name, x in others.items()

@@ -1,4 +1,4 @@
-"""Sums of many float32 numbers that keep what rounding loses (Kahan 1965, with the exact error of Knuth's 2Sum)."""
+"""Compensated sums of many float32 numbers (Kahan 1965, with the exact error of Knuth's 2Sum)."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ __all__ = ["add"]
 
 
 def add(total: Any, rest: Any, x: Any) -> tuple[jax.Array, jax.Array]:
-    """Adds `x` to a sum that is kept as two numbers.
+    """Adds `x` to a sum that is stored as two numbers.
 
     Args:
-      total: f32, the sum as float32 can say it.
-      rest:  f32 of the same shape, what the sum is beyond that: half a unit of its last place at most.
+      total: f32, the sum rounded to float32.
+      rest:  f32 of the same shape, the rounding error: at most half a unit in the last place of `total`.
       x:     f32 of the same shape.
     Returns:
-      (total, rest) with `x` in them. A sum that is read from `total` alone is right to the last place.
+      The new (total, rest); `total` alone is correct to its last place.
 
-    2^24 + 1 is no float32:
+    2^24 + 1 is not a float32 number:
 
     >>> import jax.numpy as jnp
     >>> total, rest = add(jnp.float32(2.0**24), jnp.float32(0.0), jnp.float32(1.0))

@@ -99,7 +99,7 @@ def _player(
 
     Args:
       cfg: of the evaluation, from `config_of`.
-      registered: `registry.needed` of the process that learns.
+      registered: `registry.find_registered` of the process that learns.
       count: differs between environments that are made one after the other.
       sizes: environments of each process.
       infos, length: see `Player`.
@@ -126,7 +126,7 @@ def check_spaces(found: EnvSpec, trained: EnvSpec) -> None:
     """Raises InputError if a policy that was trained in the one cannot act in the other."""
     for name in ("observation", "action"):
         a, b = getattr(found, name), getattr(trained, name)
-        if not spaces.alike(a, b):
+        if not spaces.are_compatible(a, b):
             raise InputError(
                 f"evaluation: the {name} space of its environments is {a}, that of training {b}: the policy can act in "
                 "environments of the same spaces only"
@@ -185,7 +185,7 @@ def group(
         return here
     if spec:
         check_spaces(_spec_of(own), spec)
-    make = functools.partial(_player, own, registry.needed(config.to_dict(own)), **options)
+    make = functools.partial(_player, own, registry.find_registered(config.to_dict(own)), **options)
     runners = build_collect.runner_options(own)._replace(num=found.num_env_runners)
     try:
         return EvaluationRunners(make, runners, num_envs=options["sizes"], length=length, count=index)

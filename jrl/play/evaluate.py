@@ -25,7 +25,7 @@ from jrl.rollout import sources
 from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
 from jrl.rollout.source import Source
-from jrl.types import PLACE, ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
+from jrl.types import POLICY_ID, ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
 
 LENGTH = 64  # rows between two looks at who has finished
 MAX_STEPS = 1_000_000  # per environment, against environments that never end
@@ -205,7 +205,10 @@ class Player(_Evaluating):
         split = lambda x: x.reshape(*done.shape, -1)
         everyone = done.repeat(len(self.spec.agents), -1)
         self._of_agents, found = self._track(self._of_agents, rollout.reward, everyone, rollout.mask)
-        return [split(found.episode_return), *([split(rollout.extras[PLACE])] if PLACE in rollout.extras else [])]
+        return [
+            split(found.episode_return),
+            *([split(rollout.extras[POLICY_ID])] if POLICY_ID in rollout.extras else []),
+        ]
 
     def play(
         self,

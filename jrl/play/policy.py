@@ -18,7 +18,7 @@ from jrl.errors import InputError
 from jrl.rollout.unroll import reset_where
 from jrl.run import build, build_policies
 from jrl.run.store import checkpoint, resume
-from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
+from jrl.types import NORMALIZED_OBS, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
 
 class Policy:
@@ -134,7 +134,7 @@ class Policy:
             out = self.algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
             action = out.action if transform is None else transform(out.action)
             recorded = out.extras if extras else {}
-            found = {name: x for name, x in recorded.items() if name != SEEN}  # which is for learning
+            found = {name: x for name, x in recorded.items() if name != NORMALIZED_OBS}  # which is for learning
             return action, out.carry, found, out.action if remembers else None
 
         return jax.jit(step)
@@ -210,7 +210,7 @@ class Inputs:
         self.remembers = PREV_ACTION in self.added
         # what a transform makes of the observation may depend on all of it
         unread = cfg.network.value_inputs if cfg.network.transform is None else ()
-        self.unread = tuple(name for name in unread if name in spaces.names(self.observation))
+        self.unread = tuple(name for name in unread if name in spaces.part_names(self.observation))
         self._masked = spaces.masks_actions(own)
 
     # ------------------------------------------------------------ one observation, or many
@@ -234,7 +234,7 @@ class Inputs:
         obs = reader.read(spaces.without(self.observation, absent), obs, name)
         if absent:
             zeros = lambda leaf: np.zeros((*(reader.lead or ()), *leaf.shape), leaf.dtype)
-            obs = spaces.filled(self.observation, absent, obs, zeros)
+            obs = spaces.fill_parts(self.observation, absent, obs, zeros)
         given = {item: reader.read(self.added[item], x, f"{name}/{item}") for item, x in given.items()}
         if reader.lead == ():
             obs, given = jax.tree.map(lambda x: x[None], (obs, given))

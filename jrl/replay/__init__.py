@@ -1,5 +1,5 @@
 """Experience replay on the device.
 
-`ring` samples transitions uniformly, `prioritized` by priority, `sequences` samples stretches of rows either way; all
-three stand on `storage`. `memory` says beforehand whether a buffer fits.
+`ring` samples transitions uniformly, `prioritized` by priority; `sequences` samples sequences of rows in either way.
+All three use `storage`. `memory` checks in advance whether a buffer fits.
 """

@@ -1,4 +1,4 @@
-"""Stacks of frames, of which replay keeps the newest frame alone: the others lie in older rows."""
+"""Frame stacks in replay: only the newest frame is stored; the other frames are in older rows."""
 
 import dataclasses
 from typing import Literal
@@ -11,25 +11,25 @@ from jrl.types import Array, Rollout
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack:
-    """Observations are stacks of the last `size` frames, the newest last; a first observation is stacked of itself.
+    """Observations are stacks of the last `size` frames, newest last; the first observation repeats its frame.
 
-    So do EnvPool and Gymnasium's FrameStackObservation by default. Only images are meant: leaves of three or more axes.
-    Without `restarts` some episodes go on with the frames of the one before, as EnvPool's do behind a lost life: which,
-    the observations say.
+    EnvPool and Gymnasium's FrameStackObservation do so by default. Only images are stacks: leaves of three or more
+    axes. Without `restarts` some episodes continue with the frames of the previous episode, as in EnvPool after a lost
+    life; the observations show which.
     """
 
     size: int
-    axis: Literal[0, -1] = 0  # of one environment's observation: 0 for [S, H, W], -1 for [H, W, S]
+    axis: Literal[0, -1] = 0  # stack axis of one observation: 0 for [S, H, W], -1 for [H, W, S]
     restarts: bool = True
 
 
 def is_stack(x, stack: FrameStack) -> bool:
-    """Says whether an observation leaf of one environment is a stack of frames."""
+    """Returns whether an observation leaf of one environment is a stack of frames."""
     return stack.size > 1 and len(x.shape) >= 3 and x.shape[stack.axis] == stack.size
 
 
 def stored(x, stack: FrameStack):
-    """Returns shape and dtype of what the ring keeps of an observation leaf."""
+    """Returns the shape and dtype that the ring stores for an observation leaf."""
     if not is_stack(x, stack):
         return x
     return jax.eval_shape(lambda: newest(jnp.zeros(x.shape, x.dtype), stack))
@@ -46,24 +46,25 @@ def older(x, stack: FrameStack):
 
 
 def broken_stacks(rollout: Rollout, stack: FrameStack) -> Array:
-    """Returns the share of a rollout's rows, [] f32, behind which comes an observation that is no such stack: replay
-    could not put it together again."""
+    """Returns the share of a rollout's rows, [] f32, whose next observation replay cannot rebuild from frames."""
     follows, alone = _joined(rollout, stack)
-    begins = ~rollout.mask[:-1] & rollout.mask[1:]  # of padding nobody knows what stands there
+    begins = ~rollout.mask[:-1] & rollout.mask[1:]  # the content of padding is undefined
     begins = jnp.concatenate([begins, jnp.zeros_like(begins[:1])])
     first = alone if stack.restarts else alone | follows
     return jnp.mean(((rollout.mask & ~follows) | (begins & ~first)).astype(jnp.float32))
 
 
 def begin_anew(rollout: Rollout, stack: FrameStack) -> Array:
-    """Says behind which rows, [T, B] bool, an episode begins with a stack of its own."""
-    begun = ~rollout.mask  # a masked step
-    return begun if stack.restarts else begun & _joined(rollout, stack)[1]
+    """Returns the rows, [T, B] bool, after which an episode begins with a new stack."""
+    is_reset = ~rollout.mask
+    return is_reset if stack.restarts else is_reset & _joined(rollout, stack)[1]
 
 
 def _joined(rollout: Rollout, stack: FrameStack) -> tuple[Array, Array]:
-    """Says of the observation after each row, [T, B] bool, whether its stack goes on with one more frame, and whether
-    it is of one frame alone."""
+    """Returns two masks, [T, B] bool, about the observation after each row.
+
+    The first: its stack extends the previous stack by one frame. The second: it repeats a single frame.
+    """
     follows = alone = jnp.ones(rollout.mask.shape, bool)
     for x, last in zip(jax.tree.leaves(rollout.obs), jax.tree.leaves(rollout.last_obs), strict=True):
         if not is_stack(last[0], stack):

@@ -1,4 +1,4 @@
-"""Layout of a ring: where its rows lie, and what a byte says of each."""
+"""Layout of a ring: positions and flags of its rows."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,88 +12,88 @@ from jrl.replay import frames
 from jrl.replay.frames import FrameStack
 from jrl.types import PyTree
 
-# State.flags: three bits, and from the fourth on the age: steps since the episode's first observation, at most S - 1
+# State.flags: three bits, then the age: steps since the episode's first observation, at most S - 1
 MASK, TERMINATED, TRUNCATED, AGE = 1, 2, 4, 3
-# in a ring's extras, of rows whose transitions go to the end of their episode: {"reward": f32, the discounted return
-# from there on, "discount": f32, of what follows upon the episode, "steps": i32, to its end}
+# key of a ring's extras if transitions extend to the end of their episode: {"reward": f32, discounted return to the
+# end, "discount": f32, discount of the value after the episode, "steps": i32, number of steps to the end}
 TO_END = "to_end"
-SEAM = TRUNCATED  # of a masked row: what comes next does not continue what was before
+SEAM = TRUNCATED  # flag of a masked row: the next row does not continue the previous one
 
 
 @struct.dataclass
 class State:
-    """The ring. Row t of the rollouts lies in slot t % C."""
+    """Ring of rows. Row t of the rollouts is in slot t % C."""
 
-    obs: PyTree  # [C, B, *]; of frame stacks the newest frame
+    obs: PyTree  # [C, B, *]; only the newest frame of frame stacks
     action: PyTree  # [C, B, *]
     reward: jax.Array  # [C, B] f32
     flags: jax.Array  # [C, B] u8: mask, terminated, truncated, age
     extras: dict[str, PyTree]  # [C, B, *]
-    head: jax.Array  # i32, the slot of the next row: [], or [1, B] where each column has its own
-    length: jax.Array  # as `head`, rows per column that are held: the slots before the head
-    live: jax.Array  # [] i32, those of them that are not masked
+    head: jax.Array  # i32, slot of the next row: [], or [1, B] if each column has its own head
+    length: jax.Array  # number of stored rows per column, before the head; shape of `head`
+    live: jax.Array  # [] i32, number of stored rows that are not masked
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Facts known of a ring before any row comes.
+    """Static facts about a ring.
 
-    A number of each head is [] where the columns share one, else [1, B]; slots of n rows in a row are [n] or [n, B].
+    Numbers per head are [] if the columns share one head, else [1, B]; n consecutive slots are [n] or [n, B].
     """
 
-    obs: PyTree  # of one environment, ShapeDtypeStructs; so are the next two
+    obs: PyTree  # ShapeDtypeStructs of one environment, as for `action` and `extras`
     action: PyTree
     extras: dict[str, PyTree]
     stack: FrameStack
-    capacity: int  # rows of all columns
+    capacity: int  # number of rows over all columns
     columns: int  # B
-    every: jax.Array  # [B] i32, all of them
-    length: int  # rows of a column that a sample spans
+    every: jax.Array  # [B] i32, indices of all columns
+    length: int  # rows per sample, 1 for transitions
     gamma: Any  # discount of one step; may be traced
-    n_step: int | tuple[int, int]  # steps of a transition, or the fewest and the most
-    in_step: bool  # the columns share one head
-    to_end: bool = False  # transitions go to the end of their episode, as the extras TO_END say
-    next_action: bool = False  # samples have `types.NEXT_ACTION` among their extras
+    n_step: int | tuple[int, int]  # steps per transition, or their minimum and maximum
+    in_step: bool  # whether the columns share one head
+    to_end: bool = False  # whether transitions extend to the end of their episode, by the extras TO_END
+    next_action: bool = False  # whether samples have the extras `types.NEXT_ACTION`
 
     @property
     def slots(self) -> int:
-        """Returns C."""
+        """Returns C, the number of slots per column."""
         return self.capacity // self.columns
 
     @property
     def spare(self) -> int:
-        """Slots that are never sampled: the head, and the oldest S - 1 rows, whose stacks have lost a frame."""
+        """Returns the number of slots never sampled: the head, and the oldest S - 1 rows with incomplete stacks."""
         return self.stack.size
 
     @property
     def lead(self) -> int:
-        """Slots of the older frames in front of rows behind a seam, S - 1."""
+        """Returns S - 1, the number of slots for older frames in front of the rows after a seam."""
         return self.stack.size - 1
 
     @property
     def clock(self) -> tuple[int, ...]:
-        """Returns the shape of a number of each head."""
+        """Returns the shape of a number per head."""
         return () if self.in_step else (1, self.columns)
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Returns the fewest and the most steps of a transition."""
+        """Returns the minimum and maximum number of steps of a transition."""
         return self.n_step if isinstance(self.n_step, tuple) else (self.n_step, self.n_step)
 
     def slot_of(self, number):
-        """Returns a number of each head as the slots of one row, [1] or [1, B]."""
+        """Returns a number per head as the slots of one row, [1] or [1, B]."""
         return number[None] if self.in_step else number
 
     def after(self, start, count: int):
-        """Returns the slots from each head on, [count] or [count, B]; not yet taken round the ring."""
+        """Returns `count` slots from each head on, [count] or [count, B], not yet modulo C."""
         return start + (jnp.arange(count) if self.in_step else jnp.arange(count)[:, None])
 
-    def of_column(self, number, column):
-        """Returns a number of each head for the columns [...]."""
+    def at_column(self, number, column):
+        """Returns a number per head for the columns [...]."""
         return number if self.in_step else number[0, column]
 
     def too_small(self, slots: int, rollouts: str = "") -> str:
-        """Says what is wrong with a capacity that holds fewer than so many slots."""
+        """Returns the error message for a capacity with fewer than `slots` slots."""
         spans = f", for sequences of {self.length} steps (network.max_seq_len and replay.burn_in)"
         return (
             f"replay.capacity: {self.capacity} is too small for {rollouts}{self.columns} environments: at least "
@@ -101,7 +101,7 @@ class Layout:
         )
 
     def faults(self) -> Iterator[str]:
-        """Yields what cannot be, each with what can."""
+        """Yields one message per invalid option."""
         stack, (low, high) = self.stack, self.reach
         if self.slots < (least := self.spare + self.length + 1):
             yield self.too_small(least)
@@ -115,7 +115,7 @@ class Layout:
 
 
 def take(ring, slot, column):
-    """Reads rows of one leaf [C, B, *]: [..., *] for slots and columns [...]."""
+    """Reads rows of one leaf [C, B, *] for slots and columns [...]: [..., *]."""
     return ring.at[slot, column].get(mode="promise_in_bounds")
 
 
@@ -125,5 +125,5 @@ def take_all(rings: PyTree, slot, column) -> PyTree:
 
 
 def is_seam(flags):
-    """Says whether what comes next does not continue what was before, of flags [...] u8."""
+    """Returns whether rows with flags [...] u8 are seams: the next row does not continue the previous one."""
     return (flags & (MASK | SEAM)) == SEAM

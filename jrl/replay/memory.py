@@ -1,4 +1,4 @@
-"""Memory that a replay buffer will take, and memory that is free, before anything is allocated."""
+"""Memory that a replay buffer needs, and free memory, before allocation."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from jrl.types import Buffer
 
 
 def nbytes(buffer: Buffer) -> int:
-    """Bytes of a buffer's state; nothing is allocated."""
+    """Returns the bytes of a buffer's state, without allocation."""
     leaves = jax.tree.leaves(jax.eval_shape(buffer.init))
     return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in leaves)
 
 
 def available(device: jax.Device | None = None) -> int | None:
-    """Returns free bytes of an accelerator, or of the host for a CPU device; None if that is not known."""
+    """Returns the free bytes of an accelerator, or of the host for a CPU device; None if unknown."""
     device = device or jax.local_devices()[0]
     if device.platform == "cpu":
         return room.host_available()
@@ -27,14 +27,14 @@ def available(device: jax.Device | None = None) -> int | None:
 
 
 def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 0, devices: int = 1) -> int:
-    """Looks whether rollouts and batches fit, by the observations in them; the bytes of these on one device.
+    """Returns the bytes of the observations in rollouts and batches on one device; checks that they fit.
 
     Args:
       row: bytes of an observation.
       envs, length: environments and steps of a rollout, over all devices.
-      kept: rollouts at a time.
-      batch: observations that a gradient step draws from replay, over all devices.
-      devices: that share them.
+      kept: number of stored rollouts.
+      batch: observations per sample from replay, over all devices.
+      devices: number of devices that share them.
     Raises:
       InputError: they do not fit.
     """
@@ -53,15 +53,15 @@ def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 
 
 
 def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1, beside: int = 0) -> str:
-    """Returns the size of a replay buffer in words, if there is room for it.
+    """Returns a message with the size of a replay buffer, if it fits.
 
     Args:
-      make: from a capacity over all devices to one device's buffer. Nothing is allocated.
+      make: capacity over all devices -> buffer of one device. Nothing is allocated.
       capacity: rows over all devices.
-      devices: that hold a buffer each, the first local ones.
-      beside: bytes of rollouts and batches on one of them; see `check_rows`.
+      devices: number of local devices, each with a buffer.
+      beside: bytes of rollouts and batches on one device; see `check_rows`.
     Raises:
-      InputError: it does not fit; with the largest capacity that would.
+      InputError: it does not fit; names the largest capacity that does.
     """
     device = jax.local_devices()[0]
     shared = devices if device.platform == "cpu" else 1  # CPU devices share the host's memory
@@ -82,13 +82,13 @@ def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1
 
 
 def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:
-    """Returns the largest capacity, of two digits, that needs no more than `room`; 0 if none does."""
+    """Returns the largest capacity with two significant digits that needs at most `room` bytes; 0 if none does."""
     while capacity > 0:
         capacity = min(int(capacity * room / size(capacity)), capacity - 1)
         capacity -= capacity % 10 ** max(len(str(capacity)) - 2, 0)
         try:
             if size(capacity) <= room:
                 return capacity
-        except InputError:  # too small to be a buffer
+        except InputError:  # too small for a buffer
             return 0
     return 0

@@ -1,4 +1,4 @@
-"""Several buffers as one, whose samples hold a fixed number of rows of each: experience beside data sets.
+"""Several buffers as one, with a fixed number of rows of each per sample: experience and data sets.
 
 buffer = mixed.make([online, data], [128, 128])     # half of each batch is of the data (arXiv:2302.02948, RLPD)
 """
@@ -24,11 +24,11 @@ def make(parts: Sequence[Buffer], sizes: Sequence[int], *, online: bool) -> Buff
     """Makes one buffer of several.
 
     Args:
-      parts: whose samples are Batches, or SequenceBatches, of the same leaves.
-      sizes: rows of a sample of each part, in their order.
-      online: whether the first part takes what is added, and counts as what is held; else nothing can be added.
+      parts: buffers whose samples are Batches, or SequenceBatches, with the same leaves.
+      sizes: rows per sample of each part, in order.
+      online: whether the first part receives new rows and defines the size; else nothing can be added.
     Returns:
-      A Buffer whose samples are those of the parts behind one another; each part's weights are 1 on average.
+      A Buffer whose samples are the concatenated samples of the parts; each part's weights are 1 on average.
     """
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     begins = [end - size for end, size in zip(ends, sizes, strict=True)]
@@ -36,7 +36,7 @@ def make(parts: Sequence[Buffer], sizes: Sequence[int], *, online: bool) -> Buff
 
     def add(state: State, rollout: Rollout) -> State:
         if not online:
-            raise ValueError("nothing is added to data sets")
+            raise ValueError("add: expected a buffer with online=True, got data sets, which are fixed")
         return State((parts[0].add(state.parts[0], rollout), *state.parts[1:]))
 
     def sample(state: State, key: Key) -> Any:
@@ -48,8 +48,8 @@ def make(parts: Sequence[Buffer], sizes: Sequence[int], *, online: bool) -> Buff
         cut = lambda part, s, i, j: part.set_priority(s, index[i:j], priority[i:j]) if part.set_priority else s
         return State(tuple(map(cut, parts, state.parts, begins, ends)))
 
-    def total(of: str, state: State) -> Array:
-        return sum((getattr(part, of)(s) for part, s in zip(counted, state.parts, strict=False)), jnp.int32(0))
+    def total(name: str, state: State) -> Array:
+        return sum((getattr(part, name)(s) for part, s in zip(counted, state.parts, strict=False)), jnp.int32(0))
 
     return Buffer(
         init=lambda: State(tuple(part.init() for part in parts)),

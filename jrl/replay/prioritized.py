@@ -1,6 +1,6 @@
 """Prioritised replay: rows are drawn in proportion to priority ** alpha (arXiv:1511.05952).
 
-Storage, windows and frame stacks are the ring's; only the drawing is another.
+Storage, n-step windows and frame stacks are those of the ring; only the sampling differs.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from jrl.replay.layout import Layout
 from jrl.replay.layout import State as Rows
 from jrl.types import Array, Buffer, Key, PyTree, Rollout
 
-_LEAST = 1e-30  # weight of a row whose priority ** alpha is 0: one of 0 could never be drawn again
+_LEAST = 1e-30  # minimum of priority ** alpha: a row with weight 0 could never be drawn again
 
 
 @struct.dataclass
 class Priorities:
-    """Priorities by which rows are drawn. Slots that hold no row to be drawn weigh 0."""
+    """Priorities of rows. Slots that must not be drawn have weight 0."""
 
     tree: Array  # f32, see sum_tree; leaves are (priority + eps) ** alpha
-    highest: Array  # [] f32, the largest leaf ever set: the weight of new rows
-    steps: Array  # [] u32, vector steps added so far, or updates of a sampler `by_updates`; saturating
+    highest: Array  # [] f32, maximum of all leaves so far: the weight of new rows
+    steps: Array  # [] u32, number of added vector steps, or of updates with `by_updates`; saturating
 
 
 @struct.dataclass
@@ -36,10 +36,10 @@ class State:
 
 
 class Sampler(NamedTuple):
-    """The functions of drawing by priority; rows are those of one storage."""
+    """Functions of prioritised sampling, for one storage."""
 
     init: Callable[[], Priorities]
-    # (priorities, head before the add, rows after it, what was added)
+    # (priorities, head before the add, rows after the add, added rollout)
     enter: Callable[[Priorities, Array, Rows, Rollout], Priorities]
     draw: Callable[[Priorities, Key], tuple[Array, Array, Array]]  # -> slot, column, weight [N]
     update: Callable[[Priorities, Array, Array], Priorities]  # (priorities, index [N], priority [N])
@@ -72,10 +72,10 @@ def make(
         see `ring.make`.
       alpha, beta, eps, num_devices, by_updates: see `sampler`.
     Returns:
-      A Buffer. New rows have the highest priority so far; masked rows are never drawn. Weights are importance weights,
-      1 for the row drawn least often.
+      A Buffer. New rows get the highest priority so far; masked rows are never drawn. Weights are importance weights, 1
+      for the row with the lowest probability.
     Raises:
-      InputError: as `ring.make`.
+      InputError: as for `ring.make`.
     """
     rows = storage.make(
         obs,
@@ -97,7 +97,7 @@ def make(
 
 
 def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffer:
-    """Joins a storage and a sampler; `read` (rows, slot, column, weight, key) makes a sample of what is drawn."""
+    """Joins a storage and a sampler; `read(rows, slot, column, weight, key)` makes a sample of the drawn rows."""
 
     def add(state: State, rollout) -> State:
         after = rows.add(state.rows, rollout)
@@ -127,18 +127,17 @@ def sampler(
     """Draws rows in proportion to priority ** alpha, one from each of `batch_size` parts of equal mass.
 
     Args:
-      layout: of the ring that is drawn from.
+      layout: layout of the ring.
       batch_size: N.
       alpha: exponent of the priorities: 0 is uniform.
-      beta: exponent of the importance weights, a Schedule over environment steps: steps added so far, masked
-        ones included, on all devices. 1 corrects fully.
-      eps: added to each priority.
-      num_devices: that add rows at the same time. Each draws from its own rows, and divides its weights by their
-        largest.
-      by_updates: the schedule counts updates of priorities, one for each sample: for data sets, to which nothing is
-        added.
+      beta: exponent of the importance weights, a Schedule over the environment steps added on all devices, masked steps
+        included. 1 corrects completely.
+      eps: constant added to each priority.
+      num_devices: number of devices that add rows. Each draws from its own rows and divides its weights by their
+        maximum.
+      by_updates: whether the schedule counts priority updates, one per sample: for data sets, which are fixed.
     Returns:
-      A Sampler. Of samples of a single row, masked ones are not drawn; longer samples may hold such.
+      A Sampler. Samples of single rows are never masked; longer samples may contain masked rows.
     """
     length = layout.length
 
@@ -151,7 +150,7 @@ def sampler(
         most = steps + layout.spare  # slots by which the head can have moved: at a seam by more than the rows
         behind = min(length - 1, most)
         offset = lambda low, high: jnp.arange(low, high)[:, None]
-        # what can be drawn from now on; then rows still too new, the head, and those whose frame stacks are lost
+        # rows that can be drawn now; then rows that are still too new, the head, and rows with incomplete frame stacks
         moved = (after.head - head) % layout.slots
         entering = jnp.where(offset(0, most) < moved, head - (length - 1) + offset(0, most), after.head)
         leaving = after.head + offset(-behind, layout.spare)
@@ -159,7 +158,7 @@ def sampler(
         slots, columns = jnp.broadcast_arrays(slots, jnp.arange(layout.columns)[None])
         place = (after.head - slots[:most]) % layout.slots  # from the newest row on, 1
         live = (place >= length) & (place <= after.length)
-        if length == 1:  # what is written is not read here: XLA would copy it
+        if length == 1:  # read the rollout, not the written rows, which XLA would copy
             count = steps if layout.in_step or rollout.count is None else rollout.count[None]
             row = offset(0, most) - (moved - count)
             mask = jnp.take_along_axis(rollout.mask, jnp.broadcast_to(jnp.clip(row, 0, steps - 1), live.shape), 0)
@@ -180,13 +179,13 @@ def sampler(
         again = jax.random.fold_in(key, 1) if sum_tree.is_deep(layout.slots * layout.columns) else None
         index, leaf = sum_tree.find(priorities.tree, mass, again)
         counted = priorities.steps.astype(jnp.float32) * (1 if by_updates else layout.columns * num_devices)
-        # (N P(i)) ** -beta over its largest: N and the total cancel
+        # (N P(i)) ** -beta divided by its maximum: N and the total cancel
         weight = (leaf.min() / leaf) ** schedules.value(beta, counted)
         return index // layout.columns, index % layout.columns, jnp.where(leaf > 0, weight, 0.0)
 
     def update(priorities: Priorities, index, priority) -> Priorities:
         leaf = jnp.maximum((priority + eps) ** alpha, _LEAST)
-        leaf = jnp.where(sum_tree.get(priorities.tree, index) > 0, leaf, 0.0)  # it cannot be drawn (any more)
+        leaf = jnp.where(sum_tree.get(priorities.tree, index) > 0, leaf, 0.0)  # 0 stays 0: the row must not be drawn
         return Priorities(
             tree=sum_tree.update(priorities.tree, index, leaf),
             highest=jnp.maximum(priorities.highest, leaf.max()),

@@ -1,4 +1,4 @@
-"""Draws from a ring, and the batches that are made of them. Slots and columns are i32 arrays of one shape."""
+"""Draws rows from a ring and makes batches of them. Slots and columns are i32 arrays of one shape."""
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,25 @@ from jrl.types import NEXT_ACTION, Array, Batch, Key, PyTree, SequenceBatch, Win
 
 
 def valid(layout: Layout, state: State, slot: Array, column: Array) -> Array:
-    """Says whether each row is not masked."""
+    """Returns whether each row is unmasked."""
     return (take(state.flags, slot, column) & MASK) != 0
 
 
 def can_begin(layout: Layout, state: State) -> Array:
-    """Says whether there is a row from which one can begin, [] bool, and not all are masked."""
+    """Returns [] bool: whether a sample can begin at some row, and some row is unmasked."""
     return (state.live > 0) & (state.length >= layout.length).any()
 
 
 def held(layout: Layout, state: State) -> Array:
-    """Counts rows of all columns, [] i32, masked ones too."""
+    """Returns the number of rows over all columns, [] i32, masked rows included."""
     return state.length * layout.columns if layout.in_step else state.length.sum(dtype=jnp.int32)
 
 
 def draw(layout: Layout, state: State, key: Key, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Draws slots and columns of this shape, uniform over all rows from which one can begin, masked ones too."""
+    """Draws slots and columns of this shape, uniformly over all rows that can begin a sample, masked or not."""
     columns, length = layout.columns, layout.length
     bits = random.bits(key, shape)
-    # 32 bits modulo at most 2**24 rows or so: no row is preferred by more than a part in 256
+    # 32 bits modulo about 2**24 rows: probabilities differ by at most 1 in 256
     if layout.in_step:
         steps = jnp.maximum(state.length - (length - 1), 1)
         place = (bits % (steps * columns).astype(jnp.uint32)).astype(jnp.int32)
@@ -39,11 +39,11 @@ def draw(layout: Layout, state: State, key: Key, shape: tuple[int, ...]) -> tupl
         place = (bits % jnp.maximum(ends[-1], 1).astype(jnp.uint32)).astype(jnp.int32)
         column = jnp.minimum(jnp.searchsorted(ends, place, side="right"), columns - 1).astype(jnp.int32)
         place -= (ends - each)[column]
-    return (layout.of_column(state.head - state.length, column) + place) % layout.slots, column
+    return (layout.at_column(state.head - state.length, column) + place) % layout.slots, column
 
 
 def transitions(layout: Layout, state: State, slot: Array, column: Array, weight: Array, key: Key) -> Batch:
-    """Makes the transitions that begin at rows [N]."""
+    """Returns the transitions that begin at rows [N]."""
     if layout.to_end:
         to_end = take_all(state.extras[TO_END], slot, column)
         reward, discount, count = to_end["reward"], to_end["discount"], to_end["steps"]
@@ -64,16 +64,16 @@ def transitions(layout: Layout, state: State, slot: Array, column: Array, weight
 def sequences(
     layout: Layout, state: State, slot: Array, column: Array, weight: Array, burn_in: int, key: Key
 ) -> SequenceBatch:
-    """Makes the sequences of `length` rows that begin at rows [N]; from the first `burn_in` the memory is recovered."""
+    """Returns the sequences of `length` rows from rows [N] on; `burn_in` rows recover the recurrent state."""
     first, of_first = slot, column
     span = jnp.arange(layout.length + 1)[None]
     slot, column = jnp.broadcast_arrays((slot[:, None] + span) % layout.slots, column[:, None])
     reset = ~valid(layout, state, slot, column)
-    # behind a seam the memory is not that of the rows: of those, other sequences are made, which begin there
+    # after a seam the recurrent state does not belong to the rows; other sequences begin there
     other = jnp.cumsum(is_seam(take(state.flags, slot, column)), 1) > 0
     rows, columns, live = (x[:, burn_in:-1] for x in (slot, column, ~reset & ~other))
     place = jnp.arange(rows.shape[1])[None]
-    steps = jnp.minimum(_drawn_steps(layout, key, rows.shape), rows.shape[1] - place)  # not beyond the last row
+    steps = jnp.minimum(_drawn_steps(layout, key, rows.shape), rows.shape[1] - place)  # at most to the last row
     target = _window(layout, state, rows.reshape(-1), columns.reshape(-1), steps.reshape(-1))
     reward, discount, count = (x.reshape(rows.shape) for x in target)
     share = jnp.maximum(live.astype(jnp.float32).mean(), 1.0 / live.size)
@@ -94,7 +94,7 @@ def sequences(
 
 
 def _observation(layout: Layout, state: State, slot: Array, column: Array) -> PyTree:
-    """Reads the observations in these slots, [..., *], stacks rebuilt."""
+    """Reads the observations in these slots, [..., *], and rebuilds frame stacks."""
     stack = layout.stack
 
     def read(ring, like):
@@ -109,14 +109,14 @@ def _observation(layout: Layout, state: State, slot: Array, column: Array) -> Py
 
 
 def _extras(layout: Layout, state: State, slot: Array, column: Array, count: Array) -> dict[str, PyTree]:
-    """Reads what is kept of transitions of so many rows that begin in these slots, all [...], beside what all have."""
+    """Reads the extras of transitions of `count` rows that begin in these slots, all [...]."""
     kept = {name: x for name, x in state.extras.items() if name not in ("carry", TO_END)}
     found = take_all(kept, slot, column)
     if not layout.next_action:
         return found
     after = (slot + count) % layout.slots
-    acted = (after != layout.of_column(state.head, column)) & valid(layout, state, after, column)
-    return {**found, NEXT_ACTION: {"action": take_all(state.action, after, column), "valid": acted}}
+    has_action = (after != layout.at_column(state.head, column)) & valid(layout, state, after, column)
+    return {**found, NEXT_ACTION: {"action": take_all(state.action, after, column), "valid": has_action}}
 
 
 def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:
@@ -127,9 +127,9 @@ def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:
 
 
 def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Array) -> tuple[Array, Array, Array]:
-    """Computes the return of the rows [N] from each slot on: `steps` of them, fewer where an episode or the ring ends.
+    """Returns the n-step return from each slot on, over `steps` rows, or fewer at the end of an episode or the ring.
 
-    The one place in replay that makes a target of how rows end.
+    Only this function in replay turns episode ends into targets.
 
     Returns:
       reward [N] f32, discount [N] f32, count [N] i32 of the rows.
@@ -138,10 +138,10 @@ def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Arr
     offset = jnp.arange(high + 1)[None]
     rows, columns = (slot[:, None] + offset) % slots, column[:, None]
     flags, reward = take(state.flags, rows, columns), take(state.reward, rows[:, :-1], columns)
-    # a masked row follows upon each end; and before a seam it is the only sign of one
+    # a masked row follows each end; before a seam it is the only sign of an end
     end = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) != 0) | ((flags[:, 1:] & MASK) == 0)
     before = jnp.cumsum(end, 1) - end
-    ahead = (layout.of_column(state.head, column) - slot) % slots
+    ahead = (layout.at_column(state.head, column) - slot) % slots
     used = (before == 0) & (offset[:, :-1] < jnp.minimum(steps, ahead)[:, None])
     terminated = (used & ((flags[:, :-1] & TERMINATED) != 0)).any(1)
     count = used.sum(1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""A replay that was kept on some number of devices, or with env runners or without, for a run with others."""
+"""Conversion of a stored replay to another number of devices or another kind of collection."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from jrl.types import PyTree
 
 
 def regroup(state: PyTree, old: int, new: int) -> PyTree:
-    """Deals the columns of `old` devices out to `new` ones, on the host.
+    """Redistributes the columns of `old` devices over `new` devices, on the host.
 
     Args:
-      state: of a buffer of `jrl.replay`, the devices' parts one behind the other: rings [old * C, B / old, *].
+      state: state of a buffer of `jrl.replay`, the devices' parts concatenated: rings [old * C, B / old, *].
       old, new: number of devices.
     Returns:
-      The same of `new` devices: rings [new * C, B / new, *]. Every row keeps its place in its column, and its priority.
+      The state for `new` devices: rings [new * C, B / new, *]. Each row keeps its slot and its priority.
     """
     if old == new:
         return state
@@ -26,9 +26,9 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
     slots, columns = rings[0].reward.shape[0] // old, rings[0].reward.shape[1] * old
 
     def ring(x):
-        if x.ndim == 1:  # the head and what else counts steps: the same on all devices
+        if x.ndim == 1:  # head and step counts, the same on all devices
             return np.resize(x, new)
-        rows = len(x) // old  # of each device: its slots, or one where columns have heads of their own
+        rows = len(x) // old  # per device: the slots, or 1 for a head per column
         by_column = np.moveaxis(x.reshape(old, rows, columns // old, *x.shape[2:]), 1, 0)
         dealt = by_column.reshape(rows, new, columns // new, *x.shape[2:])
         return np.moveaxis(dealt, 1, 0).reshape(new * rows, columns // new, *x.shape[2:])
@@ -50,13 +50,13 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
     return jax.tree.map(part, state, is_leaf=_is_part)
 
 
-def renewed(found: PyTree, like: PyTree, devices: int) -> PyTree:
-    """Returns a replay as another version or another way to collect stored it, as this run does.
+def convert(found: PyTree, like: PyTree, devices: int) -> PyTree:
+    """Returns a replay stored by another version or kind of collection, in the form of this run.
 
     Args:
-      found: in dicts.
-      like: the replay that is wanted.
-      devices: that it was stored from.
+      found: stored replay, in dicts.
+      like: replay of this run.
+      devices: number of devices of the stored replay.
     """
     if not isinstance(found, dict):
         return found
@@ -64,37 +64,37 @@ def renewed(found: PyTree, like: PyTree, devices: int) -> PyTree:
     if not rings:
         return found
     if "flags" in found:
-        return _renewed_ring(found, rings[0], devices)
+        return _converted_ring(found, rings[0], devices)
     new = dict(found)
     if "priorities" in new and rings[0].head.ndim < new["rows"]["head"].ndim:
         new["priorities"] = dict(new["priorities"], tree=_turned_tree(new["priorities"]["tree"], new["rows"]))
     if "rows" in new:
-        new["rows"] = _renewed_ring(new["rows"], rings[0], devices)
+        new["rows"] = _converted_ring(new["rows"], rings[0], devices)
     return new
 
 
-def _renewed_ring(found: dict[str, Any], like: State, devices: int) -> dict[str, Any]:
+def _converted_ring(found: dict[str, Any], like: State, devices: int) -> dict[str, Any]:
     old = dict(found)
     if old.pop("stale", None) is not None:
         old["live"] = storage.live(old["flags"], old["head"], old["length"], devices)
-    if like.head.ndim > old["head"].ndim:  # one head for all columns, where now each has its own
+    if like.head.ndim > old["head"].ndim:  # stored with one head for all columns, now one head per column
         own = {name: np.tile(old[name][:, None], old["flags"].shape[1]) for name in ("head", "length")}
         old |= own
-    elif like.head.ndim < old["head"].ndim:  # and the other way round
+    elif like.head.ndim < old["head"].ndim:  # stored with one head per column, now one head for all
         old |= _in_step(old)
     return old
 
 
 def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
-    """Returns what changes in a ring whose columns have heads of their own when they get one head for all, slot 0.
+    """Returns the changed parts of a ring with one head per column when it gets one head for all columns, at slot 0.
 
-    Columns that hold fewer rows than the fullest have masked ones before them, which nothing continues.
+    Columns with fewer rows than the longest are padded with masked rows in front.
     """
     head, length = ring["head"], ring["length"]  # [D, B]
     kept = {name: ring[name] for name in ("obs", "action", "reward", "extras", "flags") if name in ring}
     turned = jax.tree.map(lambda x: _turned(x, head), kept)
     devices, slots = len(head), len(turned["flags"]) // len(head)
-    behind = slots - np.arange(slots)[None, :, None]  # of the head, which the newest row is 1 behind
+    behind = slots - np.arange(slots)[None, :, None]  # distance to the head; 1 for the newest row
     empty = (behind > length[:, None]) & (behind <= length.max())
     turned["flags"] = np.where(empty.reshape(turned["flags"].shape), np.uint8(SEAM), turned["flags"])
     clock = lambda x: np.full(devices, x, np.int32)
@@ -102,7 +102,7 @@ def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turned(x: Any, head: np.ndarray) -> np.ndarray:
-    """Returns the rings [D * C, B, *] of D devices, from the slot of each column's head [D, B] on."""
+    """Rotates the rings [D * C, B, *] of D devices so that they begin at each column's head [D, B]."""
     devices, columns = head.shape
     rings = np.asarray(x).reshape(devices, -1, *x.shape[1:])
     slot = (np.arange(rings.shape[1])[None, :, None] + head[:, None]) % rings.shape[1]
@@ -110,7 +110,7 @@ def _turned(x: Any, head: np.ndarray) -> np.ndarray:
 
 
 def _turned_tree(trees: np.ndarray, ring: dict[str, Any]) -> np.ndarray:
-    """Returns the priorities of rows that `_in_step` has moved."""
+    """Returns the priorities of the rows that `_in_step` moved."""
     parts, size = np.reshape(trees, (len(ring["head"]), -1)), np.size(ring["flags"]) // len(ring["head"])
     leaves = parts[:, parts.shape[1] // 2 :][:, :size].reshape(ring["flags"].shape)
     moved = _turned(leaves, ring["head"]).reshape(len(parts), -1)
@@ -122,7 +122,7 @@ def _is_part(x) -> bool:
 
 
 def _tree(leaves: np.ndarray) -> np.ndarray:
-    """Builds the tree that `sum_tree.init` and one update of every leaf make."""
+    """Returns the tree that `sum_tree.init` and one update of every leaf make."""
     level = np.zeros(1 << max(len(leaves) - 1, 0).bit_length(), np.float32)
     level[: len(leaves)] = leaves
     levels = [level]
@@ -132,4 +132,4 @@ def _tree(leaves: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.float32), *levels])
 
 
-__all__ = ["regroup", "renewed"]
+__all__ = ["convert", "regroup"]

@@ -1,4 +1,4 @@
-"""Uniform replay: every row that is not masked is drawn equally often.
+"""Uniform replay: every unmasked row is drawn with the same probability.
 
 buffer = ring.make(obs, action, capacity=100_000, num_envs=8, batch_size=128, gamma=0.99)
 state = jax.jit(buffer.add, donate_argnums=0)(buffer.init(), rollout)
@@ -70,7 +70,7 @@ def make(
 
     def sample(state, key: Key):
         draw_key, window_key = jax.random.split(key)
-        # of two uniform candidates the second is taken if the first is masked: no other row gains upon another
+        # draw two candidates and use the second if the first is masked: all unmasked rows stay equally likely
         slot, column = rows.draw(state, draw_key, (2 if redraw else 1, batch_size))
         valid = rows.valid(state, slot, column)
         slot, column = (jnp.where(valid[0], x[0], x[-1]) for x in (slot, column))

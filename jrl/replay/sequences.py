@@ -1,4 +1,4 @@
-"""Sequences from replay, for learners with memory (R2D2, Kapturowski et al., 2019): uniform, or by priority.
+"""Sequences from replay for recurrent learners (R2D2, Kapturowski et al., 2019), uniform or by priority.
 
 buffer = sequences.make(obs, action, capacity=100_000, num_envs=8, batch_size=32, gamma=0.99, length=80, burn_in=40)
 batch = buffer.sample(state, key)  # a SequenceBatch: batch.window.obs [32, 121, *], batch.reward [32, 80]
@@ -42,19 +42,17 @@ def make(
       obs, action, capacity, num_envs, gamma, frame_stack, in_step, next_action: see `ring.make`.
       batch_size: N, sequences per sample on this device.
       length: L, rows to learn from.
-      burn_in: K, rows before them, from which the memory is recovered.
-      n_step: as of `ring.make`; a window also ends with the sequence, whose next row it bootstraps from.
-      extras: name -> of one environment; what is kept of `Rollout.extras`, for `SequenceBatch.extras`. `carry` is the
-        memory before a row, that of a sample's first row becomes its `window.carry`; () where it is not kept.
-      alpha: exponent of the priorities; None samples uniformly.
-      beta, eps, num_devices, by_updates: see `prioritized.sampler`. A sequence's priority is that of its first row's
-        index.
+      burn_in: K, rows before them, which recover the recurrent state.
+      n_step: as for `ring.make`; a window also ends with the sequence and bootstraps from the next row.
+      extras: name -> ShapeDtypeStruct of one environment: the part of `Rollout.extras` to store for
+        `SequenceBatch.extras`. `carry` is the recurrent state before a row; a sample's first becomes `window.carry`.
+      alpha: exponent of the priorities; None: uniform sampling.
+      beta, eps, num_devices, by_updates: see `prioritized.sampler`. A sequence has the priority of its first row.
     Returns:
-      A Buffer whose samples are SequenceBatches; a row can begin one as soon as all K + L rows of it are there. Weights
-      are 0 on masked rows. Those of the others are 1 on average; with priorities, times the importance weight of their
-      sequence.
+      A Buffer of SequenceBatches; a sequence can begin at a row once all K + L rows exist. Weights of masked rows are
+      0. Other weights are 1 on average, times the importance weight of their sequence with priorities.
     Raises:
-      InputError: the capacity holds no sequence beside a rollout, or n_step or frame_stack cannot be.
+      InputError: the capacity is too small for a sequence beside a rollout, or invalid n_step or frame_stack.
     """
     rows = storage.make(
         obs,

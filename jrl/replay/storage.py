@@ -1,19 +1,19 @@
-"""Storage of every replay buffer here: a time-major ring that holds each row once.
+"""Storage of every replay buffer: a time-major ring that stores each row once.
 
-Storage is [C, B, *]: C slots for each of B columns (environments). The slot at the head holds the observation after the
-newest row and nothing else, so that every row finds its successor in the next slot, and can be sampled at once.
+Arrays are [C, B, *]: C slots for each of B columns (environments). The slot at the head stores only the observation
+after the newest row. So every row finds its successor in the next slot, and can be sampled at once.
 
-Rows that do not continue those before them begin one slot later, behind a seam: the slot at the head stays as it is, a
-masked row with the observation after the newest. So no row loses its successor. In front of them stand the older frames
-of their first observation, where stacks are stored as frames. Windows and sequences end at a seam.
+Rows that do not continue the previous rows begin one slot later, behind a seam. The slot at the head becomes a masked
+row with the observation after the newest row, so that no row loses its successor. If frames of stacks are stored, the
+older frames of the first observation come before the new rows. Windows and sequences end at a seam.
 
-Columns whose environments wait for each other share one head, and a step of all of them is one write. Others have heads
-of their own and take as many rows as came (`Rollout.count`): what is padding in a rollout is not stored.
+Columns of synchronous environments share one head, and one step of all columns is one write. Otherwise each column has
+its own head and its own number of new rows (`Rollout.count`); padding is not stored.
 
-Where rows lie is `layout`, how they come there `writing`, what becomes of them `reading`; stacks are `frames`.
+`layout` defines the positions of rows, `writing` adds rows, `reading` makes batches, `frames` handles frame stacks.
 
-Written in place when the state is donated: in one program, add first and sample then. The other way round, or when a
-number that is read from storage outlives a write to it, XLA copies the buffer.
+A donated state is updated in place. Within a program, add before you sample; in the other order, or if a number read
+from storage is used after a write, XLA copies the buffer.
 """
 
 import functools
@@ -32,14 +32,14 @@ from jrl.types import Array, Batch, Key, PyTree, Rollout, SequenceBatch
 
 
 class Storage(NamedTuple):
-    """The functions of one ring. Slots and columns are i32 arrays of one shape."""
+    """Functions of one ring. Slots and columns are i32 arrays of one shape."""
 
     init: Callable[[], State]
     add: Callable[[State, Rollout], State]
     draw: Callable[[State, Key, tuple[int, ...]], tuple[Array, Array]]  # -> slot, column: see `reading.draw`
-    valid: Callable[[State, Array, Array], Array]  # (state, slot, column) -> bool: the row is not masked
-    can_begin: Callable[[State], Array]  # state -> [] bool: one can, and not all rows are masked
-    held: Callable[[State], Array]  # state -> [] i32, rows of all columns, masked ones too
+    valid: Callable[[State, Array, Array], Array]  # (state, slot, column) -> bool, unmasked rows
+    can_begin: Callable[[State], Array]  # state -> [] bool, see `reading.can_begin`
+    held: Callable[[State], Array]  # state -> [] i32, number of rows over all columns, masked rows included
     # (state, slot [N], column [N], weight [N], key) -> Batch
     transitions: Callable[[State, Array, Array, Array, Key], Batch]
     # (state, slot [N], column [N], weight [N], burn_in, key) -> SequenceBatch of the `length` rows from there on
@@ -99,7 +99,6 @@ def make(
 
 
 def _init(layout: Layout) -> State:
-    """Makes the ring before any row came."""
     rows = lambda x: jnp.zeros((layout.slots, layout.columns, *x.shape), x.dtype)
     flat = lambda dtype: jnp.zeros((layout.slots, layout.columns), dtype)
     return State(
@@ -115,7 +114,7 @@ def _init(layout: Layout) -> State:
 
 
 def live(flags: np.ndarray, head: np.ndarray, length: np.ndarray, devices: int) -> np.ndarray:
-    """Returns `State.live` on each of some devices, [D] i32, whose rings lie one behind the other; on the host."""
+    """Returns `State.live` of each device, [D] i32, for concatenated rings; on the host."""
     flags = flags.reshape(devices, -1, flags.shape[1])
     head, length = (np.broadcast_to(x.reshape(devices, 1, -1), (devices, 1, flags.shape[2])) for x in (head, length))
     age = (head - 1 - np.arange(flags.shape[1])[None, :, None]) % flags.shape[1]

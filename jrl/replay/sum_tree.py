@@ -1,9 +1,9 @@
 """Sampling in proportion to changing weights: a binary tree of sums in one array, root at 1, node i over 2i and 2i + 1.
 
-Every inner node is the f32 sum of its two children to the last bit, whatever the order of updates. So it is 0 only if
-all leaves below are, and a search never ends at a leaf of 0.
+Every inner node is exactly the f32 sum of its two children, whatever the order of updates. So a node is 0 only if all
+its leaves are 0, and a search never ends at a leaf of 0.
 
-The walks up and down are loops, not unrolled: XLA would fuse each level with all levels before it.
+The walks up and down are loops, not unrolled, because XLA would fuse each level with all previous levels.
 """
 
 import jax
@@ -14,7 +14,7 @@ from jrl.types import Key
 
 
 def init(size: int):
-    """Makes a tree of `size` leaves, all 0: f32 [2 * P], P the power of two from `size` up."""
+    """Makes a tree of `size` leaves of 0: f32 [2 * P], P the next power of two."""
     return jnp.zeros((2 << max(size - 1, 0).bit_length(),), jnp.float32)
 
 
@@ -24,19 +24,19 @@ def total(tree):
 
 
 def get(tree, index):
-    """Returns the leaves `index`."""
+    """Returns the leaves at `index`."""
     return tree.at[index + tree.size // 2].get(mode="promise_in_bounds")
 
 
 def update(tree, index, value):
-    """Sets leaves, and the sums above them.
+    """Sets leaves and updates the sums above them.
 
     Args:
-      index: [M] i32; of equal ones any may win.
+      index: [M] i32; of equal indices any may win.
       value: [M] f32 >= 0.
     """
     depth = _depth(tree)
-    full = min(depth, max(index.size - 1, 0).bit_length())  # from this depth up the levels are summed up whole
+    full = min(depth, max(index.size - 1, 0).bit_length())  # from this depth up whole levels are summed
     node = index + tree.size // 2
     tree = tree.at[node].set(value, mode="promise_in_bounds")
 
@@ -55,22 +55,22 @@ def update(tree, index, value):
 
 
 def find(tree, mass, key: Key | None = None):
-    """Returns the leaves under which points of [0, total) fall, if leaves lie side by side, each as wide as its weight.
+    """Returns the leaves at points of [0, total), if leaves are side by side and each is as wide as its weight.
 
     Args:
       mass: [N] f32.
-      key: draws the places of the points anew within the nodes that they have reached half-way down, where the tree
-        `is_deep`; None: they go on as they are. A float32 tells 2^24 places apart: of more leaves some would never be
-        found, and of 2^20 equal ones some are found a sixteenth more often than others.
+      key: draws the points again within the nodes at half the depth if the tree `is_deep`; None: points stay as they
+        are. A float32 distinguishes 2^24 points. With more leaves some would never be found, and of 2^20 equal leaves
+        some are found a sixteenth more often than others.
     Returns:
-      index [N] i32, never of a leaf of weight 0 unless all are, and the weights [N] of these leaves.
+      index [N] i32, never a leaf of weight 0 unless all are 0, and the weights [N] of these leaves.
     """
 
     def down(_, carry):
         node, mass, _ = carry
         children = tree.reshape(-1, 2).at[node].get(mode="promise_in_bounds")
         left, right = children[:, 0], children[:, 1]
-        to_right = (mass >= left) & (right > 0)  # rounding may have left a mass beyond the sum
+        to_right = (mass >= left) & (right > 0)  # rounding can leave a mass beyond the sum
         return 2 * node + to_right, jnp.where(to_right, mass - left, mass), jnp.where(to_right, right, left)
 
     depth = _depth(tree)
@@ -78,17 +78,17 @@ def find(tree, mass, key: Key | None = None):
     start = (jnp.ones(mass.shape, jnp.int32), mass, jnp.broadcast_to(total(tree), mass.shape))
     node, mass, weight = jax.lax.fori_loop(0, half, down, start)
     if half < depth:
-        # the points of all parts together are uniform in each node, so that no leaf gains upon another
+        # redrawing is correct: the points of all parts together are uniform within each node
         start = (node, weight * random.uniform(key, mass.shape), weight)
         node, _, weight = jax.lax.fori_loop(half, depth, down, start)
     return node - tree.size // 2, weight
 
 
 def is_deep(size: int) -> bool:
-    """Returns whether a tree of so many leaves is too wide for a float32 to point at each."""
+    """Returns whether a tree of `size` leaves is too wide for float32 points."""
     return size > 2**20
 
 
 def _depth(tree) -> int:
-    """Returns the depth of the leaves; the root's is 0."""
+    """Returns the depth of the leaves; the root has depth 0."""
     return tree.size.bit_length() - 2

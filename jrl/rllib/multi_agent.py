@@ -215,7 +215,7 @@ def _trained(job: Job, key: str, value: Any) -> None:
 
 
 def _put_function(job: Job, key: str, value: Any, fix: str, note: str) -> None:
-    path = registry.importable(value)
+    path = registry.importable_name(value)
     if path is None:
         return job.lack(key, f"{str(value)[:60]!r} is not the path of a function, package.module:name: {fix}")
     return job.put(key, KEYS[key].ours, path, note)

@@ -89,7 +89,7 @@ def _env(job: Job, key: str, value: Any) -> None:
     if ours := _example(job):
         return job.put(key, "env.id", ours, "jrl's, inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
-        path = registry.importable(value)
+        path = registry.importable_name(value)
     if path is None and (not isinstance(value, str) or "<" in value):
         return job.wrong(key, "the name of an environment", value)
     note = "a class is package.module:Class" if path and ":" in path else ""
@@ -115,7 +115,7 @@ def _unwrapped(options: Any) -> Mapping[str, Any]:
 def _example(job: Job) -> str | None:
     """Returns jrl's environment for an environment of RLlib's examples."""
     given = job.raw.get("env")
-    path = registry.importable(given) if isinstance(given, str | type) else None
+    path = registry.importable_name(given) if isinstance(given, str | type) else None
     if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):
         return None
     return _EXAMPLES.get(path.rpartition(":")[2])
@@ -425,7 +425,7 @@ def _evaluation_config(job: Job, key: str, value: Mapping[str, Any]) -> None:
 def _function(job: Job, key: str, value: Any) -> None:
     if not value:
         return job.drop(key, "it is empty")
-    paths = [registry.importable(x) for x in (value if isinstance(value, list | tuple) else [value])]
+    paths = [registry.importable_name(x) for x in (value if isinstance(value, list | tuple) else [value])]
     if all(path and path.startswith("ray.rllib") for path in paths):
         return job.drop(key, "RLlib's own, which does nothing")
     if None in paths:

@@ -123,7 +123,7 @@ def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
 def _objects(space: Any) -> dict[str, Any]:
     if isinstance(space, Mapping):
         install_environment(space.get("env"))
-    return registry.everything() if space is None else registry.needed(space)
+    return registry.all_registered() if space is None else registry.find_registered(space)
 
 
 def resources(cfg: _RunConfig) -> Any:
@@ -178,7 +178,7 @@ def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
 
 def _with_registered(fn: Callable) -> Callable:
     """Wraps `fn`, a function form, so that its process knows the user's registered objects, too."""
-    registered = registry.everything()
+    registered = registry.all_registered()
 
     @functools.wraps(fn)
     def run(*args: Any, **keywords: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The host path: environments step in numpy, everything else stays on the device.
+"""Collection from host environments: environments step in numpy, everything else stays on the device.
 
-Per step the observation is uploaded once; one jitted program acts on it and writes it, the action and the extras into
-a donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the
-path inside a program.
+Per step the observation is uploaded once. One jitted program acts on it and writes observation, action and extras into
+a donated [T, B, ...] buffer; only the action is downloaded. Works with every environment, and gives the same rollouts
+as collection inside a program.
 
-An environment that broke at step t (`StepResult.failed`) goes on with a new episode: step t is masked, as that of
-a reset; step t - 1 is truncated for the learner, and the statistics forget the episode.
+An environment that failed at step t (`StepResult.failed`) continues with a new episode. Step t is masked, like a reset;
+step t - 1 is truncated for the learner, and the statistics ignore the episode.
 """
 
 from collections.abc import Callable
@@ -23,21 +23,21 @@ from jrl.rollout.source import Source
 from jrl.rollout.unroll import finish, reset_where
 from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, PyTree, Rollout, Several
 
-FAILURES = "env/failures"  # metric: how often an environment broke so far; absent where none can
+FAILURES = "env/failures"  # metric: number of environment failures so far; absent if no environment can fail
 
 
 class FromHost(Source):
-    """Steps environments from the host; the base class of collectors that wait for all of them, and that do not.
+    """Base class of collectors that step host environments, synchronously or not.
 
-    A collector acts on the device where the actor lies. Arguments as `rollout.unroll.make`, and
+    A collector acts on the actor's device. Arguments as for `rollout.unroll.make`, and
 
     Args:
-      timers: where the stages act, env and transfer are timed.
-      cut: `truncated` also ends episodes that broke off with an environment, for learning. False: only time limits do,
-        for those who count episodes.
+      timers: timers of the stages act, env and transfer.
+      cut: whether `truncated` also ends episodes that a failure cut off, for learning. False: only time limits are
+        truncations, for consumers that count episodes.
       record, count_agents: see `unroll.finish`.
-      record_infos: after `next`, `infos` [T][B] has what the environments said beside the results of each row, and
-        `reset_infos` [B] what they said at the first reset. None where they say nothing.
+      record_infos: whether `next` sets `infos` [T][B], the environments' infos of each row, and `reset_infos` [B], the
+        infos of the first reset. None if the environments have no infos.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class FromHost(Source):
     ):
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers, self._window = timers or Timers(), window
-        self._told = told_by(env) if record_infos else None
+        self._env_infos = request_infos(env) if record_infos else None
         self.infos: Any = None
         self.reset_infos: Any = None
-        self._metrics: dict[str, float] = {}  # FAILURES, once the environments have said whether they broke
+        self._metrics: dict[str, float] = {}  # FAILURES, if the environments report failures
         self._initial_carry = carry(env.spec.num_envs)
         self._carry: PyTree  # [B, ...] after the latest action
-        self._done: np.ndarray  # [B] bool: the step that comes is masked
-        self._started: np.ndarray  # [B] bool: the next rollout goes on from the latest
+        self._done: np.ndarray  # [B] bool, the next step is masked
+        self._started: np.ndarray  # [B] bool, the next rollout continues the latest
         self.columns: episodes.Columns
         self._finish = jax.jit(
             partial(
@@ -83,7 +83,7 @@ class FromHost(Source):
         self.reset()
 
     def reset(self, key: Key | None = None) -> None:
-        """Resets all environments; their seed was given when they were made."""
+        """Resets all environments; their seed was set at their creation."""
         num_envs = self._env.spec.num_envs
         self.infos = None
         self._carry = self._initial_carry
@@ -91,28 +91,27 @@ class FromHost(Source):
         self.columns = episodes.init(num_envs, self._window, agents=len(self._env.spec.agents))
 
     def discontinue(self) -> None:
-        """Begins anew: what comes next does not continue the latest rollout."""
         self._started = np.zeros_like(self._started)
 
     def close(self) -> None:
         self._env.close()
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list:
-        """Returns `fn` of each environment, in their order.
+        """Returns `fn(env)` for each environment, in order.
 
         Raises:
-          InputError: the environments are no Python objects of this program.
+          InputError: the environments are not Python objects of this process.
         """
         call = getattr(self._env, "foreach_env", None)
         if call is None:
             raise InputError(
-                f"foreach_env: {type(self._env).__name__} does not let Python call its environments one by one"
+                f"foreach_env: expected environments that are Python objects, got {type(self._env).__name__}"
             )
         return call(fn)
 
 
 class HostCollector(FromHost):
-    """Rollouts of host environments that wait for each other; a Source. Arguments as `FromHost`."""
+    """Rollouts of synchronous host environments; a Source. Arguments as for `FromHost`."""
 
     def __init__(self, env: Env, act: Callable[..., ActOut], *, length: int, **options: Any):
         self._obs: PyTree
@@ -142,7 +141,7 @@ class HostCollector(FromHost):
         several: list[Several] = []
         infos: list[Any] = []
         device = device_of(actor)
-        # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
+        # committed to the device like the outputs of a step, because other inputs would compile again
         state = (self._obs, self._carry, self.columns, self._keys(key))
         obs, first_carry, self.columns, keys = jax.device_put(state, device)
         carry = first_carry
@@ -153,8 +152,8 @@ class HostCollector(FromHost):
                 action = jax.tree.map(np.asarray, action)
             with self._timers("env"):
                 result = self._env.step(action)
-            if self._told is not None:
-                infos.append(self._told.latest)
+            if self._env_infos is not None:
+                infos.append(self._env_infos.latest)
             mask[t], reward[t] = ~self._done, result.reward
             terminated[t], truncated[t] = result.terminated, result.truncated
             self._done = np.asarray(result.terminated | result.truncated)
@@ -168,15 +167,17 @@ class HostCollector(FromHost):
                 if (result.several.absent & mask[t]).any():
                     carry = self._forget(several[-1].absent, carry)
             with self._timers("transfer"):
-                # a copy: the environment may reuse its array while the upload is under way
+                # a copy, because the environment may reuse its array during the upload
                 obs = jax.device_put(jax.tree.map(np.copy, result.obs), device)
         self._obs, self._carry = obs, carry
         observed, actions, extras = buffer
         rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
-        told = jax.tree.map(lambda *x: np.stack(x), *several) if several else None
-        self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started, failed, told)
+        agents = jax.tree.map(lambda *x: np.stack(x), *several) if several else None
+        self.columns, rollout, report = self._finish(
+            self.columns, rows, obs, first_carry, self._started, failed, agents
+        )
         self._started = np.ones_like(self._started)
-        self.infos = infos if self._told is not None else None
+        self.infos = infos if self._env_infos is not None else None
         if failed is not None:
             broken = failed.reshape(self._length, self._env.spec.games, -1).any(-1)
             self._metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(broken.sum())}
@@ -185,11 +186,11 @@ class HostCollector(FromHost):
     def reset(self, key: Key | None = None) -> None:
         super().reset(key)
         self._obs = jax.tree.map(np.copy, self._env.reset())
-        self.reset_infos = None if self._told is None else self._told.latest
+        self.reset_infos = None if self._env_infos is None else self._env_infos.latest
 
 
-def told_by(env: Env | AsyncEnv) -> Infos | None:
-    """Returns the place where the environments put their infos from now on; None where they have none."""
+def request_infos(env: Env | AsyncEnv) -> Infos | None:
+    """Asks the environments to record their infos; returns the record, or None if they have no infos."""
     found: Infos | None = getattr(env, "infos", None)
     if found is not None:
         found.wanted = True
@@ -197,6 +198,6 @@ def told_by(env: Env | AsyncEnv) -> Infos | None:
 
 
 def device_of(actor: PyTree) -> jax.Device:
-    """Returns the device where the actor lies, and so where it acts."""
+    """Returns the device of the actor's arrays."""
     found = (next(iter(x.devices())) for x in jax.tree.leaves(actor) if isinstance(x, jax.Array))
     return next(found, jax.local_devices()[0])

@@ -1,8 +1,8 @@
-"""Environments that do not wait for each other: rollouts from results that come in any order.
+"""Collection from asynchronous host environments, whose results arrive in any order.
 
-Whoever has answered is acted upon and sent on. Rows are scattered into a donated [T, B, ...] buffer at (t_g, g), t_g
-being the rows that environment g has so far; an observation is uploaded once, and stays on the device. Of several
-agents an environment has a column for each, which all have the same rows: arrays [G * c, ...] are cut into [G, c, ...].
+Each environment with a new result gets its next action at once. Rows are scattered into a donated [T, B, ...] buffer at
+(t_g, g), where t_g is the number of rows of environment g so far. An observation is uploaded once. An environment with
+several agents has one column per agent with the same rows: arrays [G * c, ...] are reshaped to [G, c, ...].
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ from jrl.rollout.collect import FAILURES, FromHost, device_of
 from jrl.rollout.unroll import reset_where
 from jrl.types import ActOut, AsyncEnv, Episodes, Key, PyTree, Rollout, Several, StepResult
 
-EMPTY = "rollout/void"  # metric: the share of rows that the latest rollout left empty
+EMPTY = "rollout/void"  # metric: share of empty rows in the latest rollout
 
 
 class AsyncCollector(FromHost):
-    """Rollouts [T, B] of environments that answer when they are ready; a Source. Arguments as `FromHost`.
+    """Rollouts [T, B] of asynchronous environments; a Source. Arguments as for `FromHost`.
 
-    An environment that has its T rows waits for the next rollout, so that one actor makes all rows of a rollout. The
-    rollout is complete when every one has T rows, or when so few environments are under way (fewer than `env.least`)
-    that no result would come any more. A column has c < T rows then: its rows from c on are masked, with the
-    observation that comes after row c - 1, and an episode that goes on is truncated for the learner at row c - 1, from
-    where it bootstraps as at any end of a rollout. The episode itself goes on, and so do its statistics;
-    `Rollout.count` is c, and replay, which stores no padding, goes on in the column with the next rollout.
+    An environment with T rows waits for the next rollout, so that one actor collects all rows of a rollout. A rollout
+    is complete when every environment has T rows, or when fewer than `env.least` environments have a pending action,
+    because then no more results arrive. A column may thus have c < T rows. Its rows from c on are masked and hold the
+    observation after row c - 1. For the learner, an unfinished episode is truncated at row c - 1 and bootstraps there,
+    as at every end of a rollout. The episode itself and its statistics continue. `Rollout.count` is c; replay does not
+    store the padding and continues the column with the next rollout.
 
-    The action that is under way in such an environment is row 0 of the next rollout, with the extras and the recurrent
-    state of when it was chosen: by the actor of the rollout before, or of an earlier one if the environment is slower
-    than whole rollouts. So up to `env.least - 1` rows of a rollout lag behind the others. That is right for algorithms
-    that correct by `extras["log_prob"]` (V-trace, PPO's ratio) and for replay.
+    The pending action of such an environment becomes row 0 of the next rollout, with its original extras and recurrent
+    state. An earlier actor chose it: the previous one, or an older one if the environment is slower than a whole
+    rollout. So up to `env.least - 1` rows of a rollout are older than the others. Algorithms that correct by
+    `extras["log_prob"]` (V-trace, PPO's ratio) and replay allow this.
 
     Raises:
       ValueError: `env.least` is not in 1 .. G, the number of environments.
@@ -52,15 +52,15 @@ class AsyncCollector(FromHost):
     ):
         num_envs = env.spec.games
         if not 1 <= env.least <= num_envs:
-            raise ValueError(f"env.least is {env.least}: must be in 1..{num_envs}, the number of environments")
+            raise ValueError(f"env.least: expected 1 .. {num_envs}, the number of environments, got {env.least}")
         self._games, self._agents = num_envs, env.spec.num_agents
         self._in_place = env.batch_size == num_envs
         self._initial_of_batch = carry(env.batch_size * self._agents)
-        self._count: np.ndarray  # [G] rows of this rollout whose result has come; -1 before the first observation
-        self._under_way: np.ndarray  # [G] bool: an action, or a reset, whose result has not come
-        self._carry_before: PyTree  # [B, ...] that the latest action was chosen with
-        self._row: PyTree  # (obs, action, extras), [B, ...]: row 0 of the next rollout, where it is under way
-        self._last: PyTree  # [B, *] the latest observations
+        self._count: np.ndarray  # [G] number of finished rows of this rollout; -1 before the first observation
+        self._under_way: np.ndarray  # [G] bool, environments with a pending action or reset
+        self._carry_before: PyTree  # [B, ...] recurrent state before the latest action
+        self._row: PyTree  # (obs, action, extras), [B, ...]: row 0 of the next rollout for pending actions
+        self._last: PyTree  # [B, *] latest observations
         super().__init__(env, act, carry=carry, **options)
         self._empty = jax.jit(self._empty_row)
         self._begin = jax.jit(self._begin_buffer)
@@ -80,7 +80,7 @@ class AsyncCollector(FromHost):
         return jax.tree.map(lambda x: jnp.zeros((x.shape[0] // size * self._games, *x.shape[1:]), x.dtype), row)
 
     def _begin_buffer(self, row):
-        """Returns the buffer [T, B, ...] with its row 0, and room for the last observations."""
+        """Returns the buffer [T, B, ...] with its row 0, and a buffer of the last observations."""
         buffer = jax.tree.map(lambda x: jnp.zeros((self._length, *x.shape), x.dtype).at[0].set(x), row)
         return buffer, jax.tree.map(jnp.zeros_like, row[0])
 
@@ -99,7 +99,7 @@ class AsyncCollector(FromHost):
         return jax.tree.map(write, buffer, row), carry, _scatter(carry_before, game, before, self._games), out.action
 
     def _pad_buffer(self, buffer, last, count):
-        """Fills environments that have `count` < T rows; (buffer, last observations, the rows under way)."""
+        """Pads environments with `count` < T rows; returns (buffer, last observations, pending rows)."""
         games, short = self._games, count < self._length
         cut = jax.tree.map(lambda x: _cut(x, games, 1), buffer)
         row = jax.tree.map(lambda x: x[jnp.minimum(count, self._length - 1), jnp.arange(games)], cut)
@@ -118,10 +118,10 @@ class AsyncCollector(FromHost):
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         """Returns the next rows of every environment."""
         length, games, agents = self._length, self._games, self._agents
-        found, acts = _Results(length, games, agents), 0
-        self.infos = None if self._told is None else [[None] * (games * agents) for _ in range(length)]
+        results, acts = _Results(length, games, agents), 0
+        self.infos = None if self._env_infos is None else [[None] * (games * agents) for _ in range(length)]
         device = device_of(actor)
-        # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
+        # committed to the device like the outputs of a step, because other inputs would compile again
         key, self._carry, self._carry_before, self.columns = jax.device_put(
             (key, self._carry, self._carry_before, self.columns), device
         )
@@ -132,7 +132,7 @@ class AsyncCollector(FromHost):
         self._count = np.minimum(self._count, 0)
 
         def send(buffer, obs, ids):
-            """Acts upon those of `ids` that are not full; theirs of `obs` [N * c, *] stand at their places."""
+            """Acts in the environments `ids` with less than T rows; `obs` [N * c, *] has their observations."""
             nonlocal acts
             live = self._count[ids] < length
             if not live.any():
@@ -161,15 +161,15 @@ class AsyncCollector(FromHost):
             ids = np.array(answered, np.int32)
             t, column = self._count[ids], transform.index(ids, agents)
             row = t if agents == 1 else np.repeat(t, agents)
-            self._hear(row, column)
-            anew = found.take((t, ids), (row, column), result, ~self._done[column])
+            self._store_infos(row, column)
+            has_new_episode = results.take((t, ids), (row, column), result, ~self._done[column])
             self._done[column] = result.terminated | result.truncated
             self._count[ids], self._under_way[ids] = t + 1, False
             with self._timers("transfer"):
                 obs = jax.device_put(jax.tree.map(partial(self._fixed_size, ids=ids), result.obs), device)
-            if anew is not None and anew.any():
-                at = np.isin(np.arange(games * agents), column[anew])
-                self._carry = self._pick(at, self._initial_carry, self._carry)
+            if has_new_episode is not None and has_new_episode.any():
+                is_new = np.isin(np.arange(games * agents), column[has_new_episode])
+                self._carry = self._pick(is_new, self._initial_carry, self._carry)
             full = t + 1 == length
             if full.any():
                 last = self._hold(last, self._index(self._places(ids), np.where(full, ids, games))[0], obs)
@@ -180,7 +180,7 @@ class AsyncCollector(FromHost):
             buffer, last, self._row = self._pad(buffer, last, count)
         self._last = last
         observed, actions, extras = buffer
-        flags, failed, told = found.rows()
+        flags, failed, several = results.rows()
         self.columns, rollout, report = self._finish(
             self.columns,
             (observed, actions, *flags, extras),
@@ -188,18 +188,18 @@ class AsyncCollector(FromHost):
             first_carry,
             self._started,
             failed,
-            told if self._env.spec.agents else None,
+            several if self._env.spec.agents else None,
         )
         rollout = dataclasses.replace(rollout, count=jax.device_put(np.repeat(count, agents), device))
         self._started = self._started | np.repeat(self._count >= 0, agents)
-        self._measure(count, failed if found.can_fail else None)
+        self._measure(count, failed if results.can_fail else None)
         return rollout, report
 
-    def _hear(self, rows, columns) -> None:
-        if self._told is None or self.infos is None or self.reset_infos is None:
+    def _store_infos(self, rows, columns) -> None:
+        if self._env_infos is None or self.infos is None or self.reset_infos is None:
             return
         for row, column in zip(rows.tolist(), columns.tolist()):
-            (self.infos[row] if row >= 0 else self.reset_infos)[column] = self._told.latest[column]
+            (self.infos[row] if row >= 0 else self.reset_infos)[column] = self._env_infos.latest[column]
 
     def _measure(self, count, failed) -> None:
         metrics = {EMPTY: 1.0 - float(count.mean()) / self._length}
@@ -210,13 +210,14 @@ class AsyncCollector(FromHost):
         self._metrics = metrics
 
     def _places(self, ids) -> np.ndarray:
-        """Returns where environments stand among the N that act together: each in its own place, if there is room for
-        all, as some policies tell games apart by it; else the first ones.
+        """Returns the positions of environments in the batch of N that act together.
+
+        With room for all environments, each has its own position, because some policies identify games by it.
         """
         return ids if self._in_place else np.arange(len(ids))
 
     def _index(self, place, *rows) -> np.ndarray:
-        """Returns [k, N] i32 of k lists of numbers; G, which is out of range and dropped, where there is none."""
+        """Returns k lists of numbers as [k, N] i32, filled with G, which is out of range and dropped."""
         index = np.full((len(rows), self._env.batch_size), self._games, np.int32)
         for i, row in enumerate(rows):
             index[i, place] = row
@@ -227,8 +228,9 @@ class AsyncCollector(FromHost):
         return x[transform.index(place, len(x) // self._env.batch_size)]
 
     def _fixed_size(self, x, ids) -> np.ndarray:
-        """Returns a copy of n * c rows as N * c, the others 0: environments may reuse their array while the upload
-        goes on.
+        """Returns a copy of n * c rows as N * c rows, padded with 0.
+
+        A copy, because environments may reuse their array during the upload.
         """
         x = np.asarray(x)
         count = len(x) // len(ids)
@@ -239,14 +241,14 @@ class AsyncCollector(FromHost):
     def reset(self, key: Key | None = None) -> None:
         super().reset(key)
         self._env.reset()
-        self.reset_infos = None if self._told is None else [None] * self._env.spec.num_envs
+        self.reset_infos = None if self._env_infos is None else [None] * self._env.spec.num_envs
         self._count, self._under_way = np.full(self._games, -1), np.ones(self._games, bool)
         self._carry_before = self._initial_carry
         self._row = self._last = None
 
 
 class _Results:
-    """What environments tell in a rollout: arrays [T + 1, B], of whose last row nothing comes: it is that of resets."""
+    """Results of a rollout as arrays [T + 1, B]; the last row takes results of resets and is not returned."""
 
     def __init__(self, length: int, games: int, agents: int):
         shape = (length + 1, games * agents)
@@ -254,45 +256,45 @@ class _Results:
         self._terminated, self._truncated, self._mask, self._failed, self._absent = np.zeros((5, *shape), bool)
         self.can_fail = False
 
-    def take(self, game, at, result: StepResult, going_on) -> np.ndarray | None:
-        """Keeps results, and returns the columns whose memory begins anew though no end came before; None: none.
+    def take(self, game, index, result: StepResult, is_running) -> np.ndarray | None:
+        """Stores results; returns the columns whose recurrent state is reset without an episode end, or None.
 
         Args:
-          game, at: (row, environment) and (row, column) of each.
-          result: of those environments.
-          going_on: whether a column's episode had not ended.
+          game, index: (row, environment) and (row, column) of each result.
+          result: results of these environments.
+          is_running: columns whose episode had not ended.
         """
-        self._mask[at], self._reward[at] = going_on, result.reward
-        self._terminated[at], self._truncated[at] = result.terminated, result.truncated
-        anew = None
+        self._mask[index], self._reward[index] = is_running, result.reward
+        self._terminated[index], self._truncated[index] = result.terminated, result.truncated
+        reset = None
         if result.failed is not None:
-            self.can_fail, self._failed[at] = True, result.failed
-            anew = np.asarray(result.failed)
+            self.can_fail, self._failed[index] = True, result.failed
+            reset = np.asarray(result.failed)
         if result.several is not None:
-            self._absent[at], self._over[game] = result.several.absent, result.several.over
-            left = result.several.absent & going_on & (at[0] >= 0)
-            anew = left if anew is None else anew | left
-        return anew
+            self._absent[index], self._over[game] = result.several.absent, result.several.over
+            left = result.several.absent & is_running & (index[0] >= 0)
+            reset = left if reset is None else reset | left
+        return reset
 
     def rows(self) -> tuple[tuple[np.ndarray, ...], np.ndarray, Several]:
-        """Returns ((reward, terminated, truncated, mask), failed, what was told of several agents), [T, ...]."""
+        """Returns ((reward, terminated, truncated, mask), failed, results of several agents), [T, ...]."""
         flags = (self._reward, self._terminated, self._truncated, self._mask)
         return tuple(x[:-1] for x in flags), self._failed[:-1], Several(self._absent[:-1], self._over[:-1])
 
 
 def _cut(x, games: int, axis: int):
-    """Returns [..., G, c, ...] of an array with G * c columns along `axis`; as it is where that is one for each."""
+    """Reshapes G * c columns along `axis` to [..., G, c, ...]; unchanged for c = 1."""
     return x if x.shape[axis] == games else x.reshape(*x.shape[:axis], games, -1, *x.shape[axis + 1 :])
 
 
 def _gather(rows: PyTree, game, games: int) -> PyTree:
-    """Returns [N * c, ...] of leaves [G * c, ...]; some where the environment is out of range."""
+    """Returns rows [N * c, ...] of leaves [G * c, ...]; arbitrary rows for environments out of range."""
     take = lambda x: _cut(x, games, 0).at[game].get(mode="clip").reshape(-1, *x.shape[1:])
     return jax.tree.map(take, rows)
 
 
 def _scatter(rows: PyTree, game, new: PyTree, games: int) -> PyTree:
-    """Leaves [G * c, ...] with `new` [N * c, ...] at the environments [N]; those out of range are dropped."""
+    """Writes `new` [N * c, ...] into leaves [G * c, ...] at environments [N]; drops environments out of range."""
 
     def write(x, y):
         cut = _cut(x, games, 0)

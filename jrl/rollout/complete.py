@@ -22,7 +22,7 @@ from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout.source import Wrapper
-from jrl.types import LEADS, PLACE, Array, Episodes, Key, PyTree, Rollout
+from jrl.types import COUNTS_STEP, POLICY_ID, Array, Episodes, Key, PyTree, Rollout
 
 PADDING = "rollout/padding"  # metric: the share of masked steps, those of resets included
 
@@ -43,25 +43,27 @@ class Agents(NamedTuple):
     Agent k of game i has column i * A + k.
     """
 
-    policies: tuple[int, ...]  # [N], the number of the policy of each column, unless rollouts say it by row (`PLACE`)
+    policies: tuple[
+        int, ...
+    ]  # [N], the number of the policy of each column, unless rollouts say it by row (`POLICY_ID`)
     kinds: tuple[tuple[int, ...], ...] = ()  # see `EnvSpec.kinds`; of blocks of one game
     extras: Mapping[str, tuple[int, ...]] = {}  # name -> the columns that stand there alone, in their order
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
-    """Returns a rollout that counts games with `LEADS` in the place of `over`: of the agents of a policy that are there
+    """Returns a rollout that counts games with `COUNTS_STEP` instead of `over`: of a policy's agents that are present
     on a row of a game, the first leads.
     """
     if rollout.over is None:
         return rollout
     size: int = rollout.mask.shape[1] // rollout.over.shape[1]
-    who: Any = rollout.extras.get(PLACE, np.array(agents.policies)[None])
+    who: Any = rollout.extras.get(POLICY_ID, np.array(agents.policies)[None])
     policy = who.reshape(len(who), -1, size)  # [T, G, A], or of the games of a block
     # [..., A, A] bool: an agent that another of its policy goes before
     before = jnp.triu(policy[..., :, None] == policy[..., None, :], 1)[:, None]
     there: Any = rollout.mask.reshape(len(rollout.mask), -1, *policy.shape[1:])
     leads = there & ~(there[..., None] & before).any(-2)
-    extras = {**rollout.extras, LEADS: leads.reshape(rollout.mask.shape)}
+    extras = {**rollout.extras, COUNTS_STEP: leads.reshape(rollout.mask.shape)}
     return dataclasses.replace(rollout, over=None, extras=extras)
 
 
@@ -69,7 +71,7 @@ def led_like(like: Rollout) -> Rollout:
     """Shapes and dtypes of what `led` makes of such a rollout."""
     if like.over is None:
         return like
-    return dataclasses.replace(like, over=None, extras={**like.extras, LEADS: like.mask})
+    return dataclasses.replace(like, over=None, extras={**like.extras, COUNTS_STEP: like.mask})
 
 
 def columns_of(
@@ -89,7 +91,7 @@ def columns_of(
     for tree in by_kind:
         parts: Iterable[Any] = [(tree, None)]
         if agents is not None and agents.kinds:
-            parts = zip(tree, spaces.of_kinds(agents.kinds, whole), strict=True)
+            parts = zip(tree, spaces.split_by_kind(agents.kinds, whole), strict=True)
         found += [own for part, columns in parts for own in repeated(part, columns)]
     by_game = whole.reshape(-1, 1 if agents is None else len(agents.policies))
     recorded = {} if agents is None else agents.extras
@@ -235,7 +237,7 @@ class Complete(Wrapper):
       source: whose columns that are not `contiguous` have begun new episodes.
       limit: H, steps that an episode has at most; more is padding.
       carry: batch_size -> recurrent state at an episode's start, `Algo.carry`.
-      agents: of several what the columns are; rollouts then have `LEADS`, as `led` says. None: one agent.
+      agents: of several what the columns are; rollouts then have `COUNTS_STEP`, as `led` says. None: one agent.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
-"""The speed of learning alone: a source whose rollouts cost nothing."""
+"""A source whose rollouts cost nothing, to measure the speed of learning alone."""
 
 from jrl.rollout.source import Wrapper
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 
 class Fake(Wrapper):
-    """Collects once, and then yields that rollout and its report again and again; a Source.
+    """Collects one rollout, and then returns this rollout and its report repeatedly; a Source.
 
-    Its steps are counted as if they had been taken. The arrays are the same ones each time: whoever learns from a
-    rollout must not take over (donate) its buffers, which `loop.staged` does not.
+    Its steps are counted as usual. The arrays are the same each time, so the learner must not donate a rollout's
+    buffers; `learn.staged` does not.
     """
 
     _first: tuple[Rollout, Episodes] | None = None
@@ -19,6 +19,6 @@ class Fake(Wrapper):
         return self._first
 
     def reset(self, key: Key) -> None:
-        """The next call collects anew."""
+        """Resets the source; the next call collects a new rollout."""
         self._first = None
         self._source.reset(key)

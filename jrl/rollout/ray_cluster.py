@@ -1,4 +1,4 @@
-"""The processes of environment runners: what each takes of a cluster, where Ray places them, and their end."""
+"""Processes of environment runners: their resources, their placement by Ray, and their end."""
 
 import contextlib
 import logging
@@ -21,42 +21,44 @@ _GOODBYE = 1.0  # seconds for idle runners to close their environments
 
 
 class RunnerOptions(NamedTuple):
-    """K environment runners: what each takes of a cluster, and what happens when one fails."""
+    """K environment runners: resources, placement and the reaction to failures."""
 
     num: int = 1
-    num_cpus: float = 1.0  # of each, may be a fraction
-    num_gpus: float = 0.0  # of each, may be a fraction; without, it acts on the CPU
-    custom_resources: Mapping[str, float] = {}  # of each
+    num_cpus: float = 1.0  # per runner, may be a fraction
+    num_gpus: float = 0.0  # per runner, may be a fraction; 0: the runner acts on the CPU
+    custom_resources: Mapping[str, float] = {}  # per runner
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    address: str | None = None  # of a Ray cluster, or "auto"; None: $RAY_ADDRESS, else a cluster for this run alone
-    max_requests_in_flight: int = 2  # rollouts that each has on order, if they are not waited for
-    ignore_env_runner_failures: bool = False  # go on without
-    recreate_failed_env_runners: bool = False  # start another in its place
-    max_restarts: int = 1000  # of all runners together
-    sample_timeout_s: float = 180.0  # seconds without a rollout after which a runner has failed
-    health_check_timeout_s: float = 60.0  # seconds to start; and for its first rollout, which compiles, in addition
+    address: str | None = None  # Ray cluster, or "auto"; None: $RAY_ADDRESS, else a cluster for this run only
+    max_requests_in_flight: int = 2  # pending rollouts per runner in asynchronous mode
+    ignore_env_runner_failures: bool = False  # continue without a failed runner
+    recreate_failed_env_runners: bool = False  # replace a failed runner
+    max_restarts: int = 1000  # over all runners
+    sample_timeout_s: float = 180.0  # maximum seconds for a rollout
+    health_check_timeout_s: float = 60.0  # maximum seconds to start; also added for the first rollout, which compiles
 
     def check(self) -> None:
-        """Raises ValueError: a number is out of range, or two ways to go on after a failure are asked for at once."""
+        """Raises ValueError if a number is out of range, or both reactions to a failure are set."""
         if self.ignore_env_runner_failures and self.recreate_failed_env_runners:
-            raise ValueError("ignore_env_runner_failures and recreate_failed_env_runners exclude each other")
+            raise ValueError(
+                "ignore_env_runner_failures, recreate_failed_env_runners: expected one, got both: drop one"
+            )
         for name in ("num", "max_requests_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def resources(self) -> dict[str, float]:
-        """Resources of one runner, by Ray's names, without zeros."""
+        """Returns the resources of one runner, by Ray's names, without zeros."""
         found = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom_resources}
         return {name: float(amount) for name, amount in found.items() if amount > 0}
 
 
 def check_fits(options: RunnerOptions, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Checks that the runners could be placed if the cluster did nothing else.
+    """Checks that the runners fit into the otherwise empty cluster.
 
     Args:
-      nodes: name -> amount of the resources of each node.
+      nodes: resource name -> amount, of each node.
     Raises:
-      InputError: they can never be.
+      InputError: they do not fit.
     """
     need = options.resources()
     total = {name: sum(node.get(name, 0.0) for node in nodes) for node in nodes for name in node}
@@ -80,7 +82,7 @@ def check_fits(options: RunnerOptions, nodes: Sequence[Mapping[str, float]]) -> 
 
 
 class Failure(Exception):
-    """A call to a runner had no result: the cause as text, and what its code raised, if that was it."""
+    """A call to a runner without a result: the cause as text, and the exception of its code, if any."""
 
     def __init__(self, cause: str, raised: Exception | None = None, details: str = ""):
         super().__init__(cause)
@@ -88,19 +90,19 @@ class Failure(Exception):
 
 
 class Cluster:
-    """A connection to Ray with a place for every runner, and the end of what was begun here.
+    """A connection to Ray with a place for every runner; ends everything that was started here.
 
     Args:
-      ray: the module.
-      options: of the runners.
-      host: the class of their actors; it has methods `started`, which returns when it is made, and `close`.
-      store: bytes of the object store, if Ray is begun here.
+      ray: ray module.
+      options: options of the runners.
+      host: actor class; its method `started` returns once the actor is made, and it has `close`.
+      store: bytes of the object store, if Ray is started here.
     """
 
     def __init__(self, ray: Any, options: RunnerOptions, host: type, store: int):
         self._ray, self._options = ray, options
         self._group: Any = None
-        self._shared = False  # the group is that of this process, and stays
+        self._shared = False  # whether the group belongs to this process's caller, and must not be removed
         self._begun = not ray.is_initialized()
         if self._begun:
             self._connect(store)
@@ -127,26 +129,26 @@ class Cluster:
         reached: contextlib.AbstractContextManager = contextlib.nullcontext()
         if address == "local":
             reached = on_loopback(self._ray)
-            # a GPU is not looked for here: as many as are wanted
+            # GPUs are not checked here: assume that there are enough
             check_fits(options, [{"CPU": os.cpu_count() or 1, "GPU": options.num * options.num_gpus}])
             own = {"include_dashboard": False, "object_store_memory": max(store, 75 * 2**20)}
         elif address != "auto" and "://" not in address:
-            _answers(address)  # Ray itself would try for many minutes
-        # what an environment of a runner has started ends with it
+            _check_address(address)  # Ray itself would retry for many minutes
+        # process groups, so that processes of an environment end with its runner
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
         logging.getLogger("ray").setLevel(logging.ERROR)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
         with _signals_kept(), _deaf_to_hangups(), _environ(settings), reached, warnings.catch_warnings():
-            # that jax has threads does not matter to a process that starts a program at once
+            # threads of jax are harmless here: the forked process starts another program at once
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             try:
                 self._ray.init(address=address, namespace="jrl", **quiet, **own)
             except (ConnectionError, ValueError, RuntimeError, self._ray.exceptions.RayError) as e:
                 if address == "local":
                     raise
-                mend = "`ray start --head` starts one, and without the key the run begins its own"
-                told = "none is running on this machine" if address == "auto" else " ".join(str(e).split())[:300]
-                raise InputError(f"env_runners.address: no Ray cluster at {address}: {told}: {mend}") from e
+                fix = "`ray start --head` starts one, and without the key the run begins its own"
+                cause = "none is running on this machine" if address == "auto" else " ".join(str(e).split())[:300]
+                raise InputError(f"env_runners.address: no Ray cluster at {address}: {cause}: {fix}") from e
 
     def _place(self) -> None:
         options, need = self._options, self._options.resources()
@@ -165,9 +167,7 @@ class Cluster:
             )
 
     def _reserved(self, need: Mapping[str, float]) -> Any:
-        """Returns the placement group of this process, if what it starts belongs there, as in a trial of Ray Tune;
-        or None.
-        """
+        """Returns this process's placement group if its children belong there, as in a trial of Ray Tune; else None."""
         ray, options = self._ray, self._options
         group = ray.util.get_current_placement_group()
         if group is None or not ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
@@ -185,11 +185,11 @@ class Cluster:
         return group
 
     def start(self, index: int, *args: Any) -> tuple[Any, Any]:
-        """Starts the actor host(*args) as runner `index`: the actor, and the reference that comes when it is made."""
+        """Starts the actor host(*args) as runner `index`; returns the actor and the reference of its start."""
         settings = dict(self._settings)
         if self._group is not None:
             place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-            bundle = -1 if self._shared else index  # -1: any that has room
+            bundle = -1 if self._shared else index  # -1: any bundle with room
             settings["scheduling_strategy"] = place(self._group, placement_group_bundle_index=bundle)
         actor = self._host.options(**settings).remote(*args)
         return actor, actor.started.remote()
@@ -198,22 +198,22 @@ class Cluster:
         return self._ray.put(value)
 
     def wait(self, refs: Sequence[Any], seconds: float) -> int | None:
-        """Waits for the first result; returns its position in `refs`, or None after so many seconds."""
+        """Waits for the first result; returns its position in `refs`, or None after `seconds`."""
         if not refs:
             return None
         found, _ = self._ray.wait(list(refs), num_returns=1, timeout=max(0.0, seconds))
         return refs.index(found[0]) if found else None
 
     def get(self, ref: Any) -> Any:
-        """Returns what a call returned. Raises Failure, or the InputError that it raised."""
+        """Returns the result of a call. Raises Failure, or the InputError of the call."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)
         except errors.RayTaskError as e:
             text, cause = re.sub(r"\x1b\[[0-9;]*m", "", str(e)), e.cause
-            if isinstance(cause, InputError):  # no other runner would do better
+            if isinstance(cause, InputError):  # every other runner would fail, too
                 raise InputError(*cause.errors) from None
-            if isinstance(cause, EnvironmentFailed):  # its message has the user's lines
+            if isinstance(cause, EnvironmentFailed):  # its message has the user's own lines
                 raise Failure(str(cause), e, details=text) from None
             raise Failure(text, e) from None
         except errors.RayError as e:
@@ -223,7 +223,7 @@ class Cluster:
         self._ray.kill(actor)
 
     def close(self, actors: Sequence[Any], idle: Sequence[Any]) -> None:
-        """Ends the actors, the `idle` among them after they have closed their source, and Ray if it was begun here."""
+        """Ends the actors, the `idle` ones after closing their sources, and Ray if it was started here."""
         ray = self._ray
         try:
             if not ray.is_initialized():
@@ -243,7 +243,7 @@ class Cluster:
                     ray.shutdown()
 
 
-def _answers(address: str) -> None:
+def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5.0).close()
@@ -255,7 +255,7 @@ def _answers(address: str) -> None:
 
 
 def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
-    """Returns environment variables of the runners; `here`: on this machine only."""
+    """Returns the environment variables of the runners; `here`: all runners are on this machine."""
     found = runtime.for_runners()
     if not options.num_gpus:
         found["JAX_PLATFORMS"] = "cpu"
@@ -272,11 +272,11 @@ def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def on_loopback(ray: Any) -> Iterator[None]:
-    """Makes a Ray that is begun in here listen on the loopback only, so that no other machine reaches its ports.
+    """Makes a Ray that is started within listen on the loopback only, so that no other machine can reach its ports.
 
-    `ray.init(_node_ip_address="127.0.0.1")` does not: Ray replaces that address by one that others can reach, except
-    where it rules out clusters of several machines. That is its own default on macOS and Windows, by a variable that it
-    reads when it is imported, in each of its processes. Where the user has set the variable, it stays.
+    `ray.init(_node_ip_address="127.0.0.1")` does not suffice: Ray replaces that address by a reachable one, except
+    where it excludes clusters of several machines. This is its default on macOS and Windows, by a variable that each of
+    its processes reads on import. A value set by the user is kept.
     """
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     constants: Any = getattr(getattr(ray, "_private", None), "ray_constants", None)
@@ -294,7 +294,7 @@ def on_loopback(ray: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environ(settings: Mapping[str, str]) -> Iterator[None]:
-    """Returns environment variables for what is started meanwhile, unless they are set."""
+    """Sets environment variables for processes started within, unless the user has set them."""
     new = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(new)
     try:
@@ -306,10 +306,9 @@ def _environ(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deaf_to_hangups() -> Iterator[None]:
-    """Keeps the SIGHUP of a closed terminal from processes that start meanwhile, as Ray does with Ctrl-C: a run saves a
-    checkpoint first, and ends its Ray then.
+    """Blocks SIGHUP in processes started within, so that a closed terminal ends Ray after the run's checkpoint.
 
-    The mask of signals is inherited. A SIGHUP that comes meanwhile is this process's afterwards.
+    Child processes inherit the signal mask. A SIGHUP during the block is delivered to this process afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -323,7 +322,7 @@ def _deaf_to_hangups() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; a run that is told to end has a checkpoint to save."""
+    """Restores the SIGTERM handler, which Ray replaces; a terminated run must save a checkpoint."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None
     try:
@@ -334,7 +333,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def in_words(error: str) -> str:
-    """Returns why an actor is gone, from the text that Ray has for it."""
+    """Returns why an actor is gone, from Ray's error text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", error)
     pid, ip = (re.search(rf"^\t?{name}: (\S+)", text, re.MULTILINE) for name in ("pid", "ip"))
     process = f"its process{f' {pid[1]}' if pid else ''}{f' on {ip[1]}' if ip else ''}"

@@ -4,12 +4,12 @@
     rollout, episodes = runners.next(actor, key)
     runners.close()
 
-Each runner holds a source of its share of the columns, collects with the weights that come with the order, and keeps
-nothing that a new one could not do without. Arrays are read where the object store has them, without a copy.
+Each runner has a source for its share of the columns and collects with the weights of the order. A new runner can
+replace it without further state. Arrays are read from the object store without a copy.
 
-Code in a runner (an environment, a function given to `foreach_worker`) finds the caller's named Ray actors: after
-`Counter.options(name="counter").remote()`, `ray.get_actor("counter")` is the same counter in every runner. Ray is begun
-in the namespace "jrl" unless the caller has begun it.
+Code in a runner (an environment, a function of `foreach_worker`) finds the caller's named Ray actors: after
+`Counter.options(name="counter").remote()`, `ray.get_actor("counter")` is the same counter in every runner. Ray starts
+in the namespace "jrl" unless the caller has started it.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]
 
 
 class Host:
-    """Holds the source of a runner. With a `codec`, it sends observations as `compression.pack` makes them."""
+    """Actor with the source of a runner. With a `codec`, it sends observations packed by `compression.pack`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Host:
         pass
 
     def next(self, actor: PyTree, key: np.ndarray, impl: str, number: int):
-        # uploaded once, not at each of the T steps
+        # upload the weights once, not at each of the T steps
         own = jax.random.fold_in(received(key, impl), number)
         rollout, report = self._source.next(jax.device_put(actor), own)
         rollout, report, columns = jax.device_get((rollout, report, self._source.columns))
@@ -78,30 +78,32 @@ def _set_columns(source, columns: episodes.Columns) -> None:
     source.columns = columns
 
 
-# ---------------------------------------------------------------- whose turn it is, and where it stands
+# ---------------------------------------------------------------- order and columns of the parts
 
 
 class Part(NamedTuple):
-    """One runner's rollout, as it came."""
+    """Rollout of one runner."""
 
-    runner: int  # its index
-    restarts: int  # runners that had the index before
-    number: int  # rollouts that were ordered from it before this one
-    version: int  # the call of `next` whose weights acted
+    runner: int  # index of the runner
+    restarts: int  # number of earlier runners with that index
+    number: int  # number of earlier rollouts ordered from the runner
+    version: int  # number of the call of `next` whose weights acted
     rollout: Rollout
     episodes: Episodes
     metrics: Mapping[str, float]
 
 
 class Slots:
-    """Blocks of columns and the parts that stand in them, each with whether it goes on from the part before."""
+    """Assignment of parts to blocks of columns, and whether each continues the block's previous part."""
 
     def __init__(self, num: int):
         self._last: list[Any] = [None] * num
 
     def assign(self, parts: Sequence[Part]) -> list[tuple[Part | None, bool]]:
-        """Returns (part or None, goes on) of each block. A part takes the block of its runner's part in the latest
-        call, else its runner's own block, else a free one."""
+        """Returns (part or None, whether it continues the previous part) of each block.
+
+        A part takes the block of its runner's previous part, else its runner's own block, else a free one.
+        """
         slots: list[Part | None] = [None] * len(self._last)
         others = []
         for part in parts:
@@ -124,16 +126,15 @@ class Slots:
 
 
 def newest_allowed(versions: Sequence[int], *, call: int, left: int, per_call: int, lag: int) -> int:
-    """Returns the newest version that may be taken next, if every part is to be taken at most `lag` calls after its
-    own.
+    """Returns the newest version that may be taken next if no part may be older than `lag` calls.
 
-    What is of version v or older has to be taken by call v + lag, and there are `left` places in this call and
-    `per_call` in each later one. As long as these are more than the parts, anything may be taken first.
+    Parts of version v or older must be taken by call v + lag. This call takes `left` more parts, and each later call
+    `per_call`. While there are more places than parts, any part may be taken first.
 
     Args:
-      versions: of the parts that are under way: at most per_call * lag of them.
-      call: the present call.
-      left: parts that this call still takes.
+      versions: versions of the pending parts: at most per_call * lag.
+      call: number of the present call.
+      left: number of parts that this call still takes.
     """
     for version in sorted(set(versions)):
         places = left + per_call * (version + lag - call)
@@ -155,40 +156,40 @@ def _with_windows(report: Episodes, latest: Episodes) -> Episodes:
 
 
 class EnvRunners(RunnerGroup, Parts):
-    """K sources in processes of their own as one; a Source.
+    """K sources in separate processes as one; a Source.
 
-    Synchronous: every call orders one rollout of each runner with the weights of this call and waits for all of them;
-    the result does not depend on which comes first. Asynchronous: every runner always has rollouts on order, with the
-    newest weights there were; a call takes K parts, one of each runner, if need be two of a quick one that would have
-    to wait in place of one of a slow one, but never one that is more than `lag` updates old: before that it waits for
-    the slow one.
+    Synchronous: every call orders one rollout of each runner with the present weights and waits for all of them. The
+      result does not depend on the order of arrival. Asynchronous: every runner always has pending rollouts with the
+      newest weights at the time of the order. A call takes K parts, one of each runner. A fast runner may supply a
+      second part instead of a slow one, but never a part more than `lag` updates old: then the call waits for the slow
+      runner.
 
-    The columns of a runner that fails are masked (mask False) from then on, or until another has started in its place,
-    unless the options say that the run ends. A runner has proven that it can work when any rollout has come.
+    The columns of a failed runner are masked until another runner replaces it, unless the options end the run. A runner
+    counts as working once any rollout has arrived.
 
     Metrics: `rollout/policy_lag` and `rollout/policy_lag_max` in calls of `next`, `env_runners/num_healthy_workers`,
-    `env_runners/num_restarts`, `env_runners/dropped` (rollouts that were ordered and lost), with `compress` also
-    `env_runners/bytes_per_step` (of rollouts as they were sent), and those of the runners' sources: their means, of
-    `env/failures` the sum. Stages: `wait` for the runners; `receive`, `join`, `send`.
+    `env_runners/num_restarts`, `env_runners/dropped` (lost rollouts), with `compress` also `env_runners/bytes_per_step`
+    (as sent), and the means of the sources' metrics; for `env/failures` the sum. Stages: `wait`, `receive`, `join`,
+    `send`.
 
     Args:
-      make: (index, restarts) -> the source of runner `index`, called in its process; `restarts` counts those that had
-        the index before, and is to give other seeds. Pickled by Ray's cloudpickle.
-      options: see there.
-      num_envs: over all runners, a multiple of K.
+      make: (index, restarts) -> source of runner `index`, called in its process. `restarts`, the number of earlier
+        runners with the index, should change the seeds. Pickled by Ray's cloudpickle.
+      options: see RunnerOptions.
+      num_envs: number of environments over all runners, a multiple of K.
       like: shapes and dtypes of one runner's rollouts [T, num_envs / K].
-      join: K rollouts of numpy arrays, perhaps read-only -> the rollout of all columns.
-      lag: most updates (calls of `next`) between weights and the update that learns from what they did; None or 0:
-        synchronous.
-      timers: where stages are timed.
-      window: the latest so many episodes each runner's source reports on.
-      agents: of each environment, where it has several.
-      stand_in: whether a quick runner stands in for a slow one, whose columns then do not go on. For replay, which
-        needs consecutive steps, none does, unless the other is gone.
-      compress: observations on their way from the runners, without loss: see `rollout.compression`.
+      join: K rollouts of numpy arrays, which may be read-only -> rollout of all columns.
+      lag: maximum number of updates (calls of `next`) between acting and learning; None or 0: synchronous.
+      timers: timers of the stages.
+      window: number of latest episodes in each source's report.
+      agents: number of agents per environment; 0: a single agent.
+      stand_in: whether a fast runner may replace a slow one, whose columns are then discontinued. False for replay,
+        which
+        needs consecutive steps: then only a missing runner is replaced.
+      compress: whether to compress observations from the runners, without loss: see `rollout.compression`.
     Raises:
-      InputError: the cluster has no place for them, or cannot be reached.
-      RunnersLost: by `next`, `reset`, `foreach_worker` and the setter of `columns`.
+      InputError: the cluster has no room for the runners, or cannot be reached.
+      RunnersLost: from `next`, `reset`, `foreach_worker` and the setter of `columns`.
     """
 
     recreated: list[int]
@@ -210,20 +211,20 @@ class EnvRunners(RunnerGroup, Parts):
     ):
         size = like.mask.shape[1]
         if num_envs != options.num * size:
-            raise ValueError(f"{num_envs} environments over {options.num} runners are not {size} each")
+            raise ValueError(f"num_envs: expected {options.num * size}, {size} per runner, got {num_envs}")
         self._join, self._lag, self._stand_in = join, lag or 0, stand_in
         self._in_flight = min(options.max_requests_in_flight, self._lag) if self._lag else 1
-        # rows of each column: all, unless the runner's source says otherwise; of a block that nobody has filled none
+        # 0 rows in each column of a block without a part
         like = dataclasses.replace(like, count=np.zeros(size, np.int32))
         self._masked: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         self._all = np.full(size, len(self._masked.mask), np.int32)
-        self._fresh = jax.device_get(episodes.init(size, window, agents=agents))
-        self._columns: list[episodes.Columns] = [self._fresh] * options.num
+        self._initial_columns = jax.device_get(episodes.init(size, window, agents=agents))
+        self._columns: list[episodes.Columns] = [self._initial_columns] * options.num
         self._slots = Slots(options.num)
         self._calls = 0
-        self._failures: dict[tuple[int, int], float] = {}  # so far, of each runner that there has been
+        self._failures: dict[tuple[int, int], float] = {}  # environment failures of each runner so far
         self._metrics: dict[str, float] = {}
-        # of each block of columns of the latest rollout: index, restarts and the rollout's number, as in Part
+        # (runner, restarts, number) of each block of the latest rollout, see Part
         self.blocks: list[tuple[int, int, int] | None] = [None] * options.num
         self._codec = compression.codec() if compress else None
         part = sum(x.nbytes for x in jax.tree.leaves(self._masked))
@@ -233,8 +234,8 @@ class EnvRunners(RunnerGroup, Parts):
     # ------------------------------------------------------------ rollouts
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """Returns the next T steps of every column; episodes of each block of columns, [K, ...]."""
-        jax.block_until_ready((actor, key))  # the time of the update that made it, none of the stages
+        """Returns the next T steps of every column, and the episodes of each block of columns, [K, ...]."""
+        jax.block_until_ready((actor, key))  # the wait for the update belongs to none of the stages
         with self._timers("send"):
             weights = self._cluster.put(jax.device_get(actor))
             order = (weights, *sendable(key))
@@ -252,9 +253,9 @@ class EnvRunners(RunnerGroup, Parts):
                     rollout = dataclasses.replace(rollout, count=self._all)
                 rollouts.append(rollout)
                 reports.append(None if part is None else part.episodes)
-            # the latest of each runner, whose rollout may stand elsewhere, or not have come
-            latest = map(episodes.nothing, self._columns)
-            reports = [now if told is None else _with_windows(told, now) for told, now in zip(reports, latest)]
+            # windows of each runner's latest statistics, as its part may be missing or in another block
+            latest = map(episodes.empty_report, self._columns)
+            reports = [now if part is None else _with_windows(part, now) for part, now in zip(reports, latest)]
             report = jax.tree.map(lambda *x: np.stack(x), *reports)
             rollout = self._join(rollouts)
         self._measure(parts)
@@ -262,8 +263,8 @@ class EnvRunners(RunnerGroup, Parts):
         return rollout, report
 
     def _take_all(self, order: tuple) -> list[Part]:
-        """Takes one part of each runner that has started; of at least one."""
-        self._forget(self._ready())  # there is something only if the last call was interrupted
+        """Returns one part of each started runner; at least one part."""
+        self._forget(self._ready())  # drops pending orders of an interrupted call
         parts: list[Part] = []
         while not parts:
             while not self._ready():
@@ -277,7 +278,7 @@ class EnvRunners(RunnerGroup, Parts):
         return parts
 
     def _take_ready(self, order: tuple) -> list[Part]:
-        """Returns K parts, in the order in which they come."""
+        """Returns K parts, in order of arrival."""
         parts: list[Part] = []
         places, sent = self._options.num, 0
 
@@ -298,7 +299,7 @@ class EnvRunners(RunnerGroup, Parts):
             taken = {part.runner for part in parts}
             heads = [r for r in heads if r.requests[0].version <= newest]
             heads.sort(key=lambda r: (r.requests[0].version, r.index))
-            # one of each, so that columns go on; a runner stands in for another only when it has nothing left to do
+            # one part of each runner, so that columns continue; only idle runners replace others
             due = [r for r in heads if r.index not in taken]
             spare = [r for r in heads if r.index in taken]
             wanted = (due, spare if self._stand_in else ()) if due else (spare,)
@@ -312,7 +313,7 @@ class EnvRunners(RunnerGroup, Parts):
             runner.order(runner.actor.next.remote(*order, number), self._calls)
 
     def _part(self, wanted: Sequence[Runner], spare: Sequence[Runner] = ()) -> Part | None:
-        """Returns the rollout that comes first; None and arguments as `_event`."""
+        """Returns the first rollout to arrive; None and arguments as for `_event`."""
         if (found := self._event(wanted, spare)) is None:
             return None
         runner, request, (rollout, report, self._columns[runner.index], metrics) = found
@@ -342,7 +343,7 @@ class EnvRunners(RunnerGroup, Parts):
     # ------------------------------------------------------------ health
 
     def _given(self, index: int, restarts: int) -> tuple:
-        # the statistics of a runner outlive it, but for the episodes that were in flight
+        # a new runner inherits the statistics, without the unfinished episodes
         return jax.device_get(episodes.restarted(self._columns[index])) if restarts else None, self._codec
 
     def _started(self, runner: Runner) -> None:
@@ -350,10 +351,10 @@ class EnvRunners(RunnerGroup, Parts):
             self.recreated.append(runner.index)
 
     def _lose(self, runner: Runner) -> None:
-        self._columns[runner.index] = self._fresh
+        self._columns[runner.index] = self._initial_columns
 
     def _begin(self) -> None:
-        """Waits for the runners that the run began with; of others, looks who has started meanwhile."""
+        """Waits for the initial runners to start; handles replacements that have started since, without waiting."""
         while any(r.restarts == 0 for r in self._starting()):
             self._event([])
         for _ in self._starting():
@@ -370,13 +371,13 @@ class EnvRunners(RunnerGroup, Parts):
     def columns(self, columns: episodes.Columns) -> None:
         columns = jax.device_get(columns)
         if len(columns.window_next) != self._options.num:
-            raise ValueError(f"statistics of {len(columns.window_next)} runners for {self._options.num}")
+            raise ValueError(f"columns: expected {self._options.num} runners, got {len(columns.window_next)}")
         self._columns = [jax.tree.map(lambda x, i=i: x[i], columns) for i in range(self._options.num)]
         self._forget(self._ready())
         self._each(lambda r: r.actor.call.remote(_set_columns, self._columns[r.index]))
 
     def reset(self, key: Key) -> None:
-        """Resets all environments; rollouts that are on order are dropped."""
+        """Resets all environments; drops pending rollouts."""
         sent = sendable(key)
         self._forget(self._ready())
         for index, columns in self._each(lambda r: r.actor.call.remote(_reset, *sent, r.index)).items():

@@ -15,8 +15,8 @@ import numpy as np
 from jrl import spaces
 from jrl.rollout.episode import Block, Episode
 from jrl.rollout.source import Wrapper
-from jrl.rollout.unroll import RECORD
-from jrl.types import PLACE, Episodes, Key, PyTree, Rollout, seen_anew
+from jrl.rollout.unroll import RAW_STEPS
+from jrl.types import POLICY_ID, Episodes, Key, PyTree, Rollout, drop_stale_normalized_obs
 
 
 class Moments(NamedTuple):
@@ -85,7 +85,7 @@ class Replay:
         """
         seen = (rollout.obs, rollout.last_obs, rollout.action) if self._moments.history != 0 else (None, None, None)
         flags = (rollout.mask, rollout.contiguous)
-        recorded = rollout.extras.get(RECORD)
+        recorded = rollout.extras.get(RAW_STEPS)
         if recorded is None:
             recorded = {"reward": rollout.reward, "terminated": rollout.terminated, "truncated": rollout.truncated}
         (obs, last_obs, action), flags, found = jax.device_get((seen, flags, recorded))
@@ -116,7 +116,7 @@ class Replay:
             return lambda column: (block, column)
         home: dict[int, tuple[Block, int]] = {}
         columns = np.arange(self._num_envs)
-        for k, own in enumerate(spaces.of_kinds(self._kinds, columns)):
+        for k, own in enumerate(spaces.split_by_kind(self._kinds, columns)):
             seen = [None if part is None else part[k] for part in (block.obs, block.last_obs, block.action)]
             infos = block.infos and [[row[column] for column in own] for row in block.infos]
             of_kind = Block(seen[0], seen[1], seen[2], block.reward[:, own], infos)
@@ -240,8 +240,8 @@ class Watch(Wrapper):
         episodes.
       batches: functions of watch and rollout; what one returns that is not None takes the rollout's place.
       num_envs: columns of the source.
-      keep_record: whether who learns asks for `RECORD`, too.
-      extras: whether `replay` asks for all that acting recorded, and not for `RECORD` alone.
+      keep_record: whether who learns asks for `RAW_STEPS`, too.
+      extras: whether `replay` asks for all that acting recorded, and not for `RAW_STEPS` alone.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Watch(Wrapper):
         if self._make is not None:
             self._replay(rollout, self._make)
         if not self._keep_record:
-            extras = {name: x for name, x in rollout.extras.items() if name != RECORD}
+            extras = {name: x for name, x in rollout.extras.items() if name != RAW_STEPS}
             rollout = dataclasses.replace(rollout, extras=extras)
         for fn in self._batches:
             changed = fn(self, rollout)
@@ -282,7 +282,7 @@ class Watch(Wrapper):
             return
         # a runner's rollout may stand among the columns of another: its episodes are its own
         share = self._num_envs // len(blocks)
-        extras = {name: x for name, x in rollout.extras.items() if self._extras or name in (RECORD, PLACE)}
+        extras = {name: x for name, x in rollout.extras.items() if self._extras or name in (RAW_STEPS, POLICY_ID)}
         host = jax.device_get(dataclasses.replace(rollout, carry=(), extras=extras))
         for block, place in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
             runner, restarts, number = block
@@ -336,4 +336,4 @@ def placed(changed: Any, like: Rollout, name: str) -> Rollout:
     if kind(changed) != kind(like):
         raise TypeError(f"{name} returned a Rollout of other shapes or dtypes: {kind(changed)} instead of {kind(like)}")
     put = lambda x, old: jax.device_put(x, old.sharding) if isinstance(old, jax.Array) else np.asarray(x)
-    return jax.tree.map(put, seen_anew(like, changed), like)
+    return jax.tree.map(put, drop_stale_normalized_obs(like, changed), like)

@@ -9,8 +9,8 @@ import numpy as np
 from jrl.envs.views import OBS
 from jrl.rollout.episode import Block, Episode, Told
 from jrl.rollout.replay_episodes import Replay
-from jrl.rollout.unroll import RECORD
-from jrl.types import PLACE, PyTree, Rollout
+from jrl.rollout.unroll import RAW_STEPS
+from jrl.types import POLICY_ID, PyTree, Rollout
 
 _OF_AGENTS = ("obs", "actions", "rewards", "infos", "last_obs", "last_action", "last_reward", "last_info")
 
@@ -166,11 +166,11 @@ class GameReplay(Replay):
 
     def __call__(self, rollout: Rollout, *args: Any, **how: Any) -> None:
         """Takes a rollout, as `Replay` does."""
-        recorded: Any = rollout.extras.get(RECORD, {})
+        recorded: Any = rollout.extras.get(RAW_STEPS, {})
         over = recorded["over"][:, :: len(self._agents)] if "over" in recorded else rollout.over
         self._over = np.asarray(over)
         if self._named is not None:
-            self._followed = np.asarray(rollout.extras[PLACE])
+            self._followed = np.asarray(rollout.extras[POLICY_ID])
             seen, last = (cast(Any, obs)[OBS] for obs in (rollout.obs, rollout.last_obs))
             rollout = dataclasses.replace(rollout, obs=seen, last_obs=last)
         super().__call__(rollout, *args, **how)

@@ -1,4 +1,4 @@
-"""A runner group starts Ray actors, waits for their answers, replaces those that fail, and ends them all."""
+"""Groups of Ray actors: starts them, waits for their answers, replaces failed ones and ends them all."""
 
 import collections
 import dataclasses
@@ -17,56 +17,56 @@ from jrl.metrics.timers import Timers
 from jrl.rollout.ray_cluster import Cluster, Failure, RunnerOptions
 from jrl.types import Key
 
-_STORE = 128 * 2**20  # bytes of the object store: weights, mostly
+_STORE = 128 * 2**20  # bytes of the object store, mostly for weights
 
 
 class Request(NamedTuple):
-    """Names one order that a runner has not answered."""
+    """A pending order of a runner."""
 
     ref: Any  # ray.ObjectRef
-    version: int  # the call that ordered it
-    number: int  # orders to the runner before it
+    version: int  # number of the call that made the order
+    number: int  # number of earlier orders to the runner
 
 
 @dataclasses.dataclass
 class Runner:
-    """Holds what the process that learns knows of a runner."""
+    """State of a runner, as the learning process knows it."""
 
     index: int
     restarts: int
-    actor: Any  # ray's handle
-    starting: Any  # ray.ObjectRef that comes when it has started, then None
-    since: float  # when it began what it works on, or later: when that was seen; by time.monotonic
-    warm: bool = False  # an answer has come from it: its programs are compiled
+    actor: Any  # Ray actor handle
+    starting: Any  # ray.ObjectRef of its start; None once it has started
+    since: float  # start time of its current work, or of its discovery; time.monotonic
+    warm: bool = False  # whether it has answered once, so that its programs are compiled
     requests: collections.deque[Request] = dataclasses.field(default_factory=collections.deque)
     ordered: int = 0
 
     @property
     def awaited(self) -> Any:
-        """Refers to its next answer, as a ray.ObjectRef."""
+        """Returns the ray.ObjectRef of its next answer."""
         return self.requests[0].ref if self.starting is None else self.starting
 
     def order(self, ref: Any, version: int = 0) -> None:
-        """Notes a call of the actor, by its ray.ObjectRef, as the latest order."""
+        """Adds a call of the actor, by its ray.ObjectRef, as the latest order."""
         if not self.requests:
             self.since = time.monotonic()
         self.requests.append(Request(ref, version, self.ordered))
         self.ordered += 1
 
     def deadline(self, options: RunnerOptions) -> float:
-        """Returns the time by which it has to answer, by time.monotonic."""
+        """Returns the time by which the runner must answer; time.monotonic."""
         if self.starting is not None:
             return self.since + options.health_check_timeout_s
         return self.since + options.sample_timeout_s + (0.0 if self.warm else options.health_check_timeout_s)
 
 
 def sendable(key: Key) -> tuple[np.ndarray, str]:
-    """Takes a key apart into what Ray can send; `received` puts it together again."""
+    """Returns a key as data that Ray can send; `received` is the inverse."""
     return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
 
 
 def received(data: np.ndarray, impl: str) -> Key:
-    """Makes a key of what `sendable` gave."""
+    """Returns the key of the data from `sendable`."""
     return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
 
 
@@ -75,34 +75,35 @@ def _foreach_env(source: Any, fn: Callable[[Any], Any]) -> list[Any]:
 
 
 class RunnerGroup:
-    """Keeps K environment runners, each an actor that answers in turn what it was asked; the base class of all kinds.
+    """K environment runners, actors that answer their orders in turn; the base class of all groups.
 
-    A runner fails when it raises, when its process ends, or when it does not answer in time (it is killed). By the
-    options this ends the run, or another starts in its place, or the others go on without it. Runners that fail before
-    they have proven that they can work are not replaced for ever: when each has failed once, it ends.
+    A runner fails if it raises, its process ends, or it exceeds its time limit (then it is killed). The options decide
+    whether this ends the run, another runner replaces it, or the others continue. Runners that fail before any answer
+    are
+    not replaced endlessly: the run ends when K of them have failed.
 
-    A kind of runners says what it orders (`Runner.order`) and what it does with the answers (`_event`); which arguments
-    an actor gets (`_given`), and what follows from a start (`_started`) and from the loss of a runner (`_lose`).
+    Subclasses decide what to order (`Runner.order`), how to use the answers (`_event`), the arguments of an actor
+    (`_given`), and the reaction to a start (`_started`) and to the loss of a runner (`_lose`).
 
     Attributes:
-      recreated: indices of runners in the place of failed ones; whoever reads it empties it.
+      recreated: indices of runners restarted since the last read; the reader empties it.
 
     Args:
-      host: class of the actors: host(make, index, restarts, *what `_given` says), with the methods `started`, `close`
-        and `call`, which gives `call(fn, *args) = fn(source, *args)`.
-      make: how a host makes what it holds. Pickled by Ray's cloudpickle.
-      options: of the runners.
-      store: bytes of the object store beside weights, if Ray is begun here.
-      timers: where the stages `wait` and `receive` are timed.
+      host: actor class: host(make, index, restarts, *_given(...)), with the methods `started`, `close` and
+        `call(fn, *args) = fn(source, *args)`.
+      make: function with which a host makes its source. Pickled by Ray's cloudpickle.
+      options: options of the runners.
+      store: bytes of the object store in addition to weights, if Ray is started here.
+      timers: timers of the stages `wait` and `receive`.
     Raises:
-      InputError: the cluster has no place for them, or cannot be reached.
+      InputError: the cluster has no room for the runners, or cannot be reached.
     """
 
-    _of = ""  # in messages, behind "environment runner 3"
-    _owed = "no rollout"  # what one has sent that is late
+    _of = ""  # suffix of "environment runner 3" in messages
+    _owed = "no rollout"  # result of a late runner, in messages
     _unproven = ", and no rollout has come yet"
     _without = "the others go on without it"
-    _in_flight = 1  # most orders of one runner
+    _in_flight = 1  # maximum number of pending orders per runner
 
     def __init__(
         self,
@@ -117,9 +118,9 @@ class RunnerGroup:
 
         options.check()
         self._make, self._options, self._timers = make, options, timers or Timers()
-        self._runners: dict[int, Runner] = {}  # those that live, by index
-        self._restarts = self._dropped = 0  # runners that were replaced, orders that were lost
-        self._answered = self._closed = False  # an answer has come from any of them
+        self._runners: dict[int, Runner] = {}  # living runners by index
+        self._restarts = self._dropped = 0  # numbers of replaced runners and of lost orders
+        self._answered = self._closed = False  # whether any runner has answered
         self.recreated: list[int] = []
         self._cluster = Cluster(ray, options, host, _STORE + store)
         try:
@@ -129,21 +130,21 @@ class RunnerGroup:
             self.close()
             raise
 
-    # ------------------------------------------------------------ what a kind of runners says
+    # ------------------------------------------------------------ for subclasses
 
     def _given(self, index: int, restarts: int) -> tuple:
-        """Returns the arguments of a runner's host behind `make`, `index` and `restarts`."""
+        """Returns the arguments of a runner's host after `make`, `index` and `restarts`."""
         return ()
 
     def _started(self, runner: Runner) -> None:
-        """Takes note that a runner has started."""
+        """Called after a runner has started."""
 
     def _proven(self, runner: Runner) -> bool:
-        """Says whether another may work in the place of this one, though as many have failed as there are."""
+        """Returns whether a runner may be replaced although K runners have failed."""
         return self._answered
 
     def _lose(self, runner: Runner) -> None:
-        """Does what has to be done when the others go on without a runner."""
+        """Called when the others continue without a runner."""
 
     # ------------------------------------------------------------ orders and answers
 
@@ -164,13 +165,12 @@ class RunnerGroup:
     def _event(
         self, wanted: Sequence[Runner], spare: Sequence[Runner] = (), seconds: float = math.inf
     ) -> tuple[Runner, Request, Any] | None:
-        """Waits for the first answer of the runners `wanted`, or of one of `spare` that has answered all it was asked.
+        """Waits for the first answer of the runners `wanted`, or of a `spare` runner without other pending orders.
 
         Returns:
-          Who, what it was asked, the answer; None if something else came first: a runner has started, or failed, or so
-          many seconds have passed.
+          (runner, its request, the answer); None if instead a runner started or failed, or `seconds` have passed.
         Raises:
-          RunnersLost: a runner failed and the run ends by the options, or there is none to wait for.
+          RunnersLost: a runner failed and the options end the run, or there is no runner to wait for.
         """
         watched = [*wanted, *self._starting()]
         if not watched and seconds:
@@ -240,12 +240,12 @@ class RunnerGroup:
     # ------------------------------------------------------------ calls of every runner
 
     def _each(self, call: Callable[[Runner], Any]) -> dict[int, Any]:
-        """Gathers the answers of all healthy runners to `call`, which makes a ray.ObjectRef, by index in their order.
+        """Returns the answers of all healthy runners to `call`, which makes a ray.ObjectRef, by index in order.
 
-        What the code of a call raises is raised here.
+        Exceptions of the called code are raised here.
         """
         self._begin()
-        # a runner answers in turn: after what is on order
+        # a runner answers in turn, after its pending orders
         patience = self._options.sample_timeout_s * (1 + self._in_flight) + self._options.health_check_timeout_s
         found = {}
         for runner, ref in [(r, call(r)) for r in self._ready()]:
@@ -260,16 +260,16 @@ class RunnerGroup:
         return found
 
     def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Calls fn(source) in the process of every healthy runner, in their order; what it raises is raised here."""
+        """Returns fn(source) of every healthy runner, in order, called in its process; raises its exceptions here."""
         return list(self._each(lambda r: r.actor.call.remote(fn)).values())
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Calls fn(environment) of every sub-environment of every healthy runner, in the order of columns."""
+        """Returns fn(environment) of every environment of every healthy runner, in column order."""
         found = self._each(lambda r: r.actor.call.remote(_foreach_env, fn))
         return [x for answer in found.values() for x in answer]
 
     def close(self) -> None:
-        """Ends the runners, and Ray if it was begun here. May be called again."""
+        """Ends the runners, and Ray if it was started here. May be called again."""
         if self._closed:
             return
         self._closed = True

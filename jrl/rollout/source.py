@@ -1,4 +1,4 @@
-"""Sources of rollouts: the base class of all sources, and of those that stand around another."""
+"""Sources of rollouts: the base class, and the base class of wrappers."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from jrl.types import Episodes, Key, PyTree, Rollout
 
 
 class Source:
-    """Yields rollouts of the same columns, one after the other.
+    """Yields rollouts of the same columns.
 
     Attributes:
-      columns: episode statistics, of several parts [K, ...].
-      infos, reset_infos: what environments told in the latest rollout and at the first reset, see FromHost; None
-        where nobody asked.
-      blocks: the parts of the latest rollout as they were made, where they come from other processes.
-      device: where it acts; None where that is not one of this process.
-      worker_index: of the env runner that it is in; 0 in the process that learns.
-      recreated: env runners that have started in the place of failed ones; whoever reads it empties it.
+      columns: episode statistics; with several parts [K, ...].
+      infos, reset_infos: environment infos of the latest rollout and of the first reset, see FromHost; None if not
+        requested.
+      blocks: parts of the latest rollout as other processes made them; None without other processes.
+      device: device that acts; None if it belongs to another process.
+      worker_index: index of the env runner; 0 in the learning process.
+      recreated: env runners restarted since the last read; the reader empties it.
     """
 
     columns: episodes.Columns
@@ -37,69 +37,67 @@ class Source:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Returns the name -> number, of the latest rollout, beside the episodes."""
+        """Returns metrics of the latest rollout by name, in addition to the episode statistics."""
         return self._metrics
 
     def drain(self) -> dict[str, float]:
-        """Returns what the next result row has of all that came since the row before, and forgets it."""
+        """Returns metrics of everything since the previous result row, and resets them."""
         return {}
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """Returns the next rollout, made with `actor`, and the report on its episodes."""
-        raise TypeError(f"{type(self).__name__} yields nothing: a Source has a method next(actor, key)")
+        """Returns the next rollout, collected with `actor`, and the report on its episodes."""
+        raise TypeError(f"{type(self).__name__}: expected a method next(actor, key), as every Source has")
 
     def like(self, actor: PyTree, key: Key) -> Rollout | None:
-        """Shapes and dtypes of what `next` will return, where they are known before it is made."""
+        """Returns the shapes and dtypes of the next rollout if they are known in advance, else None."""
         return None
 
     def reset(self, key: Key) -> None:
-        """Resets all environments; `key` counts for environments written in JAX only."""
-        raise InputError(f"reset: {type(self).__name__} has no environments that could start anew")
+        """Resets all environments; `key` is used by environments written in JAX only."""
+        raise InputError(f"reset: {type(self).__name__} has no environments to reset")
 
     def discontinue(self) -> None:
-        """Begins anew: what comes next does not continue the latest rollout."""
+        """Marks the next rollout as not continuing the latest one."""
 
     def set_task(self, task: Any) -> None:
         """Sets the task of all environments, from the next step on.
 
         Raises:
-          InputError: environments without a task, or one of another structure.
+          InputError: the environments have no task, or a task of another structure.
           RuntimeError: the environment's own `set_task` raised in another process.
         """
         tasks.check(self)
         self.foreach_env(tasks.setter(task))
 
     def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
-        """Asks a curriculum function for tasks and sets them, see `jrl.envs.task`.
+        """Calls a curriculum function for the next tasks and sets them, see `jrl.envs.task`.
 
         Args:
-          fn: (result, env, context) -> the next task, None for no change. It travels pickled to the environments.
-          result: the latest row.
-          context: for environments in a program; others know their own.
+          fn: (result, env, context) -> next task, or None for no change. It is sent pickled to the environments.
+          result: latest result row.
+          context: context for environments in a program; other environments have their own.
         Returns:
-          The task that each environment has now, or each program.
+          The present task of each environment or program.
         Raises:
-          InputError: environments without a task, or a task that does not fit.
+          InputError: the environments have no task, or the task does not fit.
           RuntimeError: `fn` raised in another process.
         """
         return tasks.apply(self, fn, result)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Returns `fn` of every environment, in the order of columns. Raises InputError where they are not Python
-        objects.
-        """
-        raise InputError("foreach_env: these environments are no objects of Python")
+        """Returns `fn(env)` for every environment, in column order. Raises InputError if they are not in Python."""
+        raise InputError("foreach_env: expected environments that are Python objects, got environments in a program")
 
     def foreach_worker(self, fn: Callable[["Source"], Any]) -> list[Any]:
-        """Returns `fn` of each part of it, in its thread or process."""
+        """Returns `fn(part)` for each part, called in the part's thread or process."""
         return [fn(self)]
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
 
 
 class Parts(Source):
-    """A source of several, each in a thread or a process of its own: it has `foreach_worker`."""
+    """A source of several parts, each in its own thread or process; subclasses define `foreach_worker`."""
 
     def set_task(self, task: Any) -> None:
         self.foreach_worker(operator.methodcaller("set_task", task))
@@ -109,20 +107,20 @@ class Parts(Source):
         return [task for part in found for task in part]
 
 
-def _of_the_inner(name: str) -> Any:
+def _delegate(name: str) -> Any:
     return property(lambda self: getattr(self._source, name), lambda self, value: setattr(self._source, name, value))
 
 
 class Wrapper(Source):
-    """Hands every call on to `source`; a wrapper replaces those it is about."""
+    """Delegates every call to `source`; subclasses override some methods."""
 
-    columns = _of_the_inner("columns")
-    infos = _of_the_inner("infos")
-    reset_infos = _of_the_inner("reset_infos")
-    blocks = _of_the_inner("blocks")
-    device = _of_the_inner("device")
-    worker_index = _of_the_inner("worker_index")
-    recreated = _of_the_inner("recreated")
+    columns = _delegate("columns")
+    infos = _delegate("infos")
+    reset_infos = _delegate("reset_infos")
+    blocks = _delegate("blocks")
+    device = _delegate("device")
+    worker_index = _delegate("worker_index")
+    recreated = _delegate("recreated")
 
     def __init__(self, source: Source):
         self._source = source

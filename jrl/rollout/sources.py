@@ -1,6 +1,6 @@
-"""Sources of the loop's rollouts: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`.
+"""Sources of the training loop: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`.
 
-`make` gives the source of one vector of environments; `Pools` puts several side by side, `Async` collects in a thread.
+`make` returns the source of one vector of environments, `Pools` joins several, `Async` collects in a thread.
 """
 
 import collections
@@ -29,18 +29,18 @@ from jrl.types import ActOut, AsyncEnv, Env, Episodes, InputError, JaxEnv, Key, 
 
 
 class JaxSource(Source):
-    """Rollouts of a JaxEnv as a program of its own, on `device`. Other arguments as `rollout.unroll.make`."""
+    """Rollouts of a JaxEnv as a separate program on `device`. Other arguments as for `rollout.unroll.make`."""
 
     def __init__(
         self, env: JaxEnv, act: Callable[..., ActOut], *, key: Key, device: jax.Device | None = None, **options
     ):
         functions = unroll.make(env, act, **options)
         self._env = env
-        self._task: PyTree = None  # that was set
+        self._task: PyTree = None  # latest task of `set_task`
         step = jax.jit(functions.step, donate_argnums=0)
         self._traced = step
         self._step = step if env.pure else outside_compile_cache(step)
-        # compiled, as where the program that learns makes them: op by op, numbers are rounded otherwise
+        # compiled, as in the fused program: op by op, numbers are rounded differently
         self._init = jax.jit(functions.init) if env.pure else functions.init
         self.device = device or jax.local_devices()[0]
         self._metrics: dict[str, float] = {}
@@ -63,24 +63,23 @@ class JaxSource(Source):
         return jax.eval_shape(self._traced, self._state, actor, key)[1]
 
     def reset(self, key: Key) -> None:
-        # committed to the device, as the outputs of a step will be: another kind of input is another compilation
+        # committed to the device like the outputs of a step, because other inputs would compile again
         self._state = jax.device_put(self._init(key), self.device)
         if self._task is not None:
             self.set_task(self._task)
 
     def discontinue(self) -> None:
-        """Begins anew: what comes next does not continue the latest rollout."""
         self._state = dataclasses.replace(self._state, started=jnp.zeros_like(self._state.started))
 
     def get_task(self) -> PyTree:
-        """Returns the task of all environments. Raises InputError where there is none."""
+        """Returns the task of all environments. Raises InputError if they have no task."""
         return tasks.get_in(self._state, self._env)
 
     def set_task(self, task: PyTree) -> None:
-        """Sets the task of all environments from the next step on; a reset keeps it, but for its first observation.
+        """Sets the task of all environments from the next step on; a reset keeps it, except in its first observation.
 
         Raises:
-          InputError: there is none, or it does not fit.
+          InputError: the environments have no task, or it does not fit.
         """
         self._state = tasks.set_in(self._state, self._env, task)
         self._task = task
@@ -89,19 +88,19 @@ class JaxSource(Source):
         return [tasks.asked(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Returns `fn` of one `jrl.envs.task.Handle` for all of them, where they have a task."""
+        """Returns `fn` of one `jrl.envs.task.Handle` for all environments, if they have a task."""
         if self._env.set_task is not None:
             return [fn(tasks.Handle(self.get_task, self.set_task))]
-        raise InputError("foreach_env: these environments are part of a program: Python cannot call them one by one")
+        raise InputError("foreach_env: expected environments that are Python objects, got environments in a program")
 
     def close(self) -> None:
         self._env.close()
 
 
 def outside_compile_cache(fn: Callable) -> Callable:
-    """Returns `fn`, jitted, whose program is compiled at the first call and not written to the persistent cache.
+    """Returns the jitted `fn`; its first call compiles without writing to the persistent cache.
 
-    An EnvPool program holds the address of its pool: no other process could ever use the entry.
+    An EnvPool program contains the address of its pool, so no other process could use the cache entry.
     """
     compiled = False
 
@@ -109,7 +108,7 @@ def outside_compile_cache(fn: Callable) -> Callable:
         nonlocal compiled
         if compiled:
             return fn(*args)
-        with _nothing_cached():
+        with _cache_disabled():
             out = fn(*args)
         compiled = True
         return out
@@ -118,13 +117,13 @@ def outside_compile_cache(fn: Callable) -> Callable:
 
 
 _SECONDS_UNTIL_CACHED = "jax_persistent_cache_min_compile_time_secs"
-_compiling: list[float] = []  # what the setting was, once for each thread that compiles such a program now
+_compiling: list[float] = []  # original setting, once per thread that compiles such a program now
 _compiling_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _nothing_cached() -> Iterator[None]:
-    # the setting is the process's: of several pools that compile at once, the last puts back what the first found
+def _cache_disabled() -> Iterator[None]:
+    # the setting is global: if several pools compile at once, the last restores the value that the first found
     with _compiling_lock:
         _compiling.append(_compiling[0] if _compiling else getattr(jax.config, _SECONDS_UNTIL_CACHED))
         jax.config.update(_SECONDS_UNTIL_CACHED, float("inf"))
@@ -146,9 +145,7 @@ def make(
     device: jax.Device | None = None,
     **options,
 ) -> Source:
-    """Returns the source that fits the kind of environment; from the host, it acts on the device where the actor
-    lies.
-    """
+    """Returns the source for the kind of environment; a host environment's source acts on the actor's device."""
     if isinstance(env, JaxEnv):
         return JaxSource(env, act, key=key, device=device, **options)
     if isinstance(env, AsyncEnv):
@@ -160,16 +157,16 @@ def make(
 
 
 class _Thread:
-    """Makes calls one after the other, in a thread of its own."""
+    """Runs calls in order, in its own thread."""
 
     def __init__(self, name: str):
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        # a daemon: an environment that hangs must not keep the process
+        # daemon, so that a hanging environment does not keep the process alive
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, fn: Callable, *args: Any) -> concurrent.futures.Future:
-        """Orders a call; the future has its result, or its exception with the thread's own traceback."""
+        """Queues a call; the future has its result, or its exception with the thread's traceback."""
         future: concurrent.futures.Future = concurrent.futures.Future()
         self._calls.put((future, fn, args))
         return future
@@ -181,27 +178,27 @@ class _Thread:
                 continue
             try:
                 future.set_result(fn(*args))
-            except BaseException as e:  # whoever waits for it decides
+            except BaseException as e:  # raised in the caller by the future
                 future.set_exception(e)
-            del order, future, fn, args  # or the latest rollout would live until the next order
+            del order, future, fn, args  # else the latest rollout stays in memory until the next call
 
     def close(self) -> None:
-        """Waits for the call under way, but not for ever; cancel the others first."""
+        """Waits up to `_PATIENCE` seconds for the current call; cancel the queued calls first."""
         self._calls.put(None)
         self._thread.join(_PATIENCE)
 
 
-_PATIENCE = 2.0  # seconds for the call under way, when a thread is to end
+_PATIENCE = 2.0  # seconds for the current call when a thread is closed
 
 
 class Pools(Parts):
-    """Several sources, of neighbouring columns, as one; each acts on a device of its own, in a thread of its own.
+    """Several sources of neighbouring columns as one; each acts on its own device in its own thread.
 
     Args:
-      parts: K sources, in the order of their columns.
-      devices: where each of them acts.
-      join: from K rollouts to the one of all columns.
-      stack: from K trees to one with leaves [K, ...].
+      parts: K sources, in column order.
+      devices: device of each source.
+      join: K rollouts -> one rollout of all columns.
+      stack: K trees -> one tree with leaves [K, ...].
     """
 
     def __init__(
@@ -213,7 +210,7 @@ class Pools(Parts):
         stack: Callable[[Sequence[PyTree]], PyTree],
     ):
         self._parts, self._devices, self._join, self._stack = list(parts), list(devices), join, stack
-        # one part is called as it is: a thread in between would be a few percent of a short rollout
+        # no thread for a single part: it would cost a few percent of a short rollout
         self._threads = [_Thread(f"jrl-collect-{i}") for i in range(len(self._parts))] if len(self._parts) > 1 else []
 
     def _each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -333,13 +330,13 @@ class Async(Parts):
         self._orders: collections.deque[_Order] = collections.deque()
         self._calls = 0
         self._metrics: dict[str, float] = {}
-        self.infos: Any = None  # of the latest rollout and of the first reset, see FromHost
+        self.infos: Any = None  # see `Source`
         self.reset_infos: Any = None
 
     def _collect(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes, dict[str, float], Any]:
         start = time.perf_counter()
         rollout, report = self._source.next(actor, key)
-        jax.block_until_ready(rollout)  # or the thread would run ahead of the device
+        jax.block_until_ready(rollout)  # else the thread would run ahead of the device
         self._timers.add("collect", time.perf_counter() - start)
         infos = self._source.infos, self._source.reset_infos
         return rollout, report, self._source.metrics, infos
@@ -357,7 +354,7 @@ class Async(Parts):
 
     @property
     def columns(self) -> episodes.Columns:
-        """Statistics after the rollouts that are under way, for which it waits."""
+        """Waits for the pending rollouts; returns the episode statistics after them."""
         return self._thread.call(lambda: self._source.columns).result()
 
     @columns.setter
@@ -365,12 +362,12 @@ class Async(Parts):
         self._thread.call(setattr, self._source, "columns", columns).result()
 
     def reset(self, key: Key) -> None:
-        """Resets the source, and drops the rollouts that are under way."""
+        """Resets the source and drops the pending rollouts."""
         self._drop()
         self._thread.call(self._source.reset, key).result()
 
     def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
-        """Returns `fn` of each part of the source, when the rollouts that are under way are done."""
+        """Returns `fn` of each part of the source, after the pending rollouts."""
         return self._thread.call(lambda: self._source.foreach_worker(fn)).result()
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:

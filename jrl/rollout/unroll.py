@@ -1,4 +1,4 @@
-"""The path inside a program: T steps of policy and environments inside one program.
+"""Collection inside a program: T steps of policy and JAX environments.
 
 unroll = make(env, act, length=128)
 state = unroll.init(key)
@@ -31,7 +31,7 @@ from jrl.types import (
     Several,
 )
 
-RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
+RAW_STEPS = "record"  # key of a rollout's extras: step results before any transform of the learner, see `finish`
 
 
 @struct.dataclass
@@ -40,17 +40,17 @@ class UnrollState:
 
     env_state: PyTree
     obs: PyTree  # [B, *]
-    done: Array  # [B] bool: the next step resets
-    started: Array  # [B] bool: False before the first rollout, which continues nothing
+    done: Array  # [B] bool, the next step resets
+    started: Array  # [B] bool, the next rollout continues the previous one
     carry: PyTree  # recurrent state [B, ...]
     columns: episodes.Columns
 
 
 class Unroll(NamedTuple):
-    # `vector`: which of several such vectors this is, where `make` was told of `place`
+    # `vector` is the index of this vector of environments; used if `make` got `place`
     init: Callable[..., UnrollState]  # (key, vector=0)
     step: Callable[..., tuple[UnrollState, Rollout, Episodes]]  # (state, actor, key, vector=0)
-    pure: bool = True  # as JaxEnv.pure
+    pure: bool = True  # see JaxEnv.pure
 
 
 def make(
@@ -74,19 +74,19 @@ def make(
       act: `Algo.act`.
       length: T, steps per rollout.
       carry: `Algo.carry`, the recurrent state at an episode's start.
-      place: environments of all vectors, where `carry` is to know which of them these are; None: it is not.
-      reward_transform: what the learner sees of a reward [T, B]; episode statistics keep the raw one.
+      place: number of environments of all vectors, if `carry` depends on the environment's index; None: it does not.
+      reward_transform: reward [T, B] -> reward for the learner; episode statistics use the raw reward.
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
-      window: the latest so many episodes are reported on.
+      window: number of latest episodes in the report.
       record, count_agents: see `finish`.
     Raises:
-      InputError: environments that are stepped from the host, or a length that is traced.
+      InputError: host environments, or a traced length.
     """
     if not isinstance(env, JaxEnv):
         raise InputError(
-            f"unroll.make: expected environments inside a program, got {type(env).__name__}, which is stepped from the "
-            'host: make it with backend="jax", or collect with jrl.rollout.sources.make'
+            f"unroll.make: expected a JaxEnv, got {type(env).__name__}, which is stepped from the host: make it with "
+            'backend="jax", or collect with jrl.rollout.sources.make'
         )
     if isinstance(length, jax.core.Tracer):
         raise InputError("length: expected a whole number, got a traced array: make one program for each length")
@@ -95,9 +95,9 @@ def make(
     def initial(vector) -> PyTree:
         return carry(num_envs) if place is None else carry(num_envs, first=vector * num_envs, total=place)
 
-    @functools.partial(jax.jit, inline=True)  # from the host: a program in the place of ten
+    @functools.partial(jax.jit, inline=True)  # one program instead of ten if called from the host
     def at_start(vector) -> tuple[Array, Array, PyTree, episodes.Columns]:
-        done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
+        done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers, because each is donated
         return done, started, initial(vector), episodes.init(num_envs, window, agents=len(env.spec.agents))
 
     def init(key: Key, vector=0) -> UnrollState:
@@ -138,7 +138,7 @@ def make(
 
 
 def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, record: bool = False) -> Rollout:
-    """Shapes and dtypes of the rollouts [T, B] that `algo` gets, whoever collects them; `record`: see `finish`."""
+    """Returns shapes and dtypes of the rollouts [T, B] for `algo`; `record`: see `finish`."""
     rows = lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
     scalar: Any = lambda dtype: jax.ShapeDtypeStruct((length, num_envs), jnp.dtype(dtype))
     obs = spaces.elements(spec.observation, spaces.columns(spec._replace(num_envs=num_envs)))
@@ -156,7 +156,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
     no = scalar(bool)
     if record:
         floats = {name: scalar("float32") for name in ("reward", "episode_return")}
-        extras[RECORD] = {**floats, "length": scalar("int32"), "terminated": no, "truncated": no, "failed": no}
+        extras[RAW_STEPS] = {**floats, "length": scalar("int32"), "terminated": no, "truncated": no, "failed": no}
     contiguous: Any = jax.ShapeDtypeStruct((num_envs,), jnp.dtype(bool))
     action = jax.tree.map(rows, out.action)
     over: Any = jax.ShapeDtypeStruct((length, num_envs // len(spec.agents)), jnp.dtype(bool)) if spec.agents else None
@@ -166,7 +166,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
 
 
 def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
-    """Returns the recurrent state after a step: the initial one where that step was masked, as a reset."""
+    """Returns the recurrent state after a step: the initial state if the step was masked as a reset."""
     pick = lambda new, old: jnp.where(jnp.expand_dims(reset, tuple(range(1, old.ndim))), new, old)
     return jax.tree.map(pick, initial, carry)
 
@@ -187,26 +187,25 @@ def finish(
     count_agents: bool = False,
     bootstraps: bool | None = None,
 ) -> tuple[episodes.Columns, Rollout, Episodes]:
-    """Makes a Rollout of recorded rows, and what is known of its episodes; the same for all that collect.
+    """Makes a Rollout of recorded rows, and the report on its episodes; used by all collectors.
 
     Args:
       columns: episode statistics before the rollout.
-      rows: (obs, action, reward, terminated, truncated, mask, extras), each [T, B, ...]; mask is False on resets
-        and on rows that were left empty.
-      last_obs, carry, contiguous: of the Rollout.
-      failed: [T, B] bool, rows on which the environment broke and was made anew: they are masked, and their
-        episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
-      several: of several agents, leaves [T, ...]: rows on which nobody was there are masked, too. Told, where the rows
-        of a game's agents do not stand side by side: of the steps of games `extras[LEADS]` tells who learns.
+      rows: (obs, action, reward, terminated, truncated, mask, extras), each [T, B, ...]; mask is False on resets and on
+        empty rows.
+      last_obs, carry, contiguous: see Rollout.
+      failed: [T, B] bool, rows on which the environment failed and was replaced: they are masked, and the statistics
+        ignore their episodes. None: no failures and no empty rows.
+      several: results of multi-agent environments, leaves [T, ...]: rows of absent agents are masked, too. Told if the
+        columns of a game's agents are not side by side; the learner counts game steps by `extras[COUNTS_STEP]`.
       reward_transform, gamma: see `make`.
-      cut: where a masked row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
-        observation is a true one of the same episode, so that bootstrapping from it is right.
-      record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
-        `terminated`, `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row
-        included; [T, B] each. With `count_agents`, `over` of its game, too.
-      count_agents: steps are counted of agents, not of environments, by the report and by who learns (`Rollout.over` is
-        left out).
-      bootstraps: ends at which the learner bootstraps, as `EnvSpec.bootstraps`.
+      cut: whether to set `truncated` on a row without an end before a masked row. Its next observation belongs to the
+        same episode, so that bootstrapping from it is correct.
+      record: whether to add `extras[RAW_STEPS]`: `reward`, `terminated`, `truncated` and `failed` of each step before
+        any change for the learner, and `episode_return` and `length` of its episode including the step; [T, B] each.
+        With `count_agents` also `over` of its game.
+      count_agents: whether to count steps of agents instead of environments (`Rollout.over` is then None).
+      bootstraps: see `EnvSpec.bootstraps`.
     """
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = ended = terminated | truncated
@@ -214,13 +213,13 @@ def finish(
     if (for_learner := limits.flags(bootstraps)) is not None:
         terminated, truncated = for_learner(terminated, truncated)
     if failed is not None:
-        contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end
+        contiguous = contiguous & ~(failed[0] & mask[0])  # a failed reset is still the reset after an end
     together = several if isinstance(several, Several) else None
     nobody = [x for x in (failed, None if together is None else together.absent) if x is not None]
     if nobody:
         empty = functools.reduce(jnp.logical_or, nobody)
         mask = mask & ~empty
-        ended = done | empty  # on a masked row: nothing is counted, but the sums begin anew
+        ended = done | empty  # on a masked row nothing is counted, but the sums are reset
         if cut:
             short = mask[:-1] & ~mask[1:] & ~done[:-1]
             truncated = truncated | jnp.concatenate([short, jnp.zeros_like(mask[:1])])
@@ -245,6 +244,6 @@ def finish(
         recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
         if together is not None and count_agents:
             recorded["over"] = jnp.repeat(together.over, mask.shape[1] // together.over.shape[1], axis=1)
-        extras = {**extras, RECORD: {**recorded, **own, "failed": broken}}
+        extras = {**extras, RAW_STEPS: {**recorded, **own, "failed": broken}}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry, over=over)
     return columns, rollout, report

@@ -21,7 +21,7 @@ from jrl.errors import InputError, counted
 from jrl.learn import learner, parallel
 from jrl.learn.fused import Fused
 from jrl.learn.offline import Offline
-from jrl.learn.prefetched import Prefetched
+from jrl.learn.prefetch import Prefetched
 from jrl.learn.program import LoopState, Program
 from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers
@@ -80,7 +80,7 @@ class Run(NamedTuple):
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
-    of_config: Callable[[RunConfig], Fused] | None = None
+    rebuild_with: Callable[[RunConfig], Fused] | None = None
 
 
 def run(
@@ -196,7 +196,7 @@ def _learning(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
         devices=devices.learners.devices.size, length=length, with_data=with_data,
     )  # fmt: skip
-    learn = learner.transformed(learn, transforms(cfg, callback_list))
+    learn = learner.transform_rollouts(learn, transforms(cfg, callback_list))
     return _Learning(
         devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups,
         inputs,
@@ -220,7 +220,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         context = EnvContext(cfg.env.options)
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
-    def of_config(other: RunConfig) -> Fused:
+    def rebuild_with(other: RunConfig) -> Fused:
         return _fused(other, _learning(other, devices, vectors, None, learning.inputs))
 
     program = _fused(cfg, learning)
@@ -233,7 +233,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         note="",
         apply_task=apply_task,
         programs="one program collects and learns",
-        of_config=of_config if env.pure else None,
+        rebuild_with=rebuild_with if env.pure else None,
     )
 
 

@@ -117,7 +117,7 @@ def _algorithm(
     given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
     transforms = (*given, *(callback_list.batch_transforms() if callback_list else ()))
     made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
-    return learner.batches_transformed(made, transforms, axis_name=axis_name)
+    return learner.transform_batches(made, transforms, axis_name=axis_name)
 
 
 def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
@@ -295,7 +295,7 @@ def _env_runners(
     recorded = record or build_policies.watches_games(cfg)
     like = build_policies.rollout_like(cfg, spec, algo, length=length, num_envs=share, record=recorded)
     return ray_hosts.EnvRunners(
-        functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
+        functools.partial(runner_source, cfg, count, registry.find_registered(to_dict(cfg)), record),
         runner_options(cfg),
         num_envs=plan.columns(cfg),
         like=like,
@@ -327,7 +327,7 @@ def runner_source(
     Args:
       cfg: the run.
       count: differs between a run and its continuations.
-      registered: `registry.needed` of the process that learns.
+      registered: `registry.find_registered` of the process that learns.
       record: whether episodes are looked at: see `unroll.finish`.
       index: of the runner.
       restarts: how often runners were started in its place: each has environments of its own.

@@ -63,15 +63,15 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
     assert replay is not None
     batch = replay.batch_size // devices
     buffer, data = of_stores(cfg, algo, found.train, found.spec, devices, batch, online=None)
-    algo = learner.by_updates(algo, _statistics(cfg, found))
+    algo = learner.count_updates(algo, _statistics(cfg, found))
     of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
     like = jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
-    fixed = functools.partial(learner.fixed, buffer=buffer, axis_name=parallel.AXIS)
+    fixed = functools.partial(learner.from_data_sets, buffer=buffer, axis_name=parallel.AXIS)
     learn = build_learner.guarded(cfg, algo, like, fixed)._replace(data=data)
     held_out = None
     if found.validation:
         of_rest, rest = of_stores(cfg, algo, found.validation, found.spec, devices, batch, online=None)
-        held_fixed = functools.partial(learner.fixed, buffer=of_rest, axis_name=parallel.AXIS)
+        held_fixed = functools.partial(learner.from_data_sets, buffer=of_rest, axis_name=parallel.AXIS)
         held_out = build_learner.guarded(cfg, algo, like, held_fixed)._replace(data=rest)
     on_host, where = _placed(cfg, buffer, devices)
     steps = sum(store.num_steps for store in found.train.values())

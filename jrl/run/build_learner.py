@@ -63,15 +63,15 @@ def of_policies(
 
 
 def _taught(group: fixed.Group, own: RunConfig, learner_of: MakeLearner) -> fixed.Group:
-    bound, taught = group.of_floats, group._replace(learner=learner_of(own, group.algo))
+    bound, taught = group.with_values, group._replace(learner=learner_of(own, group.algo))
     if bound is None:
         return taught
 
-    def of_floats(values: PyTree) -> fixed.Group:
+    def with_values(values: PyTree) -> fixed.Group:
         one = bound(values)
         return one._replace(learner=learner_of(build_policies.with_floats(own, values), one.algo))
 
-    return taught._replace(of_floats=of_floats)
+    return taught._replace(with_values=with_values)
 
 
 def make(
@@ -212,8 +212,8 @@ def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], lea
     """Makes the learner of `algo`, with a guard over updates that are not finite unless the config ignores them."""
     if cfg.run.on_nonfinite == "ignore":
         return make(algo)
-    learn = make(guard.guarded(algo, like, axis_name=parallel.AXIS))
-    return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.fresh(kept, like, np.zeros))
+    learn = make(guard.refuse_bad_updates(algo, like, axis_name=parallel.AXIS))
+    return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.init_state(kept, like, np.zeros))
 
 
 def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:

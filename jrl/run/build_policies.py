@@ -251,7 +251,7 @@ def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, Run
     group = Group(tuple(members), _numbers(spec, members), make(own, of_one), kinds=spec.kinds)
     if floats:
         bound = lambda values: group._replace(algo=make(with_floats(own, values), of_one))
-        group = group._replace(floats=floats, of_floats=bound)
+        group = group._replace(floats=floats, with_values=bound)
     return group, own, of_one
 
 
@@ -296,9 +296,9 @@ def watches_games(cfg: RunConfig) -> bool:
 
 
 def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None) -> Learner:
-    """Makes the learner report rows on which no action can be taken: see `jrl.learn.learner.checked`."""
+    """Makes the learner report rows on which no action can be taken: see `jrl.learn.learner.report_blocked_actions`."""
     observed = (lambda obs: obs[views.OBS]) if episode_settings.per_episode(cfg) else None
-    return learner.checked(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
+    return learner.report_blocked_actions(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
 
 
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
@@ -328,9 +328,9 @@ def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
 def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
     """Returns shapes and dtypes of the rollouts that a run or policy learns from; sizes as of `unroll.rollout_like`."""
     like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
-    if spec.agents and unroll.RECORD in like.extras and cfg.rollout.count_steps_by == "agent_steps":
-        recorded: Any = like.extras[unroll.RECORD]
-        like = dataclasses.replace(like, extras={**like.extras, unroll.RECORD: {**recorded, "over": like.mask}})
+    if spec.agents and unroll.RAW_STEPS in like.extras and cfg.rollout.count_steps_by == "agent_steps":
+        recorded: Any = like.extras[unroll.RAW_STEPS]
+        like = dataclasses.replace(like, extras={**like.extras, unroll.RAW_STEPS: {**recorded, "over": like.mask}})
     side_by_side = cfg.rollout.batch_mode == "truncate_episodes" and cfg.external is None
     return like if side_by_side else complete.led_like(like)
 

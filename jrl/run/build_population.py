@@ -98,21 +98,21 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     number = jax.local_devices().index(devices[0])
     alone = dataclasses.replace(cfg, devices=dataclasses.replace(cfg.devices, learners=(number,)))
     run = build.run(alone)
-    if run.of_config is None:
+    if run.rebuild_with is None:
         run.program.close()
         raise NotOneProgram(f"{run.programs} ({run.backend})")
-    of_config = run.of_config
+    rebuild_with = run.rebuild_with
     differing = build_policies.differing([numbers(each) for each in (*configs, *also)])
     floats = {i: values[: len(configs)] for i, values in differing.items()}
 
     fused = run.program
     assert isinstance(fused, build.Fused)
 
-    def of_floats(values: PyTree) -> build.Fused:
-        return of_config(_with_numbers(alone, values)) if floats else fused
+    def with_values(values: PyTree) -> build.Fused:
+        return rebuild_with(_with_numbers(alone, values)) if floats else fused
 
     seeds = [each.run.seed for each in configs]
-    population = Population(fused, of_floats, seeds=seeds, floats=floats, devices=devices)
+    population = Population(fused, with_values, seeds=seeds, floats=floats, devices=devices)
     runs = [run._replace(program=Member(population, i)) for i in range(len(configs))]
     return population, runs
 

@@ -181,7 +181,7 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
             )
         with np.errstate(invalid="ignore", over="ignore"):  # final rows of actions, which nothing reads
             arrays.append(x.astype(leaf.dtype, copy=False))
-    return spaces.of_leaves(wanted, arrays)
+    return spaces.from_leaves(wanted, arrays)
 
 
 def _fits(found: Any, wanted: Any) -> bool:
@@ -244,7 +244,7 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
 
     parts = zip(spaces.leaves(env), spaces.leaves(policy), jax.tree.leaves(action), strict=True)
     arrays = [leaf(own, chosen, x) for (_, own), (_, chosen), x in parts]
-    return spaces.of_leaves(policy, arrays), total
+    return spaces.from_leaves(policy, arrays), total
 
 
 def _return_to_go(store: EpisodeStore) -> np.ndarray:

@@ -24,7 +24,7 @@ from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
 from jrl.run import build, build_policies
-from jrl.types import LEADS, NOT_FINITE, PLACE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
+from jrl.types import COUNTS_STEP, NOT_FINITE, POLICY_ID, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
@@ -48,7 +48,7 @@ class Known(NamedTuple):
             return self.ids[0]
         raise KeyError(f"policy_id: expected {' or '.join(self.ids)}, got {policy_id!r}: get_policy(policy_id)")
 
-    def apart(self, actor: PyTree) -> dict[str, PyTree]:
+    def split(self, actor: PyTree) -> dict[str, PyTree]:
         """Splits what acts for all policies by their ids."""
         if not self.groups:
             return {self.ids[0]: actor}
@@ -172,7 +172,7 @@ class ByHand:
         number = session.config.run.seed, session.iteration, self._call()
         before = session.games.ahead(session.state) if session.games else session.state
         state, *found = program.collect(before, *number)
-        session.replace_state(program.apart(state))
+        session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(found)
         return rollout, report
 
@@ -237,7 +237,7 @@ class ByHand:
         program = session.run.program
         placed = parallel.shard(rollout, session.run.mesh, parallel.ROLLOUT)
         number = session.config.run.seed, session.iteration, self._call()
-        return program.learn(program.apart(session.state), placed, *number)
+        return program.learn(program.discontinue(session.state), placed, *number)
 
     def _learn_batch(self, batch: Batch | SequenceBatch):
         run, state, same = self._session.run, self._session.state, parallel.REPLICATED
@@ -273,7 +273,7 @@ class ByHand:
         def make() -> Callable[..., Any]:
             algo = self._remade(gradients.taken)
             single = learner.on_policy(algo._replace(data=Fresh()))
-            whole = learner.transformed(single, build.transforms(session.config, session.callback_list))
+            whole = learner.transform_rollouts(single, build.transforms(session.config, session.callback_list))
 
             def body(state, batch, key):
                 state = dataclasses.replace(state, opt_state=algo.init(jax.random.key(0)).opt_state)
@@ -396,7 +396,7 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
     """Returns the steps of a rollout, of environments and of agents, as an iteration counts them.
 
     Where the rows of a game's agents do not stand side by side, each policy marks the game's steps that it has part in
-    (`LEADS`): the steps are those of the policy that has part in most.
+    (`COUNTS_STEP`): the steps are those of the policy that has part in most.
 
     Args:
       rollout: on the host.
@@ -405,10 +405,10 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
     mask = np.asarray(rollout.mask)
     if rollout.over is not None:
         games = mask.reshape(*np.shape(rollout.over), -1).any(-1).sum()
-    elif LEADS in rollout.extras:
-        leads = mask & np.asarray(rollout.extras[LEADS])
-        if PLACE in rollout.extras:  # who follows which policy may differ from game to game
-            _, who = np.unique(np.asarray(rollout.extras[PLACE]), return_inverse=True)
+    elif COUNTS_STEP in rollout.extras:
+        leads = mask & np.asarray(rollout.extras[COUNTS_STEP])
+        if POLICY_ID in rollout.extras:  # who follows which policy may differ from game to game
+            _, who = np.unique(np.asarray(rollout.extras[POLICY_ID]), return_inverse=True)
         else:
             width = sum(group.agents.size for group in groups) or 1
             who = np.zeros(width, int)
@@ -423,7 +423,7 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
 
 def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:
     """Joins rollouts [T, b] of several workers to one [T, B], in numpy."""
-    return parallel.side_by_side(jax.device_get(list(rollouts)))
+    return parallel.join_columns(jax.device_get(list(rollouts)))
 
 
 def _moves(name: str) -> bool:

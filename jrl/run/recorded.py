@@ -17,11 +17,11 @@ from jrl.config.seats import LEAGUE
 from jrl.data.store import Episode
 from jrl.errors import InputError
 from jrl.rollout.complete import Agents
-from jrl.rollout.unroll import RECORD
-from jrl.types import LEADS, PLACE, SEEN, PyTree, Rollout
+from jrl.rollout.unroll import RAW_STEPS
+from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, PyTree, Rollout
 
 # of what acting records: what is for learning alone, and memories
-_UNKEPT = (SEEN, RECORD, LEADS, PLACE, LEAGUE, "carry", "running_return")
+_UNKEPT = (NORMALIZED_OBS, RAW_STEPS, COUNTS_STEP, POLICY_ID, LEAGUE, "carry", "running_return")
 
 
 class Who(NamedTuple):
@@ -109,7 +109,7 @@ class Columns:
         self._take, self._who, self._wanted = take, who, wanted
         self._first, self._labels, self._iteration = first, dict(labels or {}), iteration
         kinds = who.agents.kinds if who else ()
-        self._own = spaces.of_kinds(kinds, np.arange(num_envs))
+        self._own = spaces.split_by_kind(kinds, np.arange(num_envs))
         self._by_kind = bool(kinds)
         self._open: dict[int, _Open] = {}
 
@@ -117,10 +117,10 @@ class Columns:
         self, rollout: Rollout, infos: Any = None, *, reset_infos: Any = None, goes_on: bool | None = None
     ) -> None:
         """Takes a rollout [T, B] with a record in its extras; arguments as of `replay_episodes.Replay`."""
-        if RECORD not in rollout.extras:
+        if RAW_STEPS not in rollout.extras:
             raise InputError("data.output: these rollouts do not say what their environments did: leave it out")
         extras = _kept(rollout.extras, self._who, self._wanted)
-        arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
+        arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RAW_STEPS])
         flags = (rollout.mask, rollout.contiguous, rollout.count)
         (obs, last_obs, action, columns, record), flags = jax.device_get((arrays, flags))
         mask, contiguous, count = flags

@@ -153,7 +153,7 @@ class Worker(Learns):
         wanted = there.ids if policies is None else [there.named(policy_id) for policy_id in policies]
         if (session := self._session) is not None:
             return {name: session.get_weights(name if session.policies else None) for name in wanted}
-        actors = there.apart(jax.device_get(self._actor()))
+        actors = there.split(jax.device_get(self._actor()))
         fields = lambda actor: {name: x for name, x in vars(actor).items() if name != "env_steps"}
         return {name: fields(actors[name]) for name in wanted}
 
@@ -163,7 +163,7 @@ class Worker(Learns):
         Args:
           flush_after: for the sake of RLlib's callers: there is one copy, and nothing to hand over.
         """
-        actors = self.policies.apart(jax.device_get(self._actor()))
+        actors = self.policies.split(jax.device_get(self._actor()))
         return {name: getattr(actor, "obs_stats", ()) for name, actor in actors.items()}
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
@@ -414,7 +414,7 @@ def numbers(found: Any) -> dict[str, float]:
     if not isinstance(found, Mapping):
         raise InputError(f"custom.evaluation: expected a mapping of names to numbers, got {type(found).__name__}")
     named = dict(_numbers(found, ()))
-    return dict(zip(spaces.joined([*named]), named.values(), strict=True))
+    return dict(zip(spaces.join_paths([*named]), named.values(), strict=True))
 
 
 def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:

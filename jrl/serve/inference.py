@@ -17,7 +17,7 @@ from jrl.rollout import complete
 from jrl.rollout.complete import Agents
 from jrl.serve.columns import Columns, Ends
 from jrl.serve.table import UNLEARNED, Item, Seat, Table
-from jrl.types import LEADS, ActOut, EnvSpec, Key, PyTree, element
+from jrl.types import COUNTS_STEP, ActOut, EnvSpec, Key, PyTree, element
 
 STEP = "step"  # in what acting records: [N] bool, rows that stand for a step of their game, one for each
 BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
@@ -112,9 +112,9 @@ class Program:
         joined = lambda parts: tuple(parts) if several else parts[0]
         at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
         if self._agents is not None:
-            extras = extras | {STEP: np.zeros(size * self._size, bool), LEADS: np.zeros(size * self._size, bool)}
+            extras = extras | {STEP: np.zeros(size * self._size, bool), COUNTS_STEP: np.zeros(size * self._size, bool)}
             extras[STEP][column] = [item.first for item in items]
-            extras[LEADS][column] = [item.leads for item in items]
+            extras[COUNTS_STEP][column] = [item.leads for item in items]
         acted: list[PyTree] = [None] * len(items)
         for own, index, tree in zip(its, rows, of_kinds(to_env), strict=True):
             for i, part in zip(own, _each(tree, index[own].tolist()), strict=True):

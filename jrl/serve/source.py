@@ -19,7 +19,7 @@ from jrl.rollout.sources import copied
 from jrl.serve.columns import Taken
 from jrl.serve.inference import STEP, Inference, Weights
 from jrl.serve.server import Server
-from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
+from jrl.types import COUNTS_STEP, ActOut, Episodes, Key, PyTree, Rollout
 
 LAG = "external/policy_lag"  # metric: updates that the weights which chose the rows are behind, on average
 DROPPED = "external/dropped"  # metric: steps so far that no learner got: they came too fast, or were too old
@@ -86,7 +86,7 @@ class ClientSource(FromHost):
         told, leads = None, {}
         if self._env.spec.is_multi_agent:
             extras = dict(extras)
-            told, leads = self._games(extras.pop(STEP)), {LEADS: extras.pop(LEADS)}
+            told, leads = self._games(extras.pop(STEP)), {COUNTS_STEP: extras.pop(COUNTS_STEP)}
         flags = (taken.ends.reward, taken.ends.terminated, taken.ends.truncated, taken.mask)
         self.columns, rollout, report = self._finish(
             self.columns, (observed, action, *flags, extras), last, carry, taken.contiguous, taken.failed, told

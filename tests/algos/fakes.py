@@ -311,7 +311,7 @@ def _others(init):
     return jax.jit(run), found
 
 
-def begun(algo, seed=0):
+def init_state(algo, seed=0):
     """A State as `algo.init` makes it, but for its kernels, which numpy draws: most of what `init` compiles draws them.
 
     Copies of parameters are copies. What begins with other parameters than normal ones has to call `algo.init`.

@@ -21,7 +21,7 @@ CFG = a2c.Config(lr=3e-3, gamma=0.9, vf_coef=0.7, ent_coef=0.02, max_grad_norm=N
 def setting(cfg, action=None, network=fakes.NETWORK):
     env_spec = fakes.spec(action, num_envs=B)
     algo = a2c.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
     return env_spec, algo, state, rollout

@@ -28,7 +28,7 @@ def setting(cfg, action=Discrete(3), observation=fakes.VECTOR, network=fakes.NET
     """(algo, a state away from its start, a Batch with void rows)"""
     spec = EnvSpec(observation, action, 8)
     algo = bc.make(cfg, spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     return algo, state, fakes.batch(algo, spec, algo.actor(state))
 
 
@@ -117,7 +117,7 @@ def test_it_comes_to_the_frequencies_of_the_data():
     nothing = jnp.zeros(9)
     batch = fakes.Batch(obs, action, nothing, nothing, obs, jnp.ones(9), jnp.arange(9))
     step = lambda state, key: (algo.update(state, batch, key)[0], None)
-    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(fakes.begun(algo))
+    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(fakes.init_state(algo))
     logits = jax.jit(algo.outputs)(state, jnp.array([[-1.0], [1.0]]))["distribution"].logits
     np.testing.assert_allclose(jax.nn.softmax(logits)[:, 1], [3 / 4, 1 / 5], atol=0.01)
 
@@ -163,7 +163,7 @@ def with_memory(module, **options):
     """(algo, state, SequenceBatch) of a task with action masks."""
     spec = test_sac_memory.MASKED
     algo = module.make(module.Config(lr=0.1, adam_eps=1.0, **options), spec, test_sac_memory.NETWORK)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     return algo, state, fakes.drawn(algo, spec, algo.actor(state))
 
 

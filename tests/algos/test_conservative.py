@@ -78,7 +78,10 @@ def test_masked_actions_do_not_count():
     q = jnp.array([[1.0, 5.0, 2.0], [1.0, 2.0, 3.0]])
     mask = jnp.array([[True, False, True], [False, False, False]])  # nothing allowed counts as everything
     want = [0.5 * np.log(np.exp(2.0) + np.exp(4.0)), 0.5 * np.log(np.exp([2.0, 4.0, 6.0]).sum())]
-    of_all = lambda q: (conservative.of_all(q, mask, 0.5).sum(), conservative.of_all(q, mask, 0.5))
+    of_all = lambda q: (
+        conservative.soft_maximum_over_actions(q, mask, 0.5).sum(),
+        conservative.soft_maximum_over_actions(q, mask, 0.5),
+    )
     slope, found = jax.device_get(jax.jit(jax.grad(of_all, has_aux=True))(q))
     np.testing.assert_allclose(found, want, rtol=1e-6)
     assert slope[0, 1] == 0
@@ -91,7 +94,7 @@ def test_no_gradient_reaches_the_values_of_masked_actions(module):
     space = Dict((("obs", Box((3,))), ("action_mask", Box((3,), "int8", 0, 1))))
     spec = EnvSpec(space, Discrete(3), 8)
     algo = module.make(module.Config(conservative=True, cql_weight=50.0, lr=0.1), spec, NETWORK)
-    state, rows = fakes.perturbed(fakes.begun(algo)), 16
+    state, rows = fakes.perturbed(fakes.init_state(algo)), 16
     see = lambda seed: {
         "obs": normal(seed, rows, 3),
         "action_mask": jnp.tile(jnp.array([[1, 0, 0]], jnp.int8), (rows, 1)),
@@ -111,7 +114,7 @@ def test_no_gradient_reaches_the_values_of_masked_actions(module):
 def test_samples_are_constants_and_their_densities_right():
     """The mean over samples of 1 / density is the volume of the Box, whichever distribution they are of."""
     algo = sac.make(sac.Config(**CQL), SPEC, NETWORK)
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     batch = fakes.batch(algo, SPEC, algo.actor(state), N=64)
     agent = algo.init.args[1]
     cfg = sac.Config(conservative=True, cql_actions=1000)
@@ -140,7 +143,7 @@ ALL = sac.Config(
 def whole():
     """(state, batch, what one device makes of them at once)"""
     algo = sac.make(ALL, SPEC, NETWORK)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     batch = fakes.batch(algo, SPEC, algo.actor(state), N=32)
     return state, batch, jax.jit(algo.update)(state, batch, KEY)
 
@@ -161,7 +164,7 @@ def test_chunks_of_rows_change_nothing(monkeypatch):
 def test_the_weight_grows_until_the_gap_is_small_and_is_bounded():
     of = lambda goal: sac.make(sac.Config(**CQL, cql_target_gap=goal, cql_weight=2.0), SPEC, NETWORK)
     algo = of(1.0)
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     assert_close(state.params["log_cql_weight"], np.log(np.float32(2.0)))
     batch = fakes.batch(algo, SPEC, algo.actor(state))
     update = jax.jit(lambda goal, state: of(goal).update(state, batch, KEY)[0].params["log_cql_weight"])
@@ -176,7 +179,7 @@ def test_the_first_updates_imitate(action):
     """In them nothing that the critics say reaches the policy; after them it does."""
     spec = fakes.spec(action)
     algo = sac.make(sac.Config(conservative=True, cql_actions=2, bc_updates=2), spec, NETWORK)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     batch = fakes.batch(algo, spec, algo.actor(state))
     other = state.replace(params={**state.params, "critic": jax.tree.map(lambda x: -x, state.params["critic"])})
     update = jax.jit(algo.update)
@@ -193,7 +196,7 @@ def sequences():
     """What replay draws of two rollouts of a Box's actions, on the host."""
     spec = EnvSpec(Box((3,)), BOX, fakes.COLUMNS)
     algo = sac.make(sac.Config(), spec, MEMORY)
-    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.begun(algo)))))
+    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.init_state(algo)))))
 
 
 @pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
@@ -202,7 +205,7 @@ def test_memory_learns_and_void_rows_change_nothing(action):
     spec = EnvSpec(Box((3,)), action, fakes.COLUMNS)
     options = {"cql_target_gap": 0.5, **({"cql_max_q_backup": True} if action is BOX else {})}
     algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, MEMORY)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     batch = sequences()
     if action is not BOX:
         taken = np.random.default_rng(0).integers(0, 3, batch.action.shape[:-1])
@@ -222,8 +225,8 @@ def test_two_devices_learn_what_one_does():
     specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
     mapped = parallel.pmap(update, mesh, specs, (parallel.REPLICATED, UpdateAux(parallel.REPLICATED, P(parallel.AXIS))))
     two, aux_two = mapped(parallel.replicate(state, mesh), parallel.shard(batch, mesh, parallel.PER_DEVICE), KEY)
-    assert_close(parallel.first(two), one, atol=2e-6)
-    assert_close(parallel.first(aux_two.metrics), aux.metrics, atol=1e-4)
+    assert_close(parallel.first_copy(two), one, atol=2e-6)
+    assert_close(parallel.first_copy(aux_two.metrics), aux.metrics, atol=1e-4)
 
 
 # ---------------------------------------------------------------- what it is for
@@ -249,7 +252,7 @@ def test_values_are_lower_where_there_are_no_data():
         state = jax.lax.scan(learn, state, jax.random.split(KEY, 200))[0]
         return build_critics(spec, network, 2).apply(state.params["critic"], jnp.zeros((2, 1)), tried).min(0)
 
-    plain, low = np.asarray(values(np.float32([0, 1]), fakes.begun(make(0.0))))  # of no weight: SAC alone
+    plain, low = np.asarray(values(np.float32([0, 1]), fakes.init_state(make(0.0))))  # of no weight: SAC alone
     assert plain[1] > plain[0] + 0.5
     assert low[1] < low[0] and low[1] < plain[1] - 0.5
 
@@ -261,7 +264,7 @@ def test_discrete_values_are_lower_where_there_are_no_data():
     batch = Batch(zeros, jnp.arange(rows) % 2, reward, jnp.zeros(rows), zeros, jnp.ones(rows), jnp.arange(rows))
     for head in ("expected", "c51", "qr"):
         algo = dqn.make(dqn.Config(lr=1e-2, head=head, conservative=True, cql_weight=0.3), spec, NETWORK)
-        state, update = fakes.begun(algo), jax.jit(algo.update)
+        state, update = fakes.init_state(algo), jax.jit(algo.update)
         for _ in range(150):
             state, _ = update(state, batch, KEY)
         q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]

@@ -45,7 +45,7 @@ class Made:
         self.cfg = fakes.config(name, **overrides)
         self.init, self.updated = jax.jit(self.algo.init), jax.jit(self.of)
         self.act = jax.jit(self.algo.act, static_argnames="explore")
-        self.state = fakes.perturbed(fakes.begun(self.algo))
+        self.state = fakes.perturbed(fakes.init_state(self.algo))
         self.actor = self.algo.actor(self.state)
         self.data = self.batches(1)[0]
         self.obs = self.data.obs[0] if self.algo.on_policy else self.data.obs  # [B, *]
@@ -276,9 +276,9 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
     moved = max(np.abs(x - y).max() for x, y in pairs)
     assert moved > 1e-3  # a hundred times what the devices may differ by
     for state, aux_many in found.values():
-        assert_close(parallel.first(state).params, one.params, atol=1e-5, rtol=0)
-        assert_close(parallel.first(state), one)
-        assert_close(parallel.first(aux_many.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
+        assert_close(parallel.first_copy(state).params, one.params, atol=1e-5, rtol=0)
+        assert_close(parallel.first_copy(state), one)
+        assert_close(parallel.first_copy(aux_many.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
         if aux.priority is not None:
             assert_close(np.asarray(aux_many.priority), np.asarray(aux.priority), atol=1e-4, rtol=1e-4)
     if not loaded or (m.algo.on_policy and name != "ppo"):
@@ -287,8 +287,8 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
     stacked = jax.tree.map(lambda x: np.stack([x] * 4), m.state)
     state, aux = jax.block_until_ready(theirs(stacked, fakes.per_device(data, 4, axis=1), keys))
     for device in range(4):
-        assert_close(fakes.part(state, device), parallel.first(found[4][0]), atol=1e-7, rtol=1e-6)
-    assert_close(fakes.part(aux.metrics, 0), parallel.first(found[4][1].metrics))
+        assert_close(fakes.part(state, device), parallel.first_copy(found[4][0]), atol=1e-7, rtol=1e-6)
+    assert_close(fakes.part(aux.metrics, 0), parallel.first_copy(found[4][1].metrics))
 
 
 @each_variant

@@ -29,7 +29,7 @@ def learner(name, action, observation):
     network = NetworkConfig(hidden=(8,)) if len(observation.shape) < 3 else NetworkConfig(torso="impala")
     options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
     algo = fakes.make(name, env_spec, network, **options)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     data = fakes.data(algo, env_spec, algo.actor(state))
     return algo, state, data, jax.jit(algo.act, static_argnames="explore"), jax.jit(algo.update)
 

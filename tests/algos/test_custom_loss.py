@@ -35,7 +35,7 @@ def make(name, loss=None, **options):
 @functools.cache
 def start(name):
     algo = make(name)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     return state, fakes.data(algo, fakes.spec(name=name), algo.actor(state))
 
 

@@ -44,8 +44,8 @@ def setting(cfg, network=fakes.NETWORK, seed=0):
     """(algo, state, batch): target and online parameters differ, a quarter of the rows is void."""
     env_spec = fakes.spec(Discrete(A))
     algo = dqn.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.begun(algo, seed))
-    state = state.replace(target_params=fakes.perturbed(fakes.begun(algo, seed + 1)).params)
+    state = fakes.perturbed(fakes.init_state(algo, seed))
+    state = state.replace(target_params=fakes.perturbed(fakes.init_state(algo, seed + 1)).params)
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
 
 
@@ -110,7 +110,7 @@ def table(values, bias=None):
 
 
 def with_tables(cfg, online, target):
-    state = fakes.begun(dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR))
+    state = fakes.init_state(dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR))
     return state.replace(params=table(online), target_params=table(target))
 
 

@@ -33,7 +33,7 @@ def seen_by(algo, rewards):
         seen.append((obs[RETURN_TO_GO], obs[TIMESTEP]))
         return original(cfg, agent, actor, obs, memory, explore)
 
-    actor, carry = algo.actor(fakes.begun(algo)), algo.carry(4)
+    actor, carry = algo.actor(fakes.init_state(algo)), algo.carry(4)
 
     @jax.jit
     def act(obs, carry):
@@ -94,9 +94,9 @@ def test_an_update_is_that_of_cloning_conditioned_observations(sequences):
     else:
         plain = dataclasses.replace(batch, obs={**batch.obs, **added}, next_obs={**batch.obs, **added})
     cloning = bc.make(bc.Config(), dt.conditioned_spec(SPEC), network)
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     ours, aux = jax.jit(algo.update)(state, batch, jax.random.key(1))
-    theirs, wanted = jax.jit(cloning.update)(fakes.begun(cloning), plain, jax.random.key(1))
+    theirs, wanted = jax.jit(cloning.update)(fakes.init_state(cloning), plain, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, (ours, aux.metrics), (theirs, wanted.metrics))
     changed = dataclasses.replace(batch, extras={**batch.extras, RETURN_TO_GO: batch.extras[RETURN_TO_GO] + 1})
     other, _ = jax.jit(algo.update)(state, changed, jax.random.key(1))
@@ -110,9 +110,9 @@ def test_it_is_refused_what_it_cannot_do():
     warming = dataclasses.replace(warming, **{k: getattr(warming, k)[:, 1:] for k in ("action", "reward", "weight")})
     algo = dt.make(CFG, SPEC, SMALL)
     with pytest.raises(InputError, match="burn_in"):
-        algo.update(fakes.begun(algo), warming, jax.random.key(0))
+        algo.update(fakes.init_state(algo), warming, jax.random.key(0))
     with pytest.raises(InputError, match="data sets"):
-        algo.update(fakes.begun(algo), dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
+        algo.update(fakes.init_state(algo), dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
 
 
 def obedient(tmp_path):

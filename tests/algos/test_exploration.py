@@ -260,7 +260,7 @@ slow = lambda name, quick: pytest.param(name, marks=[] if name in quick else pyt
 @pytest.mark.parametrize("name", [slow(name, ("ppo", "dqn", "td3")) for name in algos.names()])
 def test_every_algorithm_can_act_at_random(name):
     algo = fakes.make(name, exploration=Random())
-    actor = algo.actor(fakes.perturbed(fakes.begun(algo)))
+    actor = algo.actor(fakes.perturbed(fakes.init_state(algo)))
     like = element(fakes.spec(name=name).observation)
     obs = jax.tree.map(lambda x: jnp.ones((3000, *x.shape), x.dtype), like)
     act = jax.jit(algo.act, static_argnames="explore")
@@ -278,9 +278,9 @@ def test_every_algorithm_can_act_at_random(name):
 @pytest.mark.parametrize("name", [slow(name, ("ppo",)) for name in ("ppo", "a2c", "impala", "appo")])
 def test_actor_critics_begin_with_random_actions(name):
     default = fakes.make(name)
-    assert default.actor(fakes.begun(default)).env_steps == ()  # what nobody reads is not sent
+    assert default.actor(fakes.init_state(default)).env_steps == ()  # what nobody reads is not sent
     algo = fakes.make(name, exploration=Stochastic(random_timesteps=100))
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     obs = np.ones((50, 4), np.float32)
     drawn = jax.jit(lambda state: algo.act(algo.actor(state), obs, (), KEY))
     act = lambda steps: drawn(state.replace(env_steps=np.uint32(steps)))
@@ -324,7 +324,7 @@ def test_a_custom_one_over_a_distribution_may_give_the_log_probability():
     with pytest.raises(InputError, match=r"log_prob must have the shape \(5,\), one number for each action, not \(\)"):
         act("wrong_log_prob")
     algo = fakes.make("ppo", exploration=Custom(path=f"{__name__}:inverted"))
-    actor = algo.actor(fakes.begun(algo))
+    actor = algo.actor(fakes.init_state(algo))
     assert set(algo.act(actor, jnp.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}
 
 

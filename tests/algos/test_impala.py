@@ -24,7 +24,7 @@ def setting(cfg, action=None, moved=0.0):
     """(algo, state, rollout): the rollout was made by parameters that are `moved` away from those that learn."""
     env_spec = fakes.spec(action, num_envs=B)
     algo = impala.make(cfg, env_spec, fakes.NETWORK)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, moved)), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
     return algo, state, rollout

@@ -30,7 +30,7 @@ def setting(cfg=BASE, action=BOX, seed=0, network=fakes.NETWORK):
     """(algo, state, batch), the state away from its start and its targets away from the critics."""
     env_spec = fakes.spec(action)
     algo = iql.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
     state = state.replace(target_params={"critic": moved})
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
@@ -199,7 +199,7 @@ def learned(cfg, action, batch_of, steps, network):
         step = lambda state, key: (algo.update(state, batch_of(key), key)[0], None)
         return jax.lax.scan(step, state, jax.random.split(KEY, steps))[0]
 
-    return algo, run(fakes.begun(algo))
+    return algo, run(fakes.init_state(algo))
 
 
 @pytest.mark.parametrize(("expectile", "want"), [(0.5, 0.5), (0.9, 0.9)])

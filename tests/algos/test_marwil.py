@@ -27,7 +27,7 @@ BASE = marwil.Config(
 def setting(cfg=BASE, action=Discrete(3), network=fakes.NETWORK):  # noqa: B008
     spec = EnvSpec(fakes.VECTOR, action, 8)
     algo = marwil.make(cfg, spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     return algo, state, fakes.batch(algo, spec, algo.actor(state))
 
 
@@ -96,7 +96,7 @@ def test_weights_by_hand():
 def drawn(network):
     """What is learned from, which a policy of that network acted."""
     algo = marwil.make(marwil.Config(), test_sac_memory.MASKED, network)
-    return fakes.drawn(algo, test_sac_memory.MASKED, algo.actor(fakes.perturbed(fakes.begun(algo))))
+    return fakes.drawn(algo, test_sac_memory.MASKED, algo.actor(fakes.perturbed(fakes.init_state(algo))))
 
 
 @pytest.mark.parametrize(  # what a weight is does not depend on the network
@@ -108,7 +108,7 @@ def test_without_its_advantages_it_is_bc(kind, network):
     common = {"lr": 1e-2, "ent_coef": 0.02}
     own = marwil.make(marwil.Config(beta=0.0, weight=kind, **common), spec, network)
     other = bc.make(bc.Config(**common), spec, network)
-    state, plain = fakes.begun(own), fakes.begun(other)
+    state, plain = fakes.init_state(own), fakes.init_state(other)
     data = fakes.batch(own, spec, own.actor(state)) if network is fakes.NETWORK else drawn(network)
     start, update, clone = state, jax.jit(own.update), jax.jit(other.update)
     for _ in range(5):
@@ -141,7 +141,7 @@ def test_it_takes_the_better_action_where_bc_takes_the_usual_one(module, options
         options = {**options, "adv_norm_start": 1.0, "adv_norm_rate": 0.1}
     algo = module.make(module.Config(lr=1e-2, **options), EnvSpec(Box((1,)), Discrete(2), 1), fakes.NETWORK)
     step = lambda state, key: (algo.update(state, bandit(), key)[0], None)
-    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 2000))[0])(fakes.begun(algo))
+    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 2000))[0])(fakes.init_state(algo))
     said = jax.jit(algo.outputs)(state, jnp.ones((1, 1)))
     better = float(jax.nn.softmax(said["distribution"].logits)[0, 1])
     np.testing.assert_allclose(better, 1.0 if np.isinf(odds) else odds / (1 + odds), atol=0.01)
@@ -156,7 +156,7 @@ def test_of_sequences_a_target_bootstraps_where_the_sequence_says():
     """`ahead` names the row whose value follows; a row's own value is that of the same pass."""
     spec, network = test_sac_memory.MASKED, test_sac_memory.NETWORK
     algo = marwil.make(marwil.Config(adv_norm_rate=0.0), spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     data = drawn(network)
     rows, length = data.weight.shape
     net = marwil.actor_critic.make(spec, network, lambda obs: obs["action_mask"])

@@ -12,7 +12,18 @@ from jrl import registry
 from jrl.algos import observer
 from jrl.networks import NetworkConfig
 from jrl.ops import normalize
-from jrl.types import SEEN, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, Tuple, Window, seen_anew
+from jrl.types import (
+    NORMALIZED_OBS,
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    InputError,
+    MultiBinary,
+    Tuple,
+    Window,
+    drop_stale_normalized_obs,
+)
 
 SPACE = Dict(
     (
@@ -116,7 +127,7 @@ WEIGHTS = {"ppo": ("policy/clip_fraction", 0), "appo": ("policy/rho", 1), "impal
 def test_statistics_alone_change_no_importance_weight(name):
     """Rollouts by actors of up to two updates before, whose statistics were others: what they saw is learned from."""
     algo, spec = fakes.make(name, **STILL), fakes.spec(name=name)
-    state, update = fakes.perturbed(fakes.begun(algo)), jax.jit(fakes.learn(algo))
+    state, update = fakes.perturbed(fakes.init_state(algo)), jax.jit(fakes.learn(algo))
     state = state.replace(**({"target_params": jax.tree.map(jnp.copy, state.params)} if name == "appo" else {}))
     metric, want = WEIGHTS[name]
     actors, stats = [algo.actor(state)], []
@@ -130,10 +141,10 @@ def test_statistics_alone_change_no_importance_weight(name):
             np.testing.assert_allclose(aux.metrics[metric], want, atol=1e-6)
     assert np.abs(stats[-1] - stats[0]).max() > 0.1
     # observations that somebody has changed since are normalised anew
-    changed = seen_anew(rollout, rollout.replace(obs=rollout.obs + 1.0))
+    changed = drop_stale_normalized_obs(rollout, rollout.replace(obs=rollout.obs + 1.0))
     metrics = update(state, changed, jax.random.key(1))[1].metrics
     assert metrics["policy/approx_kl"] > 1e-4 or abs(metrics[metric] - want) > 1e-4
-    assert seen_anew(rollout, rollout.replace(reward=-rollout.reward)).extras is rollout.extras
+    assert drop_stale_normalized_obs(rollout, rollout.replace(reward=-rollout.reward)).extras is rollout.extras
 
 
 @pytest.mark.parametrize(
@@ -143,12 +154,15 @@ def test_the_first_rollout_is_read_by_its_own_statistics(name, shared):
     """As one whose statistics were there before; what acting has recorded of raw observations is computed anew."""
     network = dataclasses.replace(fakes.NETWORK, shared=shared)
     algo, spec = fakes.make(name, network=network, normalize_obs=True), fakes.spec(name=name)
-    state, update = fakes.perturbed(fakes.begun(algo)), jax.jit(algo.update)
+    state, update = fakes.perturbed(fakes.init_state(algo)), jax.jit(algo.update)
     rollout = fakes.rollout(algo, spec, algo.actor(state))
     far = rollout.replace(obs=100.0 + 10.0 * rollout.obs, last_obs=100.0 + 10.0 * rollout.last_obs)
     got, aux = update(state, far, jax.random.key(1))
     known = state.replace(obs_stats=got.obs_stats)
-    extras = {**far.extras, SEEN: {"obs": normalize.normalize(got.obs_stats, far.obs), "valid": jnp.ones((8, 8), bool)}}
+    extras = {
+        **far.extras,
+        NORMALIZED_OBS: {"obs": normalize.normalize(got.obs_stats, far.obs), "valid": jnp.ones((8, 8), bool)},
+    }
     if "value" in extras:
         net = jax.jit(algo.outputs)
         found = [jax.device_get(net(known, x)) for x in np.asarray(far.obs)]

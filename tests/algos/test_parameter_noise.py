@@ -148,7 +148,7 @@ def test_any_number_of_devices_adapts_the_same():
 def test_without_it_a_state_has_no_further_leaf():
     for name in CONFIGS:
         algo = fakes.make(name)
-        state = fakes.begun(algo)
+        state = fakes.init_state(algo)
         assert (hasattr(state, "noise"), algo.actor(state).noisy) == (False, ())
 
 

@@ -26,7 +26,7 @@ def env():
 def learned(algo: Algo, env, updates: int):
     """The States before and after each of so many updates on rollouts of the policy as it is."""
     collect = unroll.make(env, algo.act, length=8, carry=algo.carry)
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     source, found = collect.init(jax.random.key(1), 0), [state]
     step, update = jax.jit(collect.step), jax.jit(algo.update)
     for i in range(updates):
@@ -73,7 +73,7 @@ def test_a_shared_torso_is_refused(env):
 def replayed(module, updates, **options):
     """The States before and after each of so many updates on one batch."""
     algo = module.make(module.Config(**options), fakes.spec(fakes.BOX), NetworkConfig(hidden=(8,)))
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     slow = {"critic": jax.tree.map(lambda x: 0.5 * x, state.target_params["critic"])}  # which has a way to go
     state = state.replace(target_params={**state.target_params, **slow})
     batch, update, found = fakes.data(algo, fakes.spec(fakes.BOX), algo.actor(state)), jax.jit(algo.update), [state]

@@ -41,7 +41,7 @@ def setting(cfg, action=None, network=fakes.NETWORK, observation=fakes.VECTOR, s
     """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
     env_spec = fakes.spec(action, observation, B)
     algo = ppo.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     return env_spec, state, fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
 
 
@@ -286,7 +286,7 @@ def test_reward_normalisation():
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
     env = build(classic.cartpole(), B)
     algo = ppo.make(cfg, env.spec, SEPARATE)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     collect = unroll.make(env, algo.act, length=T, running_return_gamma=algo.running_return_gamma)
     step, source = jax.jit(collect.step), jax.jit(collect.init)(KEY)
     running, seen = np.zeros(B), []

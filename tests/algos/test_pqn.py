@@ -41,7 +41,7 @@ def update(cfg, state, rollout, network=NETWORK):
 def setting(cfg, seed=0):
     """A state away from its start, and a rollout that it made."""
     algo = pqn.make(cfg, SPEC, NETWORK)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     return state, fakes.rollout(algo, SPEC, algo.actor(state), T=T, seed=seed)
 
 
@@ -187,7 +187,7 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
 @pytest.mark.parametrize("chosen", [SoftQ(temperature=0.5), EpsilonGreedy(ladder=True)], ids=lambda cfg: cfg.name)
 def test_other_explorations_act(chosen):
     algo = pqn.make(pqn.Config(exploration=chosen), SPEC, NETWORK)
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     rollout = fakes.rollout(algo, SPEC, algo.actor(state), T=64)
     assert set(np.unique(rollout.action)) == {0, 1, 2}
 
@@ -217,7 +217,7 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
     )
     algo = pqn.make(pqn.Config(exploration=Custom(path=f"{__name__}:Sweep")), env.spec, NETWORK)
     collect = unroll.make(env, algo.act, length=7, carry=algo.carry)
-    actor, step = algo.actor(fakes.begun(algo)), jax.jit(collect.step)
+    actor, step = algo.actor(fakes.init_state(algo)), jax.jit(collect.step)
     state, first, _ = step(jax.jit(collect.init)(KEY), actor, KEY)
     _, second, _ = step(state, actor, KEY)
     action, mask = (np.concatenate([getattr(r, name)[:, 0] for r in (first, second)]) for name in ("action", "mask"))

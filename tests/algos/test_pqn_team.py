@@ -68,7 +68,7 @@ def seen(seed=0, **changes):
 def learner(mixer, network="no memory"):
     """(algo, its first state, its jitted update)"""
     algo = pqn.make(pqn.Config(mixer=mixer, **WHOLE), SPEC, NETWORKS[network])
-    return algo, fakes.begun(algo), jax.jit(algo.update)
+    return algo, fakes.init_state(algo), jax.jit(algo.update)
 
 
 @pytest.mark.parametrize(("mixer", "network"), [*((mixer, "no memory") for mixer in MIXERS), ("qmix", "memory")])
@@ -91,7 +91,7 @@ def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
 
 def test_the_recorded_value_is_the_sum_of_each_agents_best_allowed():
     algo = pqn.make(pqn.Config(mixer="sum"), SPEC, SMALL)
-    state, mask = fakes.begun(algo), np.ones((8, 12), np.int8)
+    state, mask = fakes.init_state(algo), np.ones((8, 12), np.int8)
     mask[:, 5:8] = 0  # of the second agent action 0 alone
     obs = {**observations(8), "action_mask": mask}
     out = acted(algo, state, obs)

@@ -58,7 +58,7 @@ def reads(name):
 def setting(name, env_spec, network, **options):
     """(algo, state, data): a state of an odd number of updates, away from its start."""
     algo = fakes.make(name, env_spec, network, **options)
-    state = fakes.perturbed(fakes.begun(algo)).replace(updates=jnp.uint32(1))
+    state = fakes.perturbed(fakes.init_state(algo)).replace(updates=jnp.uint32(1))
     burn_in = 0 if fakes.plays_for_a_return(name) else 2
     return algo, state, fakes.drawn(algo, env_spec, algo.actor(state), burn_in=burn_in)
 
@@ -144,7 +144,7 @@ def test_a_dictionary_of_vectors_is_their_concatenation(name):
     """In the order of the names; the parameters are the same."""
     plain, nested = spec(name, Box((5,)), 8), spec(name, NESTED, 8)
     algo, other = (fakes.make(name, s) for s in (plain, nested))
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(other.init, KEY))
     data = fakes.data(algo, plain, algo.actor(state))
     halves = lambda x: {"at": x[..., :2], "motion": x[..., 2:]}
@@ -166,7 +166,7 @@ def test_running_statistics_are_of_all_rows_that_came(name):
     algo = fakes.make(name, env_spec, **options, normalize_obs=True, normalize_reward=True)
     plain = fakes.make(name, env_spec, **options)
     assert algo.running_return_gamma == 0.9 and plain.running_return_gamma is None
-    state, rows, returns = fakes.perturbed(fakes.begun(algo)), [], []
+    state, rows, returns = fakes.perturbed(fakes.init_state(algo)), [], []
     for seed in range(2):
         rollout = fakes.rollout(algo, env_spec, algo.actor(state), seed=seed)
         state = jax.jit(algo.ingest)(state, rollout)
@@ -201,7 +201,7 @@ def test_the_step_size_follows_the_environment_steps(name):
     """Piecewise linear, and 0 at first, when no parameter moves; also where there are more steps than int32 counts."""
     env_spec, lr = fakes.spec(name=name), ((0, 0.0), (50, 0.0), (150, 0.1))
     algo = fakes.make(name, env_spec, lr=lr)
-    state, update = fakes.perturbed(fakes.begun(algo)), jax.jit(algo.update)
+    state, update = fakes.perturbed(fakes.init_state(algo)), jax.jit(algo.update)
     data = fakes.data(algo, env_spec, algo.actor(state))
     for steps, want in ((0, 0.0), (100, 0.05), (2**31 + 5, 0.1)):
         after, aux = update(state.replace(env_steps=jnp.uint32(steps)), data, KEY)
@@ -216,7 +216,7 @@ def test_epsilon_follows_the_environment_steps(name):
     """Of three actions epsilon-greedy takes the best with probability 1 - 2/3 epsilon."""
     env_spec = fakes.spec(name=name)
     algo = fakes.make(name, env_spec, exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
-    state, act = fakes.perturbed(fakes.begun(algo)), jax.jit(algo.act, static_argnames="explore")
+    state, act = fakes.perturbed(fakes.init_state(algo)), jax.jit(algo.act, static_argnames="explore")
     obs = fakes.observations(np.random.default_rng(0), env_spec.observation, (5000,))
     obs = jax.tree.map(jnp.asarray, obs)
     best = np.asarray(jax.jit(algo.outputs)(state, obs)["q"]).argmax(-1)

@@ -32,7 +32,7 @@ def setting(cfg=BASE, action=BOX, observation=fakes.VECTOR, seed=0, network=fake
     """(algo, state, batch), the state away from its start and its targets away from the critics."""
     env_spec = fakes.spec(action, observation)
     algo = sac.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
     state = state.replace(target_params={"critic": moved})
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)

@@ -30,7 +30,7 @@ N = 32
 def setting(cfg=BASE, seed=0, network=fakes.NETWORK, spec=SPEC):
     """(algo, state, batch), the state away from its start and its targets away from the networks."""
     algo = td3.make(cfg, spec, network)
-    state = fakes.perturbed(fakes.begun(algo))
+    state = fakes.perturbed(fakes.init_state(algo))
     state = state.replace(target_params=fakes.perturbed(state.replace(params=state.target_params), 0.5).params)
     return algo, state, fakes.batch(algo, spec, algo.actor(state), N=N, seed=seed)
 

@@ -114,7 +114,7 @@ def test_the_policy_comes_to_where_both_pull_alike(options):
         batch = Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
         return algo.update(state, batch, jax.random.fold_in(key, 1))[0], None
 
-    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(KEY, 1500)))(fakes.begun(algo))
+    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(KEY, 1500)))(fakes.init_state(algo))
     act = jax.jit(algo.act, static_argnames="explore")
     action = act(algo.actor(state), jnp.ones((1, 1)), (), KEY, explore=False).action
     np.testing.assert_allclose(action, [[0.2]], atol=0.03)

@@ -57,7 +57,7 @@ def batch(rows=16, **changes):
 def learner(mixer):
     """(algo, its first state, its jitted update)"""
     algo = vdn.make(vdn.Config(mixer=mixer, gamma=0.9), SPEC, SMALL)
-    return algo, fakes.begun(algo), jax.jit(algo.update)
+    return algo, fakes.init_state(algo), jax.jit(algo.update)
 
 
 # ---------------------------------------------------------------- mixers
@@ -157,7 +157,7 @@ def test_each_agent_explores_on_its_own():
     """Of two agents, with epsilon 1/2 and two actions, each takes its best in 3/4 of all steps, independently."""
     spec = EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=0.5)), spec, SMALL)
-    state = fakes.begun(algo)
+    state = fakes.init_state(algo)
     obs = jax.tree.map(lambda x: x[:1, :2], {k: v for k, v in observations(1).items() if k in ("agents", "present")})
     obs = jax.tree.map(lambda x: np.repeat(x, 20_000, 0), obs)
     best = acted(algo, state, obs, explore=False).action
@@ -173,7 +173,7 @@ def test_the_ladder_has_a_rung_for_each_agent():
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(ladder=True)), SPEC, SMALL)
     np.testing.assert_allclose(algo.carry(2), np.arange(6).reshape(2, 3) / 5)
     np.testing.assert_allclose(algo.carry(2, 1, 4), np.arange(3, 9).reshape(2, 3) / 11, rtol=1e-6)
-    out = acted(algo, fakes.begun(algo), observations(2), algo.carry(2))
+    out = acted(algo, fakes.init_state(algo), observations(2), algo.carry(2))
     assert out.action.shape == (2, 3)
 
 
@@ -183,7 +183,7 @@ def test_only_allowed_actions_are_taken(explore):
     mask = np.random.default_rng(0).random((64, 3, 4)) < 0.4
     mask[..., 2] |= ~mask.any(-1)
     obs = {**observations(64), "action_mask": mask.reshape(64, 12).astype(np.int8)}
-    action = acted(algo, fakes.begun(algo), obs, explore=explore).action
+    action = acted(algo, fakes.init_state(algo), obs, explore=explore).action
     assert np.take_along_axis(mask, action[..., None], 2).all()
 
 

@@ -183,7 +183,7 @@ def test_actions_of_a_data_set_are_what_the_policy_would_have_chosen(where, clip
 
     for space in each:
         cfg = run_config("x", f"env.clip_actions={str(clip).lower()}", algo={"name": "bc"})
-        taken = spaces.of_leaves(space, [draw(leaf) for _, leaf in spaces.leaves(space)])
+        taken = spaces.from_leaves(space, [draw(leaf) for _, leaf in spaces.leaves(space)])
         episode = data.Episode(np.zeros((9, 1), np.float32), taken, np.zeros(8), True, False, {"log_prob": np.zeros(8)})
         held = data.of_episodes(Box((1,)), space, [episode])
         chosen, to_env = action_transform(space, normalize=True, clip=clip)

@@ -114,7 +114,7 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
         state, learn, kept, *_ = trained(cfg, calls)
         with Session(fixed) as session:
             plain = session.run.learn
-        replay = learn.data.dressed(state.replay, learn.data.fill()) if is_alone else state.replay
+        replay = learn.data.with_rows(state.replay, learn.data.fill()) if is_alone else state.replay
         part = own_replay(replay, learn)
         weights = [np.asarray(one.data.buffer.sample(part, jax.random.key(0)).weight) for one in (learn, plain)]
         of_data = slice(0 if is_alone else 8, None)

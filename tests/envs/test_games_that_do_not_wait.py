@@ -50,8 +50,8 @@ def policy(spec):
     """A deterministic policy whose memory decides: a wrong one changes the actions."""
 
     def act(actor, obs, memory, key, explore=True):
-        own = spaces.of_kinds(spec.kinds, memory["m"])
-        order = jnp.argsort(jnp.concatenate(spaces.of_kinds(spec.kinds, jnp.arange(len(memory["m"])))))
+        own = spaces.split_by_kind(spec.kinds, memory["m"])
+        order = jnp.argsort(jnp.concatenate(spaces.split_by_kind(spec.kinds, jnp.arange(len(memory["m"])))))
         seen = obs if spec.kinds else (obs,)
         after, actions = [], []
         for one, before, mine in zip(spaces.by_kind(spec), own, seen, strict=True):

@@ -235,7 +235,7 @@ def test_what_has_no_task_says_so():
         for one in (source, in_program):
             with pytest.raises(InputError, match="no task to set"):
                 call(one)
-    with pytest.raises(InputError, match="Python cannot call them"):
+    with pytest.raises(InputError, match="expected environments that are Python objects"):
         in_program.foreach_env(lambda env: env)
     here.close()
     pool = envs.make("CartPole-v1", backend="envpool", num_envs=2)

@@ -182,13 +182,13 @@ def test_where_nothing_was_played_the_windows_are_those_from_before():
     done, mask = np.array([[True], [False]]), np.ones((2, 1), bool)
     columns, tracked = track(episodes.init(1, 3), np.array([[5.0], [1.0]], np.float32), done, mask)
     columns, report = reduce(columns, tracked, done, mask)
-    silent = episodes.nothing(columns)
+    silent = episodes.empty_report(columns)
     assert jax.tree.map(np.shape, silent) == jax.tree.map(np.shape, report)
     assert jax.tree.map(lambda x: np.asarray(x).dtype, silent) == jax.tree.map(lambda x: np.asarray(x).dtype, report)
     assert episodes.summary([report, silent]) == episodes.summary([report])
     assert episodes.steps(silent) == episodes.summary([silent])["episode/count"] == 0
     assert episodes.summary([silent])["episode/return"] == 5.0
-    assert episodes.nothing(jax.tree.map(lambda x: x[None], columns)).count.shape == (1,)
+    assert episodes.empty_report(jax.tree.map(lambda x: x[None], columns)).count.shape == (1,)
 
 
 @pytest.mark.parametrize(("parts", "smoothing", "window"), [(1, 100, 100), (3, 100, 34), (4, 10, 3), (8, 5, 1)])

@@ -259,7 +259,7 @@ BAD = {
     "nnx statistics": (NnxStatistics, {}, "norm.mean \\(BatchStat\\)"),
     "nnx dropout": (NnxDropped, {}, "drop.rngs.key \\(RngKey\\)"),
     "no network": (Neither, {}, "expected a class of flax.linen.Module .* got a class"),
-    "made already": (Linen(), {}, "got a Linen that is made already"),
+    "made already": (Linen(), {}, "got a Linen instance"),
     "misspelt": (Linen, {"widht": 3}, "network.torso_options: mine has no option widht: did you mean width"),
     "not ours to set": (Nnx, {"rngs": 3}, "has no option rngs: it takes width"),
     "missing": (lambda space, depth: None, {}, "missing a required argument: 'depth'"),
@@ -267,7 +267,7 @@ BAD = {
     "no rows": (with_apply(lambda params, obs: obs["x"].sum(0)), {}, r"expected \[3, F\] .* got float32\[4\]"),
     "integers": (with_apply(lambda params, obs: obs["n"][:, None]), {}, r"got int32\[3, 1\]"),
     "two": (with_apply(lambda params, obs: (obs["x"], obs["x"])), {}, "expected one array .* got a tuple"),
-    "integer parameter": (with_apply(lambda params, obs: obs["x"], {"step": 3}), {}, "are not: step int32"),
+    "integer parameter": (with_apply(lambda params, obs: obs["x"], {"step": 3}), {}, "of floats, got step int32"),
     "its own error": (with_apply(lambda params, obs: obs["y"]), {}, r"KeyError in line \d+ of .*test_custom.py: 'y'"),
 }
 

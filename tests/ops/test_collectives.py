@@ -19,8 +19,8 @@ CASES = {  # of a part -> of all parts
         lambda x, axis: collectives.pmean({"x": x, **collectives.pmean({}, axis)}, axis)["x"],
         lambda all: all.mean(0),
     ),
-    "somewhere": (lambda x, axis: collectives.somewhere(x > 10, axis), lambda all: (all > 10).any(0)),
-    "everywhere": (lambda x, axis: collectives.everywhere(x > -5, axis), lambda all: (all > -5).all(0)),
+    "any_device": (lambda x, axis: collectives.any_device(x > 10, axis), lambda all: (all > 10).any(0)),
+    "all_devices": (lambda x, axis: collectives.all_devices(x > -5, axis), lambda all: (all > -5).all(0)),
     "all_gather": (collectives.all_gather, lambda all: all.reshape(-1, 3)),
     "along 1": (functools.partial(collectives.all_gather, axis=1), lambda all: np.concatenate(list(all), 1)),
 }

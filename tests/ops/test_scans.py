@@ -33,4 +33,4 @@ def test_accelerators_make_several_steps_in_one():
     for platform in ("cpu", "cuda", "tpu"):
         module = export.export(run, platforms=(platform,))(like).mlir_module()
         steps[platform] = module.count("call @") + module.count("multiply")  # by the version of jax a body is inlined
-    assert steps["cuda"] == steps["tpu"] >= steps["cpu"] + scans._TOGETHER - 1
+    assert steps["cuda"] == steps["tpu"] >= steps["cpu"] + scans._UNROLL - 1

@@ -257,10 +257,10 @@ def test_a_rollout_that_does_not_fit_is_refused_while_tracing():
     jax.eval_shape(buffer.add, buffer.init(), plain(8))
     with pytest.raises(InputError, match=r"replay.capacity: 20 is too small for rollouts of 9 steps x 2 .*at least 22"):
         jax.eval_shape(buffer.add, buffer.init(), plain(9))
-    with pytest.raises(ValueError, match="a rollout of 3 environments"):
+    with pytest.raises(ValueError, match="rollout: expected 2 environments, got 3"):
         jax.eval_shape(buffer.add, buffer.init(), plain(2, num_envs=3))
-    with pytest.raises(ValueError, match=r"rollout.obs is .*float16.* where replay was made for .*float32"):
+    with pytest.raises(ValueError, match=r"rollout.obs: expected .*float32.* got .*float16"):
         jax.eval_shape(buffer.add, buffer.init(), plain(2, obs=np.zeros((2, 2, 1), np.float16)))
-    with pytest.raises(ValueError, match=r"extras \['value'\]"):
+    with pytest.raises(ValueError, match=r"rollout.extras: expected \['value'\]"):
         buffer = small(gamma=0.9, extras={"value": struct(())})
         jax.eval_shape(buffer.add, buffer.init(), plain(2))

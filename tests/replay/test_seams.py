@@ -18,7 +18,7 @@ import pytest
 from jrl import envs
 from jrl.learn import parallel
 from jrl.replay import ring, sequences
-from jrl.replay.regroup import renewed
+from jrl.replay.regroup import convert
 from jrl.rollout import runner_group
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.complete import Complete
@@ -218,7 +218,7 @@ def test_a_run_goes_on_without_runners_or_with_them(monkeypatch, in_step):
             state = old[1](state, rollout)
         rows = sum(int(rollout.mask.sum()) for rollout in before)
         like = new[0].init()
-        state = as_state(like, renewed(as_dicts(state), like, 1))
+        state = as_state(like, convert(as_dicts(state), like, 1))
         for rollouts in ([], after):
             for rollout in rollouts:
                 state, rows = new[1](state, rollout), rows + int(rollout.mask.sum())

@@ -166,7 +166,7 @@ def test_each_environment_is_called():
     assert collector.foreach_env(lambda stream: stream.script) == ["..", "e."]
     assert collector.metrics == {}
     hosted = HostCollector(Hosted(drift(), B, jax.random.key(0)), act, length=T, carry=carry)
-    with pytest.raises(InputError, match="Hosted does not let Python call its environments"):
+    with pytest.raises(InputError, match="expected environments that are Python objects, got Hosted"):
         hosted.foreach_env(lambda env: env)
 
 

@@ -10,7 +10,7 @@ from jrl.algos import parts
 from jrl.rollout.complete import Agents, Complete
 from jrl.rollout.sources import JaxSource
 from jrl.run.session import Session
-from jrl.types import LEADS, ActOut
+from jrl.types import COUNTS_STEP, ActOut
 
 GAMES, T, H = 2, 5, 6
 AGENTS = ("steady", "late", "guest", "waiting")
@@ -99,7 +99,7 @@ def test_what_policies_record_goes_with_their_agents(both):
 def test_a_step_of_a_game_is_counted_once(both):
     plain, packed = both
     steps = lambda rollouts: sum(int(parts.count_steps(jnp.uint32(0), rollout, None)) for rollout in rollouts)
-    assert all(LEADS in rollout.extras and rollout.over is None for rollout in packed)
+    assert all(COUNTS_STEP in rollout.extras and rollout.over is None for rollout in packed)
     # six games have ended; of policy a steady is there on each step, of policy b waiting is, late is beside it
     games = sum(int(rollout.over[:, 0].sum()) for rollout in plain)
     assert games == 6 and steps(packed) == 2 * GAMES * 6 * games

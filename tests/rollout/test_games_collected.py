@@ -15,7 +15,7 @@ from jrl.rollout import runner_group
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.sources import JaxSource
 from jrl.run.session import Session
-from jrl.types import PLACE
+from jrl.types import POLICY_ID
 
 POOL, GAMES, LAG = 2, 8, 2
 RUNNERS, ASYNC = {"env_runners": {"num": 2}}, {"rollout": {"mode": "async", "max_policy_lag": LAG}}
@@ -200,7 +200,7 @@ def whole(rollout, b):
         if not rollout.mask[t, b]:
             under_way, begun = [], True
             continue
-        under_way.append((float(rollout.reward[t, b]), int(rollout.extras[PLACE][t, b])))
+        under_way.append((float(rollout.reward[t, b]), int(rollout.extras[POLICY_ID][t, b])))
         if rollout.terminated[t, b]:
             found.append((begun, *zip(*under_way)))
     return found
@@ -247,7 +247,7 @@ def test_policies_come_and_go_beside_a_thread_that_collects(acted):
         for _, rollout, _ in advanced(run, LAG + 2, lambda state: None):
             for t, b in np.argwhere(np.asarray(rollout.mask)):
                 episode = NewEpisode(int(rollout.extras["game"][t, b]) * GAMES + b // 2, b // 2)
-                assert names[int(rollout.extras[PLACE][t, b])] == by_lot(("left", "right")[b % 2], episode)
+                assert names[int(rollout.extras[POLICY_ID][t, b])] == by_lot(("left", "right")[b % 2], episode)
         assert not jax.tree.all(jax.tree.map(np.array_equal, state, run.learner_state("third")))
         run.remove_policy("main", mapping=lambda agent, episode: "third" if episode.id_ % 2 else "other")
         advanced(run, 2, lambda state: None)
@@ -265,7 +265,7 @@ def test_a_runner_in_the_place_of_another_plays_games_that_were_asked_for(monkey
         row, names = run.reporter.row, names_of(run)
     assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
     for _, rollout, roster in learned[-3:]:
-        number, who = rollout.extras["game"], np.vectorize(names.get)(rollout.extras[PLACE])
+        number, who = rollout.extras["game"], np.vectorize(names.get)(rollout.extras[POLICY_ID])
         for t, b in np.argwhere(rollout.mask):
             episode = NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
             assert who[t, b] == by_turns(("left", "right")[b % 2], episode)

@@ -29,7 +29,7 @@ OPTIONS = RunnerOptions(num=K, num_cpus=0.5)
 
 def test_the_two_ways_to_go_on_exclude_each_other():
     options = OPTIONS._replace(ignore_env_runner_failures=True, recreate_failed_env_runners=True)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="expected one, got both"):
         runners(options)
 
 
@@ -142,7 +142,7 @@ def test_statistics_are_those_of_the_runners(steady):
     assert steady.columns.length.tolist() == [[5 + T] * B, [7 + T] * B]
     assert summary([report])["episode/return"] == 2.5
     assert not rollout.contiguous.any()  # after a reset
-    with pytest.raises(ValueError, match="statistics of 3 runners for 2"):
+    with pytest.raises(ValueError, match="columns: expected 2 runners, got 3"):
         steady.columns = jax.tree.map(lambda *x: jnp.stack(x), *set_to, set_to[0])
 
 

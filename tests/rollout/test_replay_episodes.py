@@ -20,7 +20,7 @@ from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.replay_episodes import Moments, Replay, Watch
 from jrl.rollout.sources import JaxSource
-from jrl.rollout.unroll import RECORD, rollout_like
+from jrl.rollout.unroll import RAW_STEPS, rollout_like
 from jrl.types import ActOut
 
 T, B = 7, 4
@@ -120,7 +120,7 @@ def test_episodes_in_step(step):
     counts = []
     for i in range(12):
         rollout, report = watch.next(ACTOR, jax.random.key(i))
-        assert RECORD not in rollout.extras
+        assert RAW_STEPS not in rollout.extras
         assert set(np.unique(rollout.reward)) <= {0.0, 0.5, -0.5}
         counts.append((int(report.count), float(report.return_sum)))
     same_episodes(ended, env.streams, lambda b: len(env.streams[b].episodes))
@@ -275,7 +275,7 @@ def test_the_shapes_of_a_record_are_known_beforehand():
     graph = JaxSource(env, act, key=jax.random.key(0), length=T, carry=carry, record=True)
     made, _ = graph.next(ACTOR, jax.random.key(0))
     kind = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-    assert kind(like.extras[RECORD]) == kind(made.extras[RECORD])
+    assert kind(like.extras[RAW_STEPS]) == kind(made.extras[RAW_STEPS])
 
 
 # ---------------------------------------------------------------- infos

@@ -161,7 +161,7 @@ def test_each_of_several_vectors_knows_which_environments_are_its_own():
 def test_environments_that_are_not_in_a_program_are_refused_with_the_backend():
     for settings in ({"backend": "gymnasium"}, {"backend": "envpool", "host": True}):
         env = envs.make("CartPole-v1", num_envs=2, **settings)
-        with pytest.raises(InputError, match=r"^unroll.make: expected environments inside .* backend=\"jax\""):
+        with pytest.raises(InputError, match=r"^unroll.make: expected a JaxEnv.* backend=\"jax\""):
             unroll.make(env, act, length=4)
         env.close()
     env = build(drift(), B)

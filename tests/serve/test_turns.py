@@ -16,7 +16,7 @@ from jrl.callbacks import CallbackList, Callbacks
 from jrl.run import build, build_policies, recorder
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
-from jrl.types import LEADS
+from jrl.types import COUNTS_STEP
 
 ALIKE = {"agents": ["a", "b", "c"], "observation": {"box": [3]}, "action": {"discrete": 4}}
 DIFFERENT = {
@@ -217,7 +217,7 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     lengths = [x for _, report in found[-1:] for x in report.window_length if np.isfinite(x)]
     returns = [x for _, report in found[-1:] for x in report.window_return if np.isfinite(x)]
     assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in told[:games])
-    leads = [rollout.extras[LEADS] & rollout.mask for rollout, _ in found]
+    leads = [rollout.extras[COUNTS_STEP] & rollout.mask for rollout, _ in found]
     steps = sum(int(report.steps) for _, report in found)
     assert sum(map(np.sum, leads)) >= steps > 0
     if name == "one policy":

@@ -211,7 +211,7 @@ def _picture(file: bytes, space: Any) -> np.ndarray:
 def _column(name: str, given: Any, steps: int, notes: list[str]) -> PyTree | None:
     """Returns an info as a column, an array or a dict of arrays by path; None: it is none."""
     flat = {tuple(key.key for key in path): x for path, x in jax.tree.leaves_with_path(given)}
-    arrays = dict(zip(spaces.joined([*flat]), flat.values(), strict=True))
+    arrays = dict(zip(spaces.join_paths([*flat]), flat.values(), strict=True))
     is_row = lambda x: x.dtype.kind in "biuf" and x.shape[:1] in ((steps,), (steps + 1,))
     if not arrays or not all(map(is_row, arrays.values())):
         notes.append(f"the info {name} is not a number or array for each step, and was left out")

@@ -99,7 +99,9 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
 
 def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
     known = files.about_from_json(said)
-    tree = lambda space, name: spaces.of_leaves(space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)])
+    tree = lambda space, name: spaces.from_leaves(
+        space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)]
+    )
     action, columns = tree(known.action_space, "action"), dict[str, PyTree]()
     for (name, part), key in _column_keys(said["columns"]).items():
         if list(said["columns"][name]) == [""]:
@@ -128,7 +130,7 @@ def _column_paths(store: EpisodeStore) -> dict[str, list[str]]:
 
 def _column_keys(paths: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], str]:
     pairs = [(name, path) for name, found in paths.items() for path in found]
-    return {pair: f"column/{name}" for pair, name in zip(pairs, spaces.joined(pairs), strict=True)}
+    return {pair: f"column/{name}" for pair, name in zip(pairs, spaces.join_paths(pairs), strict=True)}
 
 
 def _join(name: str, path: str) -> str:

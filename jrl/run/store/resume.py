@@ -26,7 +26,7 @@ from jrl.learn.program import LoopState
 from jrl.metrics import criteria
 from jrl.metrics.episodes import Columns, restarted
 from jrl.replay import layout, mixed
-from jrl.replay.regroup import regroup, renewed
+from jrl.replay.regroup import convert, regroup
 from jrl.run.store import checkpoint
 from jrl.types import PyTree
 
@@ -210,7 +210,7 @@ def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> 
 
 
 def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
-    renew = lambda replay, like: renewed(replay, like, before)
+    renew = lambda replay, like: convert(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
     like = _shapes(wanted)

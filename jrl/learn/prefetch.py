@@ -1,4 +1,4 @@
-"""Learning from data sets that do not fit the devices: they lie in the host's memory, and batches are fetched ahead."""
+"""Learning from data sets that exceed the devices' memory: the host keeps them and fetches batches ahead."""
 
 from typing import Any
 
@@ -7,25 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jrl.learn import parallel, trace_once
+from jrl.learn import parallel
 from jrl.learn.offline import Offline, keys_of
 from jrl.learn.program import LoopState
+from jrl.learn.trace_once import trace_once
 from jrl.types import Key, PyTree
 
-_UPDATES = 32  # whose batches are on the devices at a time, and once more those that are fetched
+_UPDATES = 32  # updates per prefetched block; the devices hold the batches of two blocks
 
 
 class Prefetched(Offline):
-    """Offline's updates, bit for bit, on batches that are drawn ahead of them, and so without priorities.
+    """Offline's updates, bit for bit, on batches drawn ahead of them, and therefore without priorities.
 
-    The host draws the batches of the next `_UPDATES` updates while the devices learn from those before. What is held
-    out lies on the devices.
+    The host draws the batches of the next `_UPDATES` updates while the devices learn from the present ones. Held-out
+    data are on the devices.
     """
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._host = jax.local_devices(backend="cpu")[0]
-        # of which seed and first update, and the batches
+        # (seed, first update), and the batches from that update on
         self._drawn: tuple[tuple[int, int], PyTree] | None = None
         self._draw = jax.jit(self._sampled, static_argnums=2)
         self._draw_one = jax.jit(self._of_devices)
@@ -44,7 +45,7 @@ class Prefetched(Offline):
             part = lambda d: jax.tree.map(lambda x, own: x.reshape(self._devices, *own.shape)[d], full, like)
             return [part(d) for d in range(self._devices)]
 
-    def _begun(self) -> PyTree:
+    def _initial_bare(self) -> PyTree:
         return ()
 
     def _sampled(self, rows: list[PyTree], root: Key, count: int, first: Any) -> PyTree:
@@ -61,7 +62,7 @@ class Prefetched(Offline):
             return self._draw_one(self._rows, key)
 
     def _on_batches(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
-        """Makes the first `count` of the updates on batches [K, N, *], and sums their metrics."""
+        """Makes the first `count` updates on batches [K, N, *]; returns the sums of their metrics."""
         keys = keys_of(root, first, _UPDATES).update
 
         def update(learned: PyTree, i: Any):
@@ -74,7 +75,7 @@ class Prefetched(Offline):
             learned, metrics = one(learned, i)
             return learned, jax.tree.map(jnp.add, total, metrics)
 
-        one, (_, shapes) = trace_once.once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
+        one, (_, shapes) = trace_once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros))
 
@@ -89,14 +90,14 @@ class Prefetched(Offline):
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         root, learned, total = self._roots[seed], state.learner, None
         for first in range(iteration, iteration + count, _UPDATES):
-            here = min(_UPDATES, iteration + count - first)
-            ahead = self._drawn is not None and self._drawn[0] == (seed, first)
-            found = self._drawn[1] if ahead and self._drawn else self._fetch(root, first)
-            self._drawn = (seed, first + here), self._fetch(root, first + here)
-            learned, sums = self._learn(learned, found, root, np.uint32(first), np.uint32(here))
+            updates = min(_UPDATES, iteration + count - first)
+            is_fetched = self._drawn is not None and self._drawn[0] == (seed, first)
+            batches = self._drawn[1] if is_fetched and self._drawn else self._fetch(root, first)
+            self._drawn = (seed, first + updates), self._fetch(root, first + updates)
+            learned, sums = self._learn(learned, batches, root, np.uint32(first), np.uint32(updates))
             total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         assert total is not None
         metrics = {name: x / count for name, x in total.items()}
         if self._held_out is not None:
-            metrics |= self._validate(learned, self._apart, root, np.uint32(iteration))
+            metrics |= self._validate(learned, self._held_out_rows, root, np.uint32(iteration))
         return LoopState(learned, (), ()), self._counted(metrics, iteration + count), self._report(count)

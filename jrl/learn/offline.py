@@ -53,7 +53,7 @@ class Offline(Program):
         self._sample = parallel.pmap(self._one_sample, mesh, (own, own, same), own)
         self._rows: PyTree = None  # the replay with the data; what of it changes is that of the LoopState
         self._apart: PyTree = ()  # the data that are held out
-        self._nothing = episode_metrics.nothing(episode_metrics.init(1, 1))
+        self._nothing = episode_metrics.empty_report(episode_metrics.init(1, 1))
 
     def init(self, seed: int) -> LoopState:
         self._roots[seed] = root = jax.random.key(seed)

@@ -256,7 +256,7 @@ def _answers(address: str) -> None:
 
 def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
     """Returns environment variables of the runners; `here`: on this machine only."""
-    found = runtime.for_runners()
+    found = runtime.runner_environment()
     if not options.num_gpus:
         found["JAX_PLATFORMS"] = "cpu"
     elif options.num_gpus < 1:

@@ -43,7 +43,7 @@ class Host:
         make: Callable[[int, int], Any],
         index: int,
         restarts: int,
-        columns: episodes.Columns | None,
+        columns: episodes.EpisodeState | None,
         codec: str | None,
     ):
         self._source, self._codec = make(index, restarts), codec
@@ -69,12 +69,12 @@ class Host:
         self._source.close()
 
 
-def _reset(source, data: np.ndarray, impl: str, number: int) -> episodes.Columns:
+def _reset(source, data: np.ndarray, impl: str, number: int) -> episodes.EpisodeState:
     source.reset(jax.random.fold_in(received(data, impl), number))
     return jax.device_get(source.columns)
 
 
-def _set_columns(source, columns: episodes.Columns) -> None:
+def _set_columns(source, columns: episodes.EpisodeState) -> None:
     source.columns = columns
 
 
@@ -218,7 +218,7 @@ class EnvRunners(RunnerGroup, Parts):
         self._masked: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         self._all = np.full(size, len(self._masked.mask), np.int32)
         self._fresh = jax.device_get(episodes.init(size, window, agents=agents))
-        self._columns: list[episodes.Columns] = [self._fresh] * options.num
+        self._columns: list[episodes.EpisodeState] = [self._fresh] * options.num
         self._slots = Slots(options.num)
         self._calls = 0
         self._failures: dict[tuple[int, int], float] = {}  # so far, of each runner that there has been
@@ -253,7 +253,7 @@ class EnvRunners(RunnerGroup, Parts):
                 rollouts.append(rollout)
                 reports.append(None if part is None else part.episodes)
             # the latest of each runner, whose rollout may stand elsewhere, or not have come
-            latest = map(episodes.nothing, self._columns)
+            latest = map(episodes.empty_report, self._columns)
             reports = [now if told is None else _with_windows(told, now) for told, now in zip(reports, latest)]
             report = jax.tree.map(lambda *x: np.stack(x), *reports)
             rollout = self._join(rollouts)
@@ -343,7 +343,7 @@ class EnvRunners(RunnerGroup, Parts):
 
     def _given(self, index: int, restarts: int) -> tuple:
         # the statistics of a runner outlive it, but for the episodes that were in flight
-        return jax.device_get(episodes.restarted(self._columns[index])) if restarts else None, self._codec
+        return jax.device_get(episodes.clear_running(self._columns[index])) if restarts else None, self._codec
 
     def _started(self, runner: Runner) -> None:
         if runner.restarts:
@@ -362,12 +362,12 @@ class EnvRunners(RunnerGroup, Parts):
     # ------------------------------------------------------------ the runners' sources
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         """Returns episode statistics [K, ...] after the latest rollouts; numpy."""
         return jax.tree.map(lambda *x: np.stack(x), *self._columns)
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         columns = jax.device_get(columns)
         if len(columns.window_next) != self._options.num:
             raise ValueError(f"statistics of {len(columns.window_next)} runners for {self._options.num}")

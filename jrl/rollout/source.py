@@ -26,7 +26,7 @@ class Source:
       recreated: env runners that have started in the place of failed ones; whoever reads it empties it.
     """
 
-    columns: episodes.Columns
+    columns: episodes.EpisodeState
     _metrics: dict[str, float]
     infos: Any = None
     reset_infos: Any = None

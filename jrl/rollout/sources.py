@@ -48,11 +48,11 @@ class JaxSource(Source):
         self.reset(key)
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         return self._state.columns
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, self.device))
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
@@ -223,12 +223,12 @@ class Pools(Parts):
         return [order.result() for order in orders]
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         found = [part.columns for part in self._parts]
         return self._stack(found) if len(found) > 1 else found[0]
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         for i, part in enumerate(self._parts):
             part.columns = jax.tree.map(lambda x, i=i: x[i], columns) if len(self._parts) > 1 else columns
 
@@ -356,12 +356,12 @@ class Async(Parts):
         return rollout, report
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         """Statistics after the rollouts that are under way, for which it waits."""
         return self._thread.call(lambda: self._source.columns).result()
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         self._thread.call(setattr, self._source, "columns", columns).result()
 
     def reset(self, key: Key) -> None:

@@ -129,7 +129,7 @@ def fails(config):
 
 
 ERRORS = [
-    (f"{HERE}:small", "gymnasium", {}, ["the gymnasium backend does not have it", "env.backend jax"]),
+    (f"{HERE}:small", "gymnasium", {}, ["not in the gymnasium backend", "env.backend jax"]),
     (f"{HERE}:unannotated", "auto", {}, ["unannotated gave a Definition", "set env.backend jax"]),
     (f"{HERE}:fails", "auto", {"a": 1}, ["cannot be made with options {'a': 1}", "a wrong word"]),
     (f"{HERE}:with_context", "jax", {}, ["env.options.context: ", "with_context needs it"]),

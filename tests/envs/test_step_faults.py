@@ -14,23 +14,23 @@ from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
 from jrl.gym import faults as env_faults
-from jrl.host import faults, room
+from jrl.host import interruption, machine
 
 RESTART = envs.OnFailure(restart=True)
 
 ID = "faulty_envs:Breaching"
 HERE_AND_THERE = pytest.mark.parametrize("remote", [False, True], ids=["here", "worker"])
 BREACHES = {
-    "reward": "step 3: reward None is no number: return a float",
-    "text": "step 3: reward '1' is no number: return a float",
+    "reward": "step 3: reward None is not a number: return a float",
+    "text": "step 3: reward '1' is not a number: return a float",
     "array": "step 3: reward of shape (1,): return one number",
     "four": "step 3 returned 4 values: return (observation, reward, terminated, truncated, info)",
     "flag": "step 3: terminated is 2, a int: return bool(terminated)",
     "info": "step 3: info is None, a NoneType: return a dict",
     "Discrete": "step 3: observation is 3, outside [0, 2]: widen the space, or clip it",
-    "dtype": "step 3: observation of float32, but the space has uint8, which cuts fractions off",
+    "dtype": "step 3: observation of float32, but the space has uint8, which drops fractions",
     "shape": "step 3: observation of shape (3,), but the space has (2,)",
-    "no info": "the first reset returned no pair: return (observation, info)",
+    "no info": "the first reset did not return a pair: return (observation, info)",
 }
 
 
@@ -112,7 +112,7 @@ def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
 
 @HERE_AND_THERE
 def test_observations_that_no_memory_holds(remote, monkeypatch):
-    monkeypatch.setattr(room, "host_available", lambda: 16 * 10**9)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 16 * 10**9)
     huge = "faulty_envs:Huge: observation['map'] of shape (100000, 100000) takes 40.00 GB; two observations for each "
     told = huge + "environment (1 side by side) take 80.00 GB, but 16.00 GB are free: make it smaller"
     with pytest.raises(InputError) as e:
@@ -125,7 +125,7 @@ def test_observations_that_no_memory_holds(remote, monkeypatch):
 
 
 def test_steps_that_check_env_cannot_hold(monkeypatch):
-    monkeypatch.setattr(room, "host_available", lambda: 10_000)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 10_000)
     (line,) = check_env(ID, num_envs=2, steps=200).problems
     assert line.startswith("an observation takes 0.0 MB: 200 steps x 2 environments take 0.0 MB")
     assert line.endswith("make it smaller, or look at 139 steps at most")
@@ -189,7 +189,7 @@ def test_ctrl_c_is_the_users():
                 stepped(made("faulty_envs:Interrupted"))
     finally:
         signal.signal(signal.SIGINT, before)
-    with faults.signals() as interrupted:
+    with interruption.watch_signals() as interrupted:
         stepped(made("faulty_envs:Interrupted"))
     assert interrupted.name == "SIGINT"
 
@@ -226,7 +226,7 @@ def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
 
 def test_each_fault_of_the_table_is_found_somewhere_and_gets_the_values_of_its_text():
     table, used = env_faults.RUN | env_faults.CHECK | env_faults.NOTE, set()
-    for file in ("gym/faults.py", "gym/plays.py", "envs/checker.py"):
+    for file in ("gym/faults.py", "gym/interfaces.py", "envs/checker.py"):
         for call in ast.walk(ast.parse((Path(jrl.__file__).parent / file).read_text())):
             name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
             if name not in ("fault", "_each") or not isinstance(call.args[0], ast.Constant):

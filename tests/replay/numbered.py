@@ -57,7 +57,7 @@ class Numbered:
             **stack([stack(row) for row in rows]),
         )
         self.begun = True
-        return rollout, jax.device_get(episodes.nothing(self.columns))
+        return rollout, jax.device_get(episodes.empty_report(self.columns))
 
     def _observe(self, b):
         return observe(self.first + b, self.episode[b], self.step[b])

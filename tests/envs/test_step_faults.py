@@ -80,7 +80,7 @@ def test_flags_of_any_form_and_a_class_without_the_base(name, remote):
 def test_a_vector_is_no_environment(remote):
     with pytest.raises(InputError) as e:
         made("faulty_envs:two_at_once", remote=remote)
-    words = "it cannot be made: expected one environment, got a CartPoleVectorEnv of several: name the class or"
+    words = "the environment cannot be made: expected one environment, got a CartPoleVectorEnv of several: name the class or"
     assert str(e.value).startswith(f"env.id faulty_envs:two_at_once: {words}")
     assert envs.check("gymnasium.vector:SyncVectorEnv")[0].endswith("set env.num_envs")
 
@@ -114,7 +114,7 @@ def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
 def test_observations_that_no_memory_holds(remote, monkeypatch):
     monkeypatch.setattr(machine, "free_bytes", lambda: 16 * 10**9)
     huge = "faulty_envs:Huge: observation['map'] of shape (100000, 100000) takes 40.00 GB; two observations for each "
-    told = huge + "environment (1 side by side) take 80.00 GB, but 16.00 GB are free: make it smaller"
+    told = huge + "of 1 environments take 80.00 GB, but 16.00 GB are free: make it smaller"
     with pytest.raises(InputError) as e:
         made("faulty_envs:Huge", remote=remote)
     assert str(e.value) == f"env.id {told}"
@@ -158,7 +158,9 @@ def test_an_environment_has_no_say_in_when_the_run_ends(what, remote):
             EnvironmentFailed, match=words + r"(?s:.*)environment 0 of 1, faulty_envs:Breaching, failed"
         ):
             stepped(made(what=what, remote=remote, options={"at": at}))
-    with pytest.raises(InputError, match=rf"^env.id {ID}: it cannot be made with .*faulty_envs.py:\d+: {what}"):
+    with pytest.raises(
+        InputError, match=rf"^env.id {ID}: the environment cannot be made with .*faulty_envs.py:\d+: {what}"
+    ):
         made(what=what, remote=remote, options={"at": "constructor"})
     env = made(what=what, remote=remote, options={"at": 5}, num_envs=2, on_failure=RESTART)
     stepped(env)
@@ -167,7 +169,7 @@ def test_an_environment_has_no_say_in_when_the_run_ends(what, remote):
 
 def test_check_env_tells_of_an_environment_that_would_end_it():
     for at, where in (
-        ("constructor", "it cannot be made"),
+        ("constructor", "the environment cannot be made"),
         ("reset", "raises in the first reset"),
         (5, "raises in step 5"),
     ):
@@ -229,9 +231,11 @@ def test_each_fault_of_the_table_is_found_somewhere_and_gets_the_values_of_its_t
     for file in ("gym/faults.py", "gym/interfaces.py", "envs/checker.py"):
         for call in ast.walk(ast.parse((Path(jrl.__file__).parent / file).read_text())):
             name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
-            if name not in ("fault", "_each") or not isinstance(call.args[0], ast.Constant):
+            if name not in ("fault", "_per_agent") or not isinstance(call.args[0], ast.Constant):
                 continue
-            given = {keyword.arg for keyword in call.keywords} | {"where"} | ({"agent"} if name == "_each" else set())
+            given = (
+                {keyword.arg for keyword in call.keywords} | {"where"} | ({"agent"} if name == "_per_agent" else set())
+            )
             wanted = {field for _, field, _, _ in string.Formatter().parse(table[call.args[0].value]) if field}
             if None not in given:  # **values
                 assert wanted <= given, (call.args[0].value, wanted - given)

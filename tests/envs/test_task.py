@@ -243,5 +243,5 @@ def test_what_has_no_task_says_so():
     pool.close()
     options = {"task": "zoom", "size": 3, "seeds": [1, 2], "none": None}  # of a pool, what it is made with
     assert task.Handle(lambda: options, print).get_task() == options
-    with pytest.raises(InputError, match=r"options\.length: Corridor-v0 takes at least 1, got 0"):
+    with pytest.raises(InputError, match=r"options\.length: Corridor-v0: expected at least 1, got 0"):
         corridor(0)

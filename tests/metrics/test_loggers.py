@@ -78,7 +78,7 @@ def test_jsonl_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path, caplog):
     assert garbage not in path.read_text()
     assert (tmp_path / "result.jsonl.damaged").read_text() == garbage + "\n"
     assert [r.getMessage() for r in caplog.records] == [
-        f"{path}: 1 damaged lines were set aside in result.jsonl.damaged; all others stay"
+        f"{path}: moved 1 damaged lines to result.jsonl.damaged; all others stay"
     ]
 
 
@@ -209,14 +209,14 @@ def test_tensorboard_has_a_file_for_each_process(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("json", "run.log: unknown logger json: did you mean jsonl? there are jsonl, csv, tensorboard, wandb, and "),
-        ("xyz", "run.log: unknown logger xyz: there are jsonl"),
+        ("json", "run.log: unknown logger json: did you mean jsonl? use jsonl, csv, tensorboard, wandb, or "),
+        ("xyz", "run.log: unknown logger xyz: use jsonl"),
         ("no_such_module:x", "run.log no_such_module:x: no_such_module cannot be imported"),
         ("jrl.metrics.loggers:no_such", "run.log jrl.metrics.loggers:no_such: jrl.metrics.loggers has no function"),
         ("json:loads", None),
         ("pathlib:Path", None),
         ("time:sleep", None),  # without a signature: told once it is called
-        ("uuid:uuid4", "run.log uuid:uuid4: it is called with the run directory, a Path: too many positional"),
+        ("uuid:uuid4", "run.log uuid:uuid4: expected a function of the run directory, a Path: too many positional"),
     ],
 )
 def test_a_logger_that_is_not_there(name, message):

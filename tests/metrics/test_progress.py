@@ -29,8 +29,8 @@ def test_no_rows_no_lines():
 def described(stop, *rows, short=False, window=0):
     course = RunProgress(stop, window)
     for row in rows:
-        course.see(row)
-    return "  ".join(course.parts(short))
+        course.add_row(row)
+    return "  ".join(course.describe(short))
 
 
 def at(steps, time_s, **more):

@@ -67,7 +67,7 @@ def resolve(id: str, backend: str = "auto") -> str:
             return candidate
     others = backends_of(id)
     if others:
-        raise InputError(f"env.id {id}: not in the {backend} backend: set env.backend={' or '.join(others)}")
+        raise InputError(f"env.id {id}: not in the {backend} backend: use env.backend {' or '.join(others)}")
     known = [*registry.everything(), *(name for b in BACKENDS for name in ids(b))]
     near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
     fix = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"

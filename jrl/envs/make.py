@@ -134,7 +134,7 @@ def _check_sizes(id: str, spec: EnvSpec) -> None:
         for path, leaf in leaves(space):
             if math.prod(leaf.shape) == 0:
                 fix = "leave it out" if path else "add an element, such as a constant 0"
-                errors.append(f"env.id {id}: {_format_path(what, path)} has shape {leaf.shape}, not any element: {fix}")
+                errors.append(f"env.id {id}: {_format_path(what, path)} has shape {leaf.shape}, no elements: {fix}")
     if errors:
         raise InputError(*errors)
     arrays = [

@@ -53,7 +53,7 @@ def _parse_integer(text: str) -> int:
     """Return an option's integer; larger integers than 64 bits would fail later with an obscure error."""
     found = int(text)
     if abs(found) > _INT64:
-        raise argparse.ArgumentTypeError(f"expected an integer of at most {_INT64:,}, got {short(text)}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most {_INT64:,}, got {short(text)}")
     return found
 
 

@@ -86,7 +86,7 @@ class JaxSource(Source):
         self._task = task
 
     def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
-        return [tasks.asked(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
+        return [tasks.call_task_fn(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Returns `fn` of one `jrl.envs.task.Handle` for all of them, where they have a task."""

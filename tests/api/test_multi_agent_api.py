@@ -205,7 +205,7 @@ def test_an_observation_fn_of_rllibs_is_told_how_ours_is():
     from jrl import envs
 
     env = envs.make(ENV, num_envs=1)
-    with pytest.raises(InputError, match=r"expected a pure function of one argument.*got one of agent_obs, worker"):
+    with pytest.raises(InputError, match=r"expected a pure function of one argument.*got parameters agent_obs, worker"):
         agent_options.apply_observation_fn(env.spec, path=f"{__name__}:rllibs")
 
 

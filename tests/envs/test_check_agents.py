@@ -74,7 +74,7 @@ def test_turns_that_are_made_parallel_are_looked_at_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo", types.ModuleType("pettingzoo"))
     monkeypatch.setitem(sys.modules, "pettingzoo.utils", utils)
     report = check_env(f"{NAME}:Parallelizable", steps=20)
-    assert [line for line in report.problems if "last() of agent 'p_0' of a reward of 1" in line] == report.problems
+    assert [line for line in report.problems if "last() of agent 'p_0' has reward 1" in line] == report.problems
     assert len(report.problems) == 1
 
 

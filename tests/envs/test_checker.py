@@ -228,7 +228,10 @@ def test_a_note(name):
 def test_notes_on_how_long_steps_take():
     for seconds, words in (
         ([5e-4] * 60, "a step takes 0.5 ms: env.remote_worker_envs"),
-        ([2e-5] * 54 + [4e-3] * 6, "6 of 60 steps and resets take 4 ms, most 0.02 ms: all wait for the slowest"),
+        (
+            [2e-5] * 54 + [4e-3] * 6,
+            "6 of 60 steps and resets take 4 ms, most 0.02 ms: all environments wait for the slowest",
+        ),
         ([2e-5] * 59 + [4e-3], None),
     ):
         notes = [fault.message for fault in _check_speed(seconds)]
@@ -398,7 +401,7 @@ def test_trees_and_masks(cls, message):
 def test_a_mask_in_the_infos():
     assert check_env(MaskInInfo, steps=30, action_mask_info="legal").ok
     (line,) = check_env(MaskInInfo, steps=30, action_mask_info="leagl").problems
-    assert "env.action_mask_info leagl: the infos of" in line and "they have legal" in line
+    assert "env.action_mask_info leagl: the infos of" in line and "only legal" in line
 
 
 def test_trees_in_jax():

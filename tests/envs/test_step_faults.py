@@ -80,7 +80,7 @@ def test_flags_of_any_form_and_a_class_without_the_base(name, remote):
 def test_a_vector_is_no_environment(remote):
     with pytest.raises(InputError) as e:
         made("faulty_envs:two_at_once", remote=remote)
-    words = "the environment cannot be made: expected one environment, got a CartPoleVectorEnv of several: name the class or"
+    words = "the environment cannot be made: expected one environment, got a CartPoleVectorEnv of several: name"
     assert str(e.value).startswith(f"env.id faulty_envs:two_at_once: {words}")
     assert envs.check("gymnasium.vector:SyncVectorEnv")[0].endswith("set env.num_envs")
 
@@ -128,14 +128,14 @@ def test_steps_that_check_env_cannot_hold(monkeypatch):
     monkeypatch.setattr(machine, "free_bytes", lambda: 10_000)
     (line,) = check_env(ID, num_envs=2, steps=200).problems
     assert line.startswith("an observation takes 0.0 MB: 200 steps x 2 environments take 0.0 MB")
-    assert line.endswith("make it smaller, or look at 139 steps at most")
+    assert line.endswith("make it smaller, or use at most 139 steps")
     assert check_env(ID, num_envs=2, steps=139).ok
 
 
 def test_only_the_first_steps_are_looked_at(monkeypatch):
     """And floats a little out of their bounds, or not finite, are no reason to end a run."""
     looked = []
-    for name in ("of_reset", "of_step"):
+    for name in ("check_reset", "check_step"):
         real = getattr(env_faults, name)
         spy = lambda space, result, where, real=real: looked.append(where) or real(space, result, where)
         monkeypatch.setattr(env_faults, name, spy)
@@ -208,7 +208,9 @@ def test_a_type_error_of_the_constructors_body_is_none_of_its_options(remote):
 
 def test_arrays_without_elements_are_refused(tmp_path):
     for remote in (False, True):
-        with pytest.raises(InputError, match=rf"env.id {ID}: observation has shape \(0,\), no elements: give it one"):
+        with pytest.raises(
+            InputError, match=rf"env.id {ID}: observation has shape \(0,\), no elements: add an element"
+        ):
             made(what="empty", remote=remote)
     (line,) = check_env(ID, options={"what": "empty"}).problems
     assert "observation has shape (0,), no elements" in line

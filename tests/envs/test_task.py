@@ -84,7 +84,7 @@ def test_a_task_may_be_any_tree_and_a_wrong_one_is_told():
     np.testing.assert_allclose(result.obs, [[1, 2, 3]] * 3)
     assert env.get_task(state)["wind"].tolist() == [2, 3]
     for wrong in (3, {"gravity": 1}, {"gravity": 1, "wind": 2.0}, {"gravity": "low", "wind": np.zeros(2)}, None):
-        with pytest.raises(InputError, match=r"set_task: expected a task as .*gravity.*9.8"):
+        with pytest.raises(InputError, match=r"set_task: expected a task such as .*gravity.*9.8"):
             env.set_task(state, wrong)
 
 

@@ -118,7 +118,7 @@ def test_learning_curve_is_drawn(tmp_path):
     assert blue(empty) == blue(null) == 0
 
 
-@pytest.mark.parametrize("name", ["loggers", "progress", "timers", "report"])
+@pytest.mark.parametrize("name", ["loggers", "progress", "timers", "plots"])
 def test_imports_are_light(name):
     heavy = ["jax", "matplotlib", "tensorboardX", "rich"]
     code = f"import sys, jrl.metrics.{name}; print([m for m in {heavy} if m in sys.modules])"

@@ -120,7 +120,7 @@ def test_observations_that_no_memory_holds(remote, monkeypatch):
     assert str(e.value) == f"env.id {told}"
     if not remote:
         assert check_env("faulty_envs:Huge", num_envs=1).problems == [f"env.id {told}"]
-    with pytest.raises(InputError, match=r"take 18.00 GB, but .* or take fewer environments: 7 would fit"):
+    with pytest.raises(InputError, match=r"take 18.00 GB, but .* or use at most 7 environments"):
         made("faulty_envs:Huge", remote=remote, num_envs=9, options={"shape": (250_000_000,)})
 
 

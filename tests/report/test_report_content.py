@@ -135,7 +135,7 @@ def test_what_runs_do_not_have_is_refused(tmp_path, found, options, says):
     "text, says",
     [
         ('{"a": [1]}', "a: expected .low, high."), ('{"a": [1, "x"]}', "got"), ('{"a": 3}', "got 3"),
-        ('{"a": [2, 2]}', "are the same"), ("[1]", "expected a mapping"), ("{", "not valid JSON"),
+        ('{"a": [2, 2]}', "to differ, got 2 twice"), ("[1]", "expected a mapping"), ("{", "not valid JSON"),
     ],
 )  # fmt: skip
 def test_a_file_of_bounds_that_is_none_is_refused(tmp_path, text, says):

@@ -51,7 +51,7 @@ def main(parts: int = 8) -> tuple[list[float], bool]:
     returns = []
     for part in range(parts):
         carry, reports = train(carry, jax.random.fold_in(key, part))
-        last = episodes.summary([jax.tree.map(lambda x: x[-1][None], reports)])
+        last = episodes.summarize([jax.tree.map(lambda x: x[-1][None], reports)])
         returns.append(last["episode/return"])
         print(f"{20_000 * (part + 1):>7,} steps: return {returns[-1]:.0f}, {carry[0].updates:,} updates")
     stayed = carry[1].obs.unsafe_buffer_pointer() == where

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mend = foreign_options.COMMANDS.get(name, mend)
         print(f"error: {own} {shown(name)}: unknown command: {mend}", file=sys.stderr)
         return 2
-    command.typed_as(f"{own} ")
+    command.set_prefix(f"{own} ")
     package = f"jrl.{name.replace('-', '_')}"
     found = importlib.util.find_spec(package)
     is_room = found is not None and found.submodule_search_locations is not None

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             action_mask_info=args.action_mask_info,
         )
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     for line in report.problems:
         print(f"problem: {line}")
     for line in report.notes:

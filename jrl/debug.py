@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         meta, (algo, state, batch, key) = load(resolve(args.bundle, "debug", "any"))
         explanation = explain(algo, state, batch, key)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     fault = meta["nonfinite"]
     print(f"not finite in training, before iteration {fault['iteration']}: {' and '.join(fault['found'])}")
     print(explanation)

@@ -17,7 +17,7 @@ from jrl.host import command
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("evaluate", "Play episodes with a trained policy.")
-    command.take_checkpoint(p)
+    command.add_checkpoint_arguments(p)
     p.add_argument("--algo", "--run", help="the checkpoint's algorithm, which is refused if it is another")
     p.add_argument("--env", help="short for --set env.id=...")
     p.add_argument("--episodes", type=int, default=100, help="number of episodes, exactly (default 100)")
@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = evaluate(args)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     except EnvironmentFailed as e:
-        return command.failed(e)
+        return command.report_failure(e)
     if args.json:
         print(json.dumps(found))
     else:

@@ -10,7 +10,7 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.paths import as_typed
 from jrl.host import command
-from jrl.metrics import report
+from jrl.metrics import plots
 from jrl.report import figures
 from jrl.report.runs import MEMBERS
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(plot(args.runs, args.out, x=args.x, y=args.y))
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     return 0
 
 
@@ -67,21 +67,21 @@ def plot(
 
 def _drawn(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> Path:
     if len(directories) == 1 and (directories[0] / MEMBERS).is_dir():
-        return figures.learning_curve(directories, png, x=x, y=y)
+        return figures.plot_runs(directories, png, x=x, y=y)
     y = y or "episode/return"
     configs = [_config(directory) for directory in directories]
     for directory in directories:
-        if not len(report.read_curve(directory / "result.jsonl", x=x, y=y)[0]):
-            found = sorted({name for row in report.read_rows(directory / "result.jsonl") for name in row})
+        if not len(plots.read_curve(directory / "result.jsonl", x=x, y=y)[0]):
+            found = sorted({name for row in plots.read_rows(directory / "result.jsonl") for name in row})
             having = f": it has {', '.join(found)}" if found else ": it has no rows yet"
             raise InputError(f"{directory}: no result row has both {x} and {y}{having}")
     stops = [config.get("stop") or {} for config in configs]
     if len(directories) == 1:
         names = schema.flatten(configs[0])
         title = f"{names.get('algo.name')} on {names.get('env.id')}"
-        return report.plot_learning_curve(directories[0], png, x=x, y=y, stop=stops[0], title=title)
+        return plots.plot_learning_curve(directories[0], png, x=x, y=y, stop=stops[0], title=title)
     same = {stop.get(y) for stop in stops}
-    return figures.learning_curve(directories, png, x=x, y=y, stop=same.pop() if len(same) == 1 else None)
+    return figures.plot_runs(directories, png, x=x, y=y, stop=same.pop() if len(same) == 1 else None)
 
 
 def _config(directory: Path) -> Mapping[str, Any]:

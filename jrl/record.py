@@ -13,7 +13,7 @@ from jrl.host import command
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("record", "Write a video of episodes of a trained policy.")
-    command.take_checkpoint(p)
+    command.add_checkpoint_arguments(p)
     p.add_argument("--out", default="video.mp4", help="FILE.mp4, or FILE.gif (default video.mp4)")
     p.add_argument("--episodes", type=int, default=1, help="episodes, one after the other in one file (default 1)")
     p.add_argument("--seed", type=int, help="seed of the environment (default: the run's, never those of training)")
@@ -28,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         record(args)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     except EnvironmentFailed as e:
-        return command.failed(e)
+        return command.report_failure(e)
     return 0
 
 

@@ -17,7 +17,7 @@ from jrl.config import datasets, plan
 from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.fields import paths, plain_yaml
-from jrl.host import command, faults, files, output, runtime
+from jrl.host import command, files, interruption, output, runtime
 
 if TYPE_CHECKING:
     from jrl.run.reporter import Sink
@@ -30,7 +30,7 @@ class Clients(Protocol):
     def open(self, cfg: config.RunConfig) -> contextlib.AbstractContextManager[Any]:
         """Takes the address at which they come, while the context is open. Raises InputError."""
 
-    def source(self, cfg: config.RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Any]:
+    def source(self, cfg: config.RunConfig, iteration: int, interrupted: interruption.Signals) -> Callable[..., Any]:
         """Returns the maker of the source of a run (`build.MakeSource`) that goes on after so many iterations."""
 
 
@@ -132,18 +132,18 @@ def without_file(argv: Sequence[str]) -> Sequence[str]:
 def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
     """Trains as a command line of `parser` says; `clients` play where the config has a section external."""
     verbose = args.verbose > 0
-    with output.recorded() as transcript:
+    with output.record_output() as transcript:
         try:
             return _train(args, transcript, clients)
         except InputError as e:
-            return command.refused(e, verbose=verbose)
+            return command.report_input_error(e, verbose=verbose)
         except (RunnersLost, EnvironmentFailed, runtime.Recompiled) as e:
-            return command.failed(e, verbose=verbose)
+            return command.report_failure(e, verbose=verbose)
         except OSError as e:
-            if not files.no_room(e):
+            if not files.is_disk_full(e):
                 raise
             where = f"cannot write to {e.filename or 'the run directory'}: {e.strerror}"
-            return command.refused(InputError(f"{where}: free space, then go on with --resume"))
+            return command.report_input_error(InputError(f"{where}: free space, then go on with --resume"))
 
 
 def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Clients | None) -> int:
@@ -152,7 +152,9 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and clients is None:
-        raise InputError(f"external: clients play the episodes of this run: start it with {command.typed('serve')}")
+        raise InputError(
+            f"external: clients play the episodes of this run: start it with {command.format_command('serve')}"
+        )
     criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
@@ -184,8 +186,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
         until = math.inf if args.until is None else args.until
         options = _Options(directory, transcript, args.verbose, until, told, clients)
-        interrupted = stack.enter_context(faults.signals())
-        stack.enter_context(faults.stacks_on_request())
+        interrupted = stack.enter_context(interruption.watch_signals())
+        stack.enter_context(interruption.enable_stack_dumps())
         end = _run(cfg, start, options, interrupted)
         for count in range(1, cfg.run.max_rollbacks + 1):
             if end.fault is None or cfg.run.on_nonfinite != "rollback":
@@ -216,7 +218,7 @@ def _title(args: argparse.Namespace, cfg: config.RunConfig) -> str:
 
 
 def _tell_end(
-    args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: faults.Signals
+    args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: interruption.Signals
 ) -> int:
     """Prints why the run ended and what can be done with it; returns the exit status."""
     from jrl.run.store import checkpoint
@@ -227,7 +229,8 @@ def _tell_end(
     typed = shlex.quote(str(directory))
     if end.fault:
         print(
-            f"ended by an update that was not finite; {command.typed('debug')} {end.fault} explains it", file=sys.stderr
+            f"ended by an update that was not finite; {command.format_command('debug')} {end.fault} explains it",
+            file=sys.stderr,
         )
     elif interrupted and kept:
         print("interrupted: continue with --resume", typed)
@@ -244,7 +247,7 @@ def _tell_end(
         print(best)
     print(
         f"run: {directory}"
-        + (f"    evaluate: {command.typed('evaluate')} {typed} --episodes 100{where}" if kept else "")
+        + (f"    evaluate: {command.format_command('evaluate')} {typed} --episodes 100{where}" if kept else "")
     )
     if interrupted:
         return interrupted.exit_status or 1
@@ -274,7 +277,11 @@ def _rllib(text: str | None) -> dict[str, Any] | None:
     found = None if text is None else _mapping(text)
     if text is None or found is not None:
         return found
-    mend = f"a file goes without --config: {command.typed('train')} {text}" if Path(text).suffix else "mind the quotes"
+    mend = (
+        f"a file goes without --config: {command.format_command('train')} {text}"
+        if Path(text).suffix
+        else "mind the quotes"
+    )
     raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {mend}")
 
 
@@ -338,8 +345,8 @@ def _directory(
     def fresh() -> Path:
         given = cfg.run.out is not None
         path = Path(cfg.run.out or f"runs/{_name(args, cfg)}")
-        path = path if given else files.new(path)
-        stack.enter_context(files.held(path, made=not given))
+        path = path if given else files.make_numbered(path)
+        stack.enter_context(files.lock_directory(path, made=not given))
         return path
 
     if args.resume is None:
@@ -357,18 +364,18 @@ def _directory(
         if latest is None:
             print("resume: no checkpoint found, starting afresh")
             return fresh(), None
-        stack.enter_context(files.held(latest))
+        stack.enter_context(files.lock_directory(latest))
         return latest, checkpoint.locate(latest)
     found = Path(args.resume)
     own = Path(cfg.run.out) if cfg.run.out else checkpoint.run_of(found)
     if own is None or not found.exists():
         saved = checkpoint.locate(found)
         return fresh(), saved
-    stack.enter_context(files.held(own))
+    stack.enter_context(files.lock_directory(own))
     return own, checkpoint.locate(found)
 
 
-def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: faults.Signals) -> _End:
+def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: interruption.Signals) -> _End:
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
@@ -405,7 +412,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         cfg, timers=stages, restarts=restarts, sinks=sinks, directory=directory, external=external or None
     )
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
+        watchdog = stack.enter_context(interruption.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.enter_context(session)
         checkpoints = stack.enter_context(Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session, verbose=options.verbose > 0), sep="\n")
@@ -455,7 +462,7 @@ def _sinks(
 
     directory, transcript, cfg = options.directory, options.transcript, session.config
     sinks: list[Sink] = [lambda row: row.update(options.told | row)]  # what the run itself tells counts
-    with files.opening(directory):
+    with files.report_unwritable(directory):
         transcript.open(directory / "log.txt")
         write_row = stack.enter_context(run_directory.opened(session, directory, rows_until))
     for stream in (transcript.screen, transcript.file):

@@ -79,8 +79,8 @@ class Runner:
         for info in loop.run(program, program.init(seed), seed=seed, total_env_steps=self._steps):
             if info.env_steps >= due:
                 due += self._steps / _PARTS
-                returns.append(episodes.summary([info.episodes])["episode/return"])
-        last = episodes.summary([info.episodes])["episode/return"]
+                returns.append(episodes.summarize([info.episodes])["episode/return"])
+        last = episodes.summarize([info.episodes])["episode/return"]
         greedy = self._evaluations.play(program.actor(info.state), count=seed, version=0)["return"]
         curve = float(np.nanmean([*returns, last]))
         return {"curve": curve, "last": last, "greedy": greedy, "wall_s": round(time.time() - start, 1)}

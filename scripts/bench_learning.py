@@ -249,7 +249,7 @@ def result(task: Task, seed: int, directory: Path, failed: list[str]) -> dict:
         cfg = config.load(task.config, task.overrides)
         wanted, window = {**cfg.stop, "env_steps": math.inf}, cfg.run.smoothing_episodes
         # of all rows: that of the end comes after the one that ended the run
-        reached = any(criteria.met(name, row, value, window) for row in rows for name, value in wanted.items())
+        reached = any(criteria.is_met(name, row, value, window) for row in rows for name, value in wanted.items())
     else:
         reached = bool(returns) and task.bounds[0] <= returns[-1] <= task.bounds[1]
     reached = reached and min(returns, default=math.inf) >= task.lowest
@@ -360,7 +360,7 @@ def main() -> int:
     print_steps([r for r in every if r["task"] not in from_data])
     print_returns([r for r in every if r["task"] in from_data])
     if args.plot:
-        figures.panels({title_of(task): panel_of(task, args.out) for task, *_ in by_task(every)}, args.plot)
+        figures.plot_panels({title_of(task): panel_of(task, args.out) for task, *_ in by_task(every)}, args.plot)
     return 0 if all(r["passed"] for r in every) else 1
 
 

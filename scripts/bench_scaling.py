@@ -71,7 +71,7 @@ def whole_run(cfg: config.RunConfig) -> Measured:
         start, steps, calls = time.perf_counter(), 0, 0
         while time.perf_counter() < start + seconds:
             info = next(infos)
-            steps, calls = steps + episodes.steps(info.episodes), calls + 1
+            steps, calls = steps + episodes.count_steps(info.episodes), calls + 1
         jax.block_until_ready(info.metrics)
         passed = time.perf_counter() - start
         stages = {name: round(spent / passed, 3) for name, spent in timers.drain().items() if spent}
@@ -158,7 +158,7 @@ def collect_alone(cfg: config.RunConfig, collector: str) -> Measured:
         while time.perf_counter() < start + seconds:
             rollout, report = source.next(actor, jax.random.key(len(pending)))
             jax.block_until_ready(rollout)
-            steps += episodes.steps(report)
+            steps += episodes.count_steps(report)
         return {"steps_per_s": round(steps / (time.perf_counter() - start))}
 
     return measure

@@ -38,7 +38,7 @@ from random_data import OFFLINE, from_data
 
 from jrl.callbacks import Callbacks
 from jrl.config import load
-from jrl.metrics import report
+from jrl.metrics import plots
 
 _OWN = "custom.callbacks=[scripts.bench_speed"
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]
@@ -331,7 +331,7 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
     works = [w for w in found if found[w]]
     peers = sorted({p for w in works for p in found[w]}, key=lambda p: (p != "jrl", p))
     bars = [(work, name) for work in works for name in peers if name in found[work]]
-    figure = report.figure_of((10, 1.4 + 0.16 * len(works) + 0.22 * len(bars)))
+    figure = plots.make_figure((10, 1.4 + 0.16 * len(works) + 0.22 * len(bars)))
     axes = figure.add_subplot()
     ticks: dict[str, list[float]] = {work: [] for work in works}
     at = 0.0
@@ -355,7 +355,7 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     labels = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one entry per name
     figure.legend(labels.values(), labels.keys(), ncols=len(labels), loc="outside upper center", frameon=False)
-    report.save(figure, png)
+    plots.save(figure, png)
 
 
 def main() -> None:

@@ -191,7 +191,7 @@ def _team():
     from jrl.envs import team
     from jrl.types import Box, EnvSpec, MultiDiscrete
 
-    return EnvSpec(team.observation(Box((4,)), 2), MultiDiscrete((3, 3)), _ENVS)
+    return EnvSpec(team.joint_observation(Box((4,)), 2), MultiDiscrete((3, 3)), _ENVS)
 
 
 def _told(like, array, spec, *lead: int) -> dict:

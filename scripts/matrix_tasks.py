@@ -13,7 +13,7 @@ from jrl.algos import dqn
 from jrl.envs import IN_JAX
 from jrl.envs.jax_env import Definition
 from jrl.envs.multi_agent import MultiDefinition
-from jrl.envs.multi_toys import several as copies
+from jrl.envs.multi_toys import copy_task as copies
 from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.types import Box
 

@@ -133,9 +133,9 @@ def built_once():
 @pytest.fixture(scope="session", autouse=True)
 def _runs_without_pictures():
     """A run plans its pictures and leaves empty files: to draw one takes a tenth of a second."""
-    from jrl.metrics import report
+    from jrl.metrics import plots
 
-    own = report.save
+    own = plots.save
 
     def save(figure, png):
         if Path(png).name not in ("learning_curve.png", "league.png"):
@@ -144,16 +144,16 @@ def _runs_without_pictures():
         return Path(png)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "save", save)
+        patch.setattr(plots, "save", save)
         yield own
 
 
 @pytest.fixture
 def own_pictures(_runs_without_pictures, monkeypatch):
     """Runs draw their pictures: for tests of that."""
-    from jrl.metrics import report
+    from jrl.metrics import plots
 
-    monkeypatch.setattr(report, "save", _runs_without_pictures)
+    monkeypatch.setattr(plots, "save", _runs_without_pictures)
 
 
 @pytest.fixture(autouse=True)

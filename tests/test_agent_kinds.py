@@ -16,8 +16,8 @@ import jrl
 from jrl import config, envs, evaluate
 from jrl.agents import fixed
 from jrl.config import multi_agent
+from jrl.envs import agent_options, team
 from jrl.envs import multi_agent as multi_agent_env
-from jrl.envs import team, views
 from jrl.envs.checker import check_env
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.transform import transformed
@@ -167,7 +167,11 @@ def nearer(obs):
 
 def test_views_are_of_each_kind():
     env = envs.make(ID, num_envs=2, options={"noise": 0.0})
-    seen = transformed(env, functools.partial(views.observation_fn, path=f"{__name__}:nearer"), views.agent_ids)
+    seen = transformed(
+        env,
+        functools.partial(agent_options.apply_observation_fn, path=f"{__name__}:nearer"),
+        agent_options.add_agent_ids,
+    )
     assert [sorted(dict(part.items)) for part in seen.spec.observation.items] == [["agent_id", "obs"]] * 2
     _, (hunters, prey) = jax.jit(seen.reset)(jax.random.key(0))
     np.testing.assert_array_equal(hunters["agent_id"], [0, 2, 0, 2])
@@ -183,7 +187,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match="actions"):
             env.step(state, wrong, jax.random.key(1))
     with pytest.raises(InputError, match=r"multi_agent.group: .*those of hunter_0 and prey_0 differ"):
-        team.team(env.spec)
+        team.join_all_agents(env.spec)
     with pytest.raises(
         InputError, match=r"MultiDefinition.action: .*each of hunter_0, prey_0, hunter_1, got those of a"
     ):

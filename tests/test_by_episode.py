@@ -16,7 +16,7 @@ from jrl.agents import by_game
 from jrl.callbacks import Callbacks
 from jrl.config import multi_agent
 from jrl.config import policy_mapping as by_settings
-from jrl.envs.views import GAME, OBS
+from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
 from jrl.learn import parallel
 from jrl.learn.program import own_replay

@@ -24,7 +24,7 @@ def test_every_command_is_a_module_that_runs_by_itself(capsys, monkeypatch):
         module = name.replace("-", "_")
         is_room = (ROOT / "jrl" / module).is_dir()
         assert callable(importlib.import_module(f"jrl.{module}.__main__" if is_room else f"jrl.{module}").main)
-        assert command.typed(name) == f"python -m jrl.{module}"
+        assert command.format_command(name) == f"python -m jrl.{module}"
     assert __main__.main(["--help"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")} == {
         *command.COMMANDS

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jrl.host import faults
+from jrl.host import interruption
 from jrl.run.store import checkpoint
 
 HERE = Path(__file__).parent
@@ -144,7 +144,7 @@ def test_a_second_ctrl_c_ends_a_process_whose_main_thread_is_in_a_call():
 
 def test_signals_leave_everything_as_it_was():
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(KeyError), faults.signals() as found:
+    with pytest.raises(KeyError), interruption.watch_signals() as found:
         assert not found and found.exit_status is None and found.name is None
         assert signal.getsignal(signal.SIGTERM) != before[1]
         raise KeyError
@@ -159,7 +159,7 @@ def test_an_event_loop_keeps_its_wakeup_file():
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer)
     try:
-        with faults.signals() as found:
+        with interruption.watch_signals() as found:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.05)
             assert found.exit_status == 143
@@ -175,7 +175,7 @@ def test_in_another_thread_signals_stay_as_they_are():
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def work():
-        with faults.signals() as found:
+        with interruption.watch_signals() as found:
             seen.append((bool(found), signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=work)
@@ -219,7 +219,7 @@ def test_the_handler_of_somebody_else_stays():
     seen = []
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(True))
     try:
-        with faults.stacks_on_request():
+        with interruption.enable_stack_dumps():
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.05)
         assert seen == [True]
@@ -243,7 +243,7 @@ class Watched:
 
     def __init__(self, seconds=10.0, **options):
         self.clock, self.out = Time(), io.StringIO()
-        self.dog = faults.Watchdog(seconds, out=self.out, clock=self.clock, **options)
+        self.dog = interruption.Watchdog(seconds, out=self.out, clock=self.clock, **options)
 
     def after(self, seconds):
         """How many reports so many seconds bring."""
@@ -261,12 +261,12 @@ class Watched:
 
 def test_a_stall_is_reported_once_with_its_stage_and_the_stacks():
     watched = Watched()
-    watched.dog.beat("environment steps", hint=faults.FROM_THE_HOST)
+    watched.dog.beat("environment steps", hint=interruption.FROM_THE_HOST)
     assert watched.after(9.5) == 0 and watched.text() == ""
     assert watched.after(1.5) == 1
     text = watched.text()
     assert re.search(r"watchdog: no progress for 10 s, since \d\d:\d\d:\d\d, in: environment steps\n", text)
-    assert faults.FROM_THE_HOST in text and f"--pid {os.getpid()}" in text
+    assert interruption.FROM_THE_HOST in text and f"--pid {os.getpid()}" in text
     assert f"0x{threading.get_ident():016x} (most recent call first)" in text
     assert "test_a_stall_is_reported_once_with_its_stage_and_the_stacks" in text  # this frame
     assert watched.after(100) == 0 and watched.text() == ""
@@ -327,7 +327,7 @@ def test_none_disables():
         watched.dog.beat("update")
         assert "jrl-watchdog" not in [t.name for t in threading.enumerate()]
     with pytest.raises(ValueError, match="more than 0"):
-        faults.Watchdog(0.0)
+        interruption.Watchdog(0.0)
 
 
 def test_a_closed_stream_does_not_end_the_watchdog():
@@ -337,7 +337,7 @@ def test_a_closed_stream_does_not_end_the_watchdog():
 
 
 def test_its_thread_looks_by_itself_and_ends_with_the_block(capfd):
-    with faults.Watchdog(0.2) as dog:
+    with interruption.Watchdog(0.2) as dog:
         dog.beat("a nap")
         time.sleep(1.0)
     assert "jrl-watchdog" not in [t.name for t in threading.enumerate()]
@@ -376,7 +376,7 @@ def test_a_stalled_environment_is_reported_and_the_run_goes_on(tmp_path):
     assert process.returncode == 0, err
     reports = [line for line in err.splitlines() if "watchdog: no progress" in line]
     assert len(reports) == 1, err
-    assert "environment steps" in reports[0] and faults.FROM_THE_HOST in err
+    assert "environment steps" in reports[0] and interruption.FROM_THE_HOST in err
     assert re.search(r"faulty_envs.py\", line \d+ in fault", err)
     assert "stopped: env_steps" in out
 

@@ -34,13 +34,13 @@ def test_another_process_is_named_and_holds_nothing_once_it_is_dead(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True)
     forked = int(holder.stdout.readline())
     try:
-        with pytest.raises(InputError) as e, files.held(out):
+        with pytest.raises(InputError) as e, files.lock_directory(out):
             pass
         assert f"run.out: {out} is in use by process {holder.pid} on {os.uname().nodename} since 20" in str(e.value)
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         os.kill(forked, 0)  # still there
-        with files.held(out):
+        with files.lock_directory(out):
             assert (out / files.LOCK).exists()
         assert not (out / files.LOCK).exists()
     finally:
@@ -52,28 +52,28 @@ def test_another_process_is_named_and_holds_nothing_once_it_is_dead(tmp_path):
 
 def test_the_same_process_holds_a_directory_once(tmp_path):
     refused = pytest.raises(InputError, match=f"is in use by process {os.getpid()} ")
-    with files.held(tmp_path), refused, files.held(tmp_path):
+    with files.lock_directory(tmp_path), refused, files.lock_directory(tmp_path):
         pass
-    with files.held(tmp_path):
+    with files.lock_directory(tmp_path):
         pass
 
 
 def test_a_reader_does_not_release_it(tmp_path):
-    with files.held(tmp_path):
+    with files.lock_directory(tmp_path):
         (tmp_path / files.LOCK).read_text()  # as one that copies a run directory does
-        with pytest.raises(InputError), files.held(tmp_path):
+        with pytest.raises(InputError), files.lock_directory(tmp_path):
             pass
 
 
 def test_a_directory_that_was_made_for_nothing_goes(tmp_path):
-    with files.held(tmp_path / "a" / "b"):
+    with files.lock_directory(tmp_path / "a" / "b"):
         pass
     assert not (tmp_path / "a" / "b").exists()
     (tmp_path / "c").mkdir()
-    with files.held(tmp_path / "c"):
+    with files.lock_directory(tmp_path / "c"):
         pass
     assert (tmp_path / "c").exists()  # somebody else's
-    with files.held(tmp_path / "d"):
+    with files.lock_directory(tmp_path / "d"):
         (tmp_path / "d" / "config.yaml").write_text("")
     assert [p.name for p in (tmp_path / "d").iterdir()] == ["config.yaml"]
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
         (tmp_path / "file" / "run", "is a file"),
     ):
         refused = pytest.raises(InputError, match=rf"run\.out: .*{why}: choose")
-        with refused, files.held(path):
+        with refused, files.lock_directory(path):
             pass
 
     def full(*args):
@@ -93,7 +93,7 @@ def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.os, "pwrite", full)
     refused = pytest.raises(InputError, match="No space left on device: free space, or choose another --out")
-    with refused, files.held(tmp_path / "full"):
+    with refused, files.lock_directory(tmp_path / "full"):
         pass
     assert not (tmp_path / "full").exists()
 
@@ -101,11 +101,11 @@ def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "run" / "result.jsonl").mkdir(parents=True)
     refused = pytest.raises(InputError, match=r"cannot write to \S+/run/result.jsonl: Is a directory: choose another")
-    with refused, files.opening(tmp_path / "run"):
+    with refused, files.report_unwritable(tmp_path / "run"):
         (tmp_path / "run" / "result.jsonl").open("ab")
-    with pytest.raises(IsADirectoryError), files.opening(tmp_path / "elsewhere"):
+    with pytest.raises(IsADirectoryError), files.report_unwritable(tmp_path / "elsewhere"):
         (tmp_path / "run" / "result.jsonl").open("ab")
-    with pytest.raises(OSError, match="No space"), files.opening(tmp_path):
+    with pytest.raises(OSError, match="No space"), files.report_unwritable(tmp_path):
         raise OSError(errno.ENOSPC, "No space", str(tmp_path / "x"))
 
 
@@ -116,7 +116,7 @@ def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog)
     import filelock
 
     monkeypatch.setattr(filelock.FileLock, "acquire", none)
-    with files.held(tmp_path):
+    with files.lock_directory(tmp_path):
         pass
     assert [r.getMessage() for r in caplog.records] == [
         f"{tmp_path}: no lock: No locks available: take care that no other run writes there"
@@ -133,7 +133,7 @@ def test_a_deleted_working_directory(tmp_path, monkeypatch):
 
 
 def test_new_names_never_meet(tmp_path):
-    made = [files.new(tmp_path / "runs" / "a") for _ in range(3)]
+    made = [files.make_numbered(tmp_path / "runs" / "a") for _ in range(3)]
     assert [path.name for path in made] == ["a", "a-2", "a-3"]
 
 
@@ -147,12 +147,14 @@ def test_replace_leaves_the_old_file_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as e:
         files.replace(path, "new")
-    assert e.value.filename == str(path) and files.no_room(e.value)
+    assert e.value.filename == str(path) and files.is_disk_full(e.value)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["config.yaml"]
 
 
 def test_what_says_that_there_is_no_room():
-    assert files.no_room(OSError(errno.EDQUOT, "")) and files.no_room(OSError(errno.EROFS, ""))
-    assert files.no_room(ValueError("RESOURCE_EXHAUSTED: x")) and files.no_room(ValueError("No space left on device"))
-    assert not files.no_room(OSError(errno.ENOENT, "")) and not files.no_room(ValueError("x"))
-    assert not files.no_room(InputError("No space left on device"))
+    assert files.is_disk_full(OSError(errno.EDQUOT, "")) and files.is_disk_full(OSError(errno.EROFS, ""))
+    assert files.is_disk_full(ValueError("RESOURCE_EXHAUSTED: x")) and files.is_disk_full(
+        ValueError("No space left on device")
+    )
+    assert not files.is_disk_full(OSError(errno.ENOENT, "")) and not files.is_disk_full(ValueError("x"))
+    assert not files.is_disk_full(InputError("No space left on device"))

@@ -82,11 +82,11 @@ def test_win_rates_have_binomial_standard_errors():
 
 def test_elo_of_two_by_hand():
     # 30 wins and 10 losses: odds of 3, 400 log10(3) = 190.85; error 400 / ln 10 * sqrt(1 / 30 + 1 / 10) = 63.433
-    rating, error = payoff.elo(np.array([[0.0, 10.0], [30.0, 0.0]]))
+    rating, error = payoff.compute_elo(np.array([[0.0, 10.0], [30.0, 0.0]]))
     np.testing.assert_allclose(rating, [0, 190.848], atol=1e-3)
     np.testing.assert_allclose(error, [0, 63.433], atol=1e-3)
     # a drawn game beside: 30.5 to 10.5
-    rating, _ = payoff.elo(np.array([[0.0, 10.0], [30.0, 0.0]]), prior=1.0)
+    rating, _ = payoff.compute_elo(np.array([[0.0, 10.0], [30.0, 0.0]]), prior=1.0)
     np.testing.assert_allclose(rating[1], 400 * np.log10(30.5 / 10.5))
 
 
@@ -94,12 +94,12 @@ def test_elo_of_a_chain_adds_up_and_who_is_not_tied_has_none():
     scores = np.zeros((5, 5))
     scores[1, 0], scores[0, 1], scores[2, 1], scores[1, 2] = 20, 10, 40, 10
     scores[3, 0] = 5  # has won everything
-    rating, error = payoff.elo(scores)
+    rating, error = payoff.compute_elo(scores)
     one, two = 400 * np.log10(2), 400 * np.log10(4)
     np.testing.assert_allclose(rating[:3], [0, one, one + two])
     variance = np.array([1 / 20 + 1 / 10, 1 / 40 + 1 / 10])
     np.testing.assert_allclose(error[1:3], payoff.SCALE * np.sqrt(np.cumsum(variance)))
     assert np.isnan(rating[3:]).all() and np.isnan(error[3:]).all()
-    moved, _ = payoff.elo(scores, anchor=1)
+    moved, _ = payoff.compute_elo(scores, anchor=1)
     np.testing.assert_allclose(moved[:3], rating[:3] - one, atol=1e-9)
-    assert np.isfinite(payoff.elo(scores, prior=1.0)[0][:4]).all()
+    assert np.isfinite(payoff.compute_elo(scores, prior=1.0)[0][:4]).all()

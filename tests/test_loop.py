@@ -73,7 +73,7 @@ def assert_trees(a, b, **tolerance):
 
 def total(infos):
     """Steps and episodes of all calls."""
-    return sum(episodes.steps(i.episodes) for i in infos), sum(int(np.sum(i.episodes.count)) for i in infos)
+    return sum(episodes.count_steps(i.episodes) for i in infos), sum(int(np.sum(i.episodes.count)) for i in infos)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_run_in_two_parts_is_the_run(programs, eight):
 
 def test_counters_are_exact(eight):
     for name, (state, infos) in eight.items():
-        steps = [episodes.steps(i.episodes) for i in infos]
+        steps = [episodes.count_steps(i.episodes) for i in infos]
         # CartPole under a new policy ends after about 20 steps, and the row after an end is none
         rows = T * B * 8
         assert sum(steps) < rows, name
@@ -171,7 +171,7 @@ def test_a_call_of_fewer_iterations_is_the_beginning_of_a_whole_one(programs):
         values = np.asarray([m[name] for m, _ in each])
         wanted = np.nanmean(values) if values.dtype.kind == "f" else values[-1]
         np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=name)
-    assert_trees(report, jax.device_get(episodes.add_up([r for _, r in each])))
+    assert_trees(report, jax.device_get(episodes.add_reports([r for _, r in each])))
 
 
 def test_the_state_is_donated(programs):
@@ -204,11 +204,13 @@ def test_four_devices(four_devices):
     assert obs.shape == (4, B // 4, 4)
     assert len(np.unique(obs[..., 0])) == B  # no two environments are the same
     assert np.asarray(info.episodes.steps).shape == (4,)
-    assert int(parallel.first_copy(info.state.learner.env_steps)) == sum(episodes.steps(i.episodes) for i in infos)
-    assert infos[1].env_steps == episodes.steps(infos[0].episodes)
+    assert int(parallel.first_copy(info.state.learner.env_steps)) == sum(
+        episodes.count_steps(i.episodes) for i in infos
+    )
+    assert infos[1].env_steps == episodes.count_steps(infos[0].episodes)
     placed = program.place(jax.device_get(info.state))
     assert_trees(jax.device_get(placed), jax.device_get(info.state))
-    row = episodes.summary([i.episodes for i in infos])
+    row = episodes.summarize([i.episodes for i in infos])
     assert row["episode/count"] == sum(int(np.sum(i.episodes.count)) for i in infos)
 
 
@@ -300,7 +302,7 @@ def test_an_iteration_of_several_samples_and_steps(programs):
     state, infos = play(told(programs["staged"], twice), 2)
     assert [int(r.contiguous.all()) for r in rollouts] == [0, 1, 1, 1]
     masks = [int(r.mask.sum()) for r in rollouts]
-    assert [episodes.steps(i.episodes) for i in infos] == [sum(masks[:2]), sum(masks[2:])]
+    assert [episodes.count_steps(i.episodes) for i in infos] == [sum(masks[:2]), sum(masks[2:])]
     assert int(state.env_steps) == sum(masks) == infos[-1].env_steps_after()
     ended = [int(((r.terminated | r.truncated) & r.mask).sum()) for r in rollouts]
     assert [int(i.episodes.count) for i in infos] == [sum(ended[:2]), sum(ended[2:])]
@@ -324,14 +326,14 @@ def test_an_iteration_without_a_sample_or_without_learning(programs):
 
     program = told(programs["staged"], alternate)
     state, infos = play(program, 3)
-    steps = [episodes.steps(i.episodes) for i in infos]
+    steps = [episodes.count_steps(i.episodes) for i in infos]
     assert steps[0] > 0
     assert steps[1:] == [0, 0]
     assert int(state.env_steps) == 2 * steps[0]  # it was learned from twice
     assert [i.env_steps_after() for i in infos] == [steps[0]] * 3
     assert [sorted(i.metrics) == [] for i in infos] == [True, False, True]
-    row = episodes.summary([infos[0].episodes, infos[1].episodes])
-    assert row == episodes.summary([infos[0].episodes])  # the windows are still there
+    row = episodes.summarize([infos[0].episodes, infos[1].episodes])
+    assert row == episodes.summarize([infos[0].episodes])  # the windows are still there
 
 
 # ---------------------------------------------------------------- replay, and who looks

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jrl.host import files
-from jrl.host.output import Lasting, Transcript, log_file, recorded
+from jrl.host.output import SafeStream, Transcript, open_log, record_output
 
 
 def broken():
@@ -23,7 +23,7 @@ def broken():
 def test_a_stream_outlives_its_reader():
     kept = []
     pipe = broken()
-    stream = Lasting(pipe, kept.append)
+    stream = SafeStream(pipe, kept.append)
     print("one", file=stream, flush=True)
     print("two", file=stream, flush=True)
     assert "".join(kept) == "one\ntwo\n" and not stream.isatty()
@@ -34,7 +34,7 @@ def test_a_stream_outlives_its_reader():
 def test_streams_that_are_closed_or_were_never_there():
     closed = io.StringIO()
     closed.close()
-    for stream in (Lasting(None), Lasting(closed)):
+    for stream in (SafeStream(None), SafeStream(closed)):
         print("x", file=stream, flush=True)
         assert not stream.isatty()
         with pytest.raises(AttributeError):
@@ -44,7 +44,7 @@ def test_streams_that_are_closed_or_were_never_there():
 def test_a_character_that_a_stream_cannot_encode_silences_nothing(tmp_path):
     below = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict", newline="\n")
     kept = []
-    stream = Lasting(below, kept.append)
+    stream = SafeStream(below, kept.append)
     for text in ("one \u2713", "two \U0001f600 \udcff", "three"):
         print(text, file=stream, flush=True)
     assert below.buffer.getvalue() == b"one \\u2713\ntwo \\U0001f600 \\udcff\nthree\n"
@@ -53,14 +53,14 @@ def test_a_character_that_a_stream_cannot_encode_silences_nothing(tmp_path):
 
 def test_a_stream_is_the_one_below():
     below = io.StringIO()
-    stream = Lasting(below)
+    stream = SafeStream(below)
     stream.writelines(["a", "b"])
     assert below.getvalue() == "ab" and stream.getvalue() == "ab" and stream.encoding == below.encoding
 
 
 def test_a_transcript_has_what_was_printed_without_control_characters(tmp_path, capsys):
     path = tmp_path / "log.txt"
-    with recorded() as transcript:
+    with record_output() as transcript:
         print("before\tthe file")
         print("\x1b[1mbold\x1b[0m \x1b]0;title\x07and\x00 plain", file=sys.stderr)
         transcript.open(path)
@@ -68,7 +68,7 @@ def test_a_transcript_has_what_was_printed_without_control_characters(tmp_path, 
         print("not shown", file=transcript.file)
         print("a bar", file=transcript.screen)
         print("no end", end="")
-    assert sys.stdout.__class__ is not Lasting
+    assert sys.stdout.__class__ is not SafeStream
     head, *lines = path.read_text().split("\n")
     assert head.startswith("# 20")
     assert lines == ["before\tthe file", "bold and plain", "30%", "not shown", "no end", ""]
@@ -87,7 +87,7 @@ def test_a_transcript_has_what_a_bar_prints_above_itself(tmp_path):
     screen, before = Terminal(), sys.stdout
     sys.stdout = screen
     try:
-        with recorded() as transcript:
+        with record_output() as transcript:
             transcript.open(tmp_path / "log.txt")
             with Progress(console=Console(file=transcript.screen, force_terminal=True), auto_refresh=False) as bar:
                 transcript.listen()
@@ -104,7 +104,7 @@ def test_a_transcript_has_what_a_bar_prints_above_itself(tmp_path):
 def test_loggers_are_heard_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
     logger = logging.getLogger("jrl.somewhere")
-    with recorded() as transcript:
+    with record_output() as transcript:
         transcript.open(tmp_path / "log.txt")
         logging.basicConfig()  # as absl does with the first that it logs, and so orbax with the first checkpoint
         logger.warning("take care")
@@ -119,7 +119,7 @@ def test_a_log_file_has_what_loggers_say_and_python_shows_it_once(tmp_path, caps
     monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(sys.stderr))
     logging.lastResort.setLevel(logging.WARNING)
     logger, paths = logging.getLogger("jrl.somewhere"), [tmp_path / "a", tmp_path / "b"]
-    with log_file(paths[0]) as one, log_file(paths[1]):
+    with open_log(paths[0]) as one, open_log(paths[1]):
         print("rows", file=one)
         logger.warning("take care")
         logging.basicConfig(format="mine: %(message)s")
@@ -135,7 +135,7 @@ def test_a_log_file_has_what_loggers_say_and_python_shows_it_once(tmp_path, caps
 def test_a_transcript_is_continued_and_ends_with_the_reason(tmp_path):
     path = tmp_path / "log.txt"
     for text in ("first", "second"):
-        with pytest.raises(ZeroDivisionError), recorded() as transcript:
+        with pytest.raises(ZeroDivisionError), record_output() as transcript:
             transcript.open(path)
             transcript.open(path)  # of a run that was rolled back
             print(text)

@@ -7,7 +7,7 @@ import pytest
 
 from jrl import plot
 from jrl.fields import schema
-from jrl.metrics import report
+from jrl.metrics import plots
 
 
 def run(directory: Path, seed: int, lr: float = 1e-3, rows=((10, 1.0), (20, 2.0))) -> Path:
@@ -33,7 +33,7 @@ def test_the_command_draws_one_run_or_several(tmp_path, capsys):
 
 def test_several_runs_have_the_means_of_their_seeds_and_the_target(tmp_path, monkeypatch):
     runs = [run(tmp_path / str(i), seed=i, lr=lr, rows=((10, i), (20, 9))) for i, lr in enumerate((1e-3, 1e-4, 1e-3))]
-    monkeypatch.setattr(report, "save", lambda figure, png: figure)
+    monkeypatch.setattr(plots, "save", lambda figure, png: figure)
     (axes,) = plot.plot(runs, tmp_path / "all.png").axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["algo.lr=0.001 (2 runs)", "algo.lr=0.0001"]
     lines = [line.get_xydata().tolist() for line in axes.lines]
@@ -46,13 +46,13 @@ def test_a_population_has_its_band(tmp_path, monkeypatch, capsys, own_pictures):
         run_directory = tmp_path / "population" / "members" / str(i)
         run_directory.parent.mkdir(parents=True, exist_ok=True)
         run(run_directory, seed=i, lr=lr, rows=((10, 1.0 + i), (20, 2.0 + i)))
-    drawn, plot_groups = [], report.plot_groups
+    drawn, plot_groups = [], plots.plot_groups
 
     def recorded(panels, png, **axes):
         drawn.append((panels, axes))
         return plot_groups(panels, png, **axes)
 
-    monkeypatch.setattr(report, "plot_groups", recorded)
+    monkeypatch.setattr(plots, "plot_groups", recorded)
     assert plot.main([str(tmp_path / "population")]) == 0
     png = tmp_path / "population" / "learning_curve.png"
     assert capsys.readouterr().out.strip() == str(png) and png.read_bytes().startswith(b"\x89PNG")

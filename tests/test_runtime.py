@@ -42,7 +42,7 @@ def test_variables():
     cfg = RuntimeConfig(
         xla_flags="--a=2 --c", preallocate=False, mem_fraction=0.5, cpu_threads=3, env={"X": "text", "Y": 2, "Z": 0.5}
     )
-    assert runtime.variables(cfg, {"XLA_FLAGS": "--a=1 --b"}) == {
+    assert runtime.build_environment(cfg, {"XLA_FLAGS": "--a=1 --b"}) == {
         "X": "text",
         "Y": "2",
         "Z": "0.5",
@@ -51,17 +51,17 @@ def test_variables():
         "XLA_CLIENT_MEM_FRACTION": "0.5",
         "PJRT_NPROC": "3",
     }
-    assert runtime.variables(RuntimeConfig(), {"XLA_FLAGS": "--a=1"}) == {}
+    assert runtime.build_environment(RuntimeConfig(), {"XLA_FLAGS": "--a=1"}) == {}
     again = RuntimeConfig(xla_flags="--a=1")
-    assert runtime.variables(again, {"XLA_FLAGS": "--a=1 --b"})["XLA_FLAGS"] == "--a=1 --b"  # nothing twice
-    assert runtime.variables(again, {"XLA_FLAGS": "--a=1 --a=2"})["XLA_FLAGS"] == "--a=1 --a=2 --a=1"
+    assert runtime.build_environment(again, {"XLA_FLAGS": "--a=1 --b"})["XLA_FLAGS"] == "--a=1 --b"  # nothing twice
+    assert runtime.build_environment(again, {"XLA_FLAGS": "--a=1 --a=2"})["XLA_FLAGS"] == "--a=1 --a=2 --a=1"
     given = RuntimeConfig(xla_flags="--a", env={"XLA_FLAGS": "--d"})
-    assert runtime.variables(given, {"XLA_FLAGS": "--b"})["XLA_FLAGS"] == "--d --a"
+    assert runtime.build_environment(given, {"XLA_FLAGS": "--b"})["XLA_FLAGS"] == "--d --a"
 
 
 def test_what_jax_has_read_already_cannot_change(environ):
     jax.devices()
-    assert runtime.started()
+    assert runtime.has_started()
     assert runtime.apply(RuntimeConfig(env={"JRL_TEST": 1})) == ["JRL_TEST=1"] and environ["JRL_TEST"] == "1"
     cfg = RuntimeConfig(preallocate=True, cpu_threads=7, env={"JRL_TEST": 2})
     with pytest.raises(InputError, match=r"jax has started .* XLA_PYTHON_CLIENT_PREALLOCATE, PJRT_NPROC only then"):

@@ -320,7 +320,7 @@ def test_evaluation_counts_games_and_a_policy_is_loaded_by_its_name(tmp_path, ca
 def test_windows_of_agents_and_policies():
     reports = [late_arrivals(1)[1]]
     names = ("steady", "late", "guest", "waiting")
-    found = episodes.of_agents(reports, names, {"a": names[:2], "b": names[2:]})
+    found = episodes.summarize_agents(reports, names, {"a": names[:2], "b": names[2:]})
     assert (
         found["agent/steady/return"] == 156 and found["agent/guest/return"] == 42 and found["agent/guest/count"] == 12
     )

@@ -16,7 +16,7 @@ from jrl.agents import fixed
 from jrl.config import multi_agent
 from jrl.envs import multi_toys
 from jrl.envs.multi_agent import MultiDefinition
-from jrl.envs.team import grouped
+from jrl.envs.team import join_groups
 from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
@@ -140,7 +140,7 @@ def test_what_replay_gives_is_the_plain_record_of_the_members():
     """late_arrivals, random joint actions: each transition of a team is that of a loop over its members' own rows."""
     made = envs.make("late_arrivals:late_arrivals", num_envs=3)
     groups = {"comers": ["late", "guest"], "stayers": ["steady", "waiting"]}
-    env = transformed(made, functools.partial(grouped, groups=groups))
+    env = transformed(made, functools.partial(join_groups, groups=groups))
     width, steps, size = len(env.spec.agents), 40, 2
     act = lambda actor, obs, carry, key, explore: ActOut(
         jax.random.randint(key, (env.spec.num_envs, size), 0, 3), carry, {}

@@ -17,7 +17,7 @@ import pytest
 
 from jrl import config, evaluate, train
 from jrl.host import files
-from jrl.metrics import loggers, report
+from jrl.metrics import loggers, plots
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
 
@@ -38,7 +38,7 @@ def run(*args, out):
 def finished(tmp_path_factory, _runs_without_pictures):
     out = tmp_path_factory.mktemp("run") / "a"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "save", _runs_without_pictures)  # the product's own
+        patch.setattr(plots, "save", _runs_without_pictures)  # the product's own
         assert run("--stop=env_steps=1500", "--set=run.report_every=300", out=out) == 0
     return out
 
@@ -80,7 +80,7 @@ def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, m
     assert config.load(out / "config.yaml").run.report_every == 300  # as it was
     added = (out / "log.txt").read_text().removeprefix((finished / "log.txt").read_text())
     assert "resume: changed: algo.lr 0.0003 -> 0.01\n" in added and "changed: stop.env_steps 1500 -> 1800\n" in added
-    assert added.count("changed: ") == 2 and "result.jsonl: 1 damaged lines were set aside" in added
+    assert added.count("changed: ") == 2 and "result.jsonl: moved 1 damaged lines" in added
     assert f"stopped: env_steps reached 1,800\nrun: {out} " in added
     assert len(loggers.read_rows(out / "result.jsonl")) > before
     assert train.main(["--resume", str(tmp_path / "nowhere")]) == 2
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, m
 def test_a_run_that_is_under_way_is_left_alone(finished, capsys):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     checked = str(checkpoint.locate(finished))
-    with files.held(finished):
+    with files.lock_directory(finished):
         for more in ((), ("--resume=auto",), ("--resume", str(finished)), ("--resume", checked)):
             assert run("--stop=env_steps=5000", *more, out=finished) == 2
             err = capsys.readouterr().err

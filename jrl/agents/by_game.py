@@ -21,7 +21,7 @@ from flax import struct
 from jrl.agents import fixed
 from jrl.agents.fixed import Group
 from jrl.config.policy_mapping import ROSTER
-from jrl.envs.views import GAME, OBS
+from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
 from jrl.learn.learner import Learner
 from jrl.metrics import episodes
@@ -67,7 +67,7 @@ class Roster:
     table: Any  # [M, G, A] i32, numbers of policies
     asked: Any  # [G] i32, games that the mapping was asked for: the table has the latest M of them
     latest: Any  # [G] i32, the game that was acted in
-    recent: episodes.Columns  # [P, ...], latest episodes of the agents that followed each policy
+    recent: episodes.EpisodeState  # [P, ...], latest episodes of the agents that followed each policy
 
 
 def empty(sizes: Sizes) -> Roster:
@@ -192,7 +192,7 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
     rows = collectives.all_gather(rows, axis_name, axis=1)
     who, count, record, mask = rows
     ended = record["terminated"] | record["truncated"]
-    tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
+    tracked = episodes.EpisodeRows(record["episode_return"], record["length"], record["episode_return"])
     count_one = lambda recent, number: episodes.reduce(recent, tracked, ended, mask & (who == number))[0]
     recent = jax.vmap(count_one)(roster.recent, jnp.arange(sizes.policies))
     latest = roster.latest.at[number // sizes.agents].max(count.max(0))

@@ -217,7 +217,7 @@ def ratings(league: League) -> tuple[np.ndarray, np.ndarray]:
     """
     held = _held(league)
     anchor = int(np.argmin(league.generation[:held]))
-    rating, error = payoff.elo(payoff.score(table(league)), anchor=anchor, prior=_PRIOR)
+    rating, error = payoff.compute_elo(payoff.compute_scores(table(league)), anchor=anchor, prior=_PRIOR)
     return rating + league.rating[anchor], error
 
 

@@ -1,4 +1,4 @@
-"""The user's code at the moments of a run: `Callbacks` to subclass, and what a run asks of them. See docs/callbacks.md.
+"""Users' callbacks: `Callbacks` to subclass, and their use in a run. See docs/callbacks.md.
 
     class PoleAngle(Callbacks):
         def on_episode_step(self, *, episode, **kwargs):
@@ -37,7 +37,7 @@ DEFAULT_POLICY = "default_policy"
 
 
 def in_program(fn: Fn) -> Fn:
-    """Marks a method as a pure function of its batch, to be traced into the program that learns.
+    """Mark a method as a pure function of its batch, traced into the learning program.
 
     `on_sample_end(self, samples)` and `on_postprocess_trajectory(self, postprocessed_batch)` return the Rollout to
     learn from, of the same shapes; `on_learn_on_batch(self, train_batch)` returns the batch of a gradient step, or
@@ -50,76 +50,75 @@ def in_program(fn: Fn) -> Fn:
 class Callbacks:
     """Methods called at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
 
-    All arguments are given by keyword; end yours with `**kwargs`. An exception in a method ends the run. So does False
-    that a method returns, without an error, and `result["done"] = True` in `on_train_result`. Methods
-    are not called for training and for a parallel evaluation at the same time. With env runners, all but
-    `on_sub_environment_created` are called in the process that learns.
+    All arguments are keywords; end yours with `**kwargs`. An exception in a method ends the run. A method that returns
+    False, or sets `result["done"] = True` in `on_train_result`, ends the run without an error. Methods are not called
+    for training and for a parallel evaluation at the same time. With env runners, all methods but
+    `on_sub_environment_created` are called in the learner process.
 
     Attributes:
-      infos: whether episodes have the environments' infos. None: where the backend has them; True: a run whose backend
-        has none is refused; False: never, which saves recording them.
-      history: latest steps of an episode that its `obs`, `actions`, `rewards` and `infos` hold. None: all of them; 0:
-        none, and observations are not fetched from the device.
+      infos: whether episodes have the environments' infos. None: if the backend has them; True: the run is refused if
+        the backend has none; False: never, which saves recording them.
+      history: number of latest steps in an episode's `obs`, `actions`, `rewards` and `infos`. None: all; 0: none, and
+        observations are not fetched from the device.
     """
 
     infos: bool | None = None
     history: int | None = None
 
     def on_environment_created(self, *, env_runner, env, env_context, **kwargs) -> None:
-        """A vector of environments was made; `env` is what steps it."""
+        """Called after a vector of environments was made; `env` steps it."""
 
     def on_sub_environment_created(self, *, worker, sub_environment, env_context, env_index, **kwargs) -> None:
-        """One Gymnasium environment was made; worker processes and env runners call this in theirs."""
+        """Called after one Gymnasium environment was made, in its worker process or env runner if it has one."""
 
     def on_create_policy(self, *, policy_id, policy, **kwargs) -> None:
-        """A policy was made: once each, before `on_algorithm_init`; that of one agent has the id "default_policy"."""
+        """Called once per policy, before `on_algorithm_init`; a single policy has the id "default_policy"."""
 
     def on_algorithm_init(self, *, algorithm, **kwargs) -> None:
-        """The run is built, and has not begun."""
+        """Called after the run was built, before it begins."""
 
     def on_episode_created(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
-        """An episode is about to begin, of several agents a game: it has no observation yet."""
+        """Called before an episode (with several agents, a game) begins: it has no observation yet."""
 
     def on_episode_start(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
-        """An episode has begun: it has its first observation."""
+        """Called after an episode has begun: it has its first observation."""
 
     def on_episode_step(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
-        """A step was taken, the last of an episode included."""
+        """Called after each step, including the last of an episode."""
 
     def on_episode_end(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
-        """An episode has ended; its custom metrics are taken after this."""
+        """Called after an episode has ended; its custom metrics are read afterwards."""
 
     def on_postprocess_trajectory(self, *, postprocessed_batch, env_runner, **kwargs) -> Any:
-        """A rollout was collected. Returns the one to go on with, of the same shapes, or None for no change."""
+        """Called after a rollout was collected. Return a rollout of the same shapes, or None for no change."""
 
     def on_sample_end(self, *, samples, env_runner, **kwargs) -> Any:
-        """A rollout is complete. Returns as `on_postprocess_trajectory`, which comes before."""
+        """Called after `on_postprocess_trajectory`. Return a rollout of the same shapes, or None for no change."""
 
     def on_learn_on_batch(self, *, policy, train_batch, result, **kwargs) -> Any:
-        """A rollout is learned from next. Returns as `on_sample_end`; numbers in the dict `result` are reported."""
+        """Called before a rollout is learned from. Return as `on_sample_end`; numbers in `result` are reported."""
 
     def on_train_result(self, *, algorithm, result, **kwargs) -> None:
-        """A result row is complete; what is changed in the dict `result` is reported."""
+        """Called after a result row is complete; changes of the dict `result` are reported."""
 
     def on_evaluate_start(self, *, algorithm, **kwargs) -> None:
-        """An evaluation begins."""
+        """Called before an evaluation."""
 
     def on_evaluate_end(self, *, algorithm, evaluation_metrics, **kwargs) -> None:
-        """An evaluation is done; what is changed in the dict `evaluation_metrics` is reported."""
+        """Called after an evaluation; changes of the dict `evaluation_metrics` are reported."""
 
     def on_checkpoint_loaded(self, *, algorithm, **kwargs) -> None:
-        """The run goes on from a checkpoint."""
+        """Called after the run was resumed from a checkpoint."""
 
     def on_workers_recreated(self, *, algorithm, worker_set, worker_ids, is_evaluation, **kwargs) -> None:
-        """Env runners were started in the place of failed ones: `worker_ids` is [1 + the index of each]."""
+        """Called after failed env runners were replaced: `worker_ids` is [1 + index of each]."""
 
 
 def load(paths: Sequence[str]) -> Callbacks | None:
-    """Loads the callbacks that `custom.callbacks` names; several as one; None for none.
+    """Load the callbacks in `custom.callbacks` as one; None: none.
 
     Raises:
-      InputError: a name that leads nowhere or to no subclass of Callbacks, an unknown moment, an argument
-        that no moment gives, or a mark that does not fit.
+      InputError: an unknown name, not a subclass of Callbacks, an unknown moment, an unknown argument, or a wrong mark.
     """
     classes = [registry.load(path, KEY) for path in paths]
     errors = [e for path, found in zip(paths, classes) for e in _faults(path, found)]
@@ -180,7 +179,7 @@ def _parts(callbacks: Callbacks) -> list[Callbacks]:
 
 
 def make_multi_callbacks(classes: Sequence[type[Callbacks]]) -> type[Callbacks]:
-    """Makes a class whose methods call those of all `classes`, in order; a batch that one returns goes to the next."""
+    """Return a class whose methods call those of all `classes`, in order; a returned batch is passed to the next."""
 
     def of(name: str) -> Callable[..., Any]:
         batch = MOMENTS[name][0]
@@ -222,11 +221,11 @@ def _of_batch(fn: Callable[..., Any], name: str) -> Callable[[Any], Any]:
 
 
 class CallbackList:
-    """Callbacks as a run sees them: which of its parts they need, and the calls.
+    """Callbacks of a run: which data they need, and the calls.
 
     Args:
-      callbacks: of `load`.
-      keep_per_episode: custom metrics as lists, not mean, min and max.
+      callbacks: result of `load`.
+      keep_per_episode: whether custom metrics are lists instead of mean, min and max.
     """
 
     def __init__(self, callbacks: Callbacks, *, keep_per_episode: bool = False):
@@ -270,7 +269,7 @@ class CallbackList:
 
     @property
     def needs_episodes(self) -> bool:
-        """Returns whether anybody looks at episodes."""
+        """Whether a callback uses episodes."""
         return any(self._host[name] for name in EPISODE_MOMENTS)
 
     @property
@@ -279,20 +278,20 @@ class CallbackList:
 
     @property
     def needs_rollouts(self) -> bool:
-        """Returns whether rollouts have to pass through the host, between two programs."""
+        """Whether rollouts must pass through the host, between two programs."""
         return self.needs_episodes or any(self._host[name] for name in PURE_MOMENTS)
 
     def check(self, *, on_policy: bool, collects: bool = True, evaluates: bool = False) -> None:
-        """Raises InputError where a moment cannot be had with this kind of run; see `moments.check`."""
+        """Raise InputError if this kind of run lacks a moment; see `moments.check`."""
         asked = {name for name in MOMENTS if self._host[name] or self._pure[name]}
         on_host = {name for name in MOMENTS if self._host[name]}
         check(asked, on_host, on_policy=on_policy, collects=collects, evaluates=evaluates)
 
     def collecting(self, env: Any, *, env_runners: bool = False) -> tuple[dict[str, bool], str]:
-        """Returns options for whoever collects from `env`, and a note for the user, "" for none.
+        """Return options for the collector of `env`, and a note for the user ("": none).
 
         Raises:
-          InputError: infos are needed, and there are none.
+          InputError: infos are needed, but missing.
         """
         options = {"record": True} if self.needs_episodes else {}
         if not self.needs_infos:
@@ -308,11 +307,11 @@ class CallbackList:
         return options, f"callbacks: episodes have no infos: {why}"
 
     def program_transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """Returns pure functions Rollout -> Rollout, between collecting and learning."""
+        """Return pure functions Rollout -> Rollout, between collecting and learning."""
         return tuple(fn for name in ROLLOUT_MOMENTS for fn in self._pure[name])
 
     def batch_transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """Returns pure functions batch -> (batch, metrics), before each gradient step."""
+        """Return pure functions batch -> (batch, metrics), before each gradient step."""
 
         def one(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def transform(batch: Any) -> tuple[Any, dict[str, Any]]:
@@ -327,17 +326,17 @@ class CallbackList:
     # ------------------------------------------------------------ moments of the run
 
     def call(self, name: str, **kwargs: Any) -> None:
-        """Calls a moment that returns nothing."""
+        """Call a moment that returns nothing."""
         for fn in self._host[name]:
             fn(**kwargs)
 
     def created(self, source: Any, context: Callable[[int], Mapping[str, Any]], *, offset: int = 0) -> None:
-        """Tells of new environments: of the vector, then of each Gymnasium environment in it.
+        """Report new environments: the vector, then each Gymnasium environment in it.
 
         Args:
-          source: collects from them.
-          context: of environment i of the run.
-          offset: environments before the first of these.
+          source: collector of the environments.
+          context: function from i to the context of environment i of the run.
+          offset: number of environments before the first of these.
         """
         self.call("on_environment_created", env_runner=source, worker=source, env=source, env_context=context(offset))
         if self._host["on_sub_environment_created"]:
@@ -345,20 +344,20 @@ class CallbackList:
                 source.foreach_env(_Each(self._host["on_sub_environment_created"], context, offset, source))
 
     def train_result(self, algorithm: Any, result: dict[str, Any]) -> None:
-        """Tells of a result row; `result["done"]`, if a callback set it, ends the run and is taken out."""
+        """Report a result row; `result["done"]`, if set by a callback, ends the run and is removed."""
         self.call("on_train_result", algorithm=algorithm, result=result)
         if result.pop("done", False):
             self.ended = self.ended or "a callback set result['done']"
 
     def begin(self, algorithm: Any, policies: Mapping[str, Any] | None = None) -> None:
-        """Tells of each policy, by its id, then of the algorithm."""
+        """Report each policy by its id, then the algorithm."""
         self._policies = dict(policies or {DEFAULT_POLICY: algorithm})
         for name in self._policies:
             self.call("on_create_policy", policy_id=name, policy=self._policies[name])
         self.call("on_algorithm_init", algorithm=algorithm)
 
     def recreated(self, algorithm: Any, workers: Any, source: Any, *, is_evaluation: bool = False) -> None:
-        """Tells of runners that `source` has replaced since the last call."""
+        """Report env runners that `source` has replaced since the last call."""
         if source is not None and (found := source.recreated):
             given = {"worker_set": workers, "worker_ids": [1 + i for i in found], "is_evaluation": is_evaluation}
             found.clear()
@@ -367,7 +366,7 @@ class CallbackList:
     # ------------------------------------------------------------ rollouts and episodes
 
     def watch(self, source: Any, num_envs: int, *, episodes: bool = True, batches: bool = True) -> "Watch":
-        """Wraps `source`, so that callbacks see its rollouts: their episodes, and they as batches."""
+        """Wrap `source`, so that callbacks get its rollouts, as episodes and as batches."""
         from jrl.rollout.replay_episodes import Watch
 
         called: list[Any] = []
@@ -429,7 +428,7 @@ class CallbackList:
         return changed
 
     def drain(self) -> dict[str, Any]:
-        """Returns custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
+        """Return custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
 
         See `jrl.metrics.custom.CustomMetrics.drain`.
         """
@@ -437,7 +436,7 @@ class CallbackList:
             return {**self._metrics[False].drain(), **self._metrics[True].drain("evaluation/")}
 
     def drain_evaluation(self) -> dict[str, Any]:
-        """Returns the metrics of evaluations, without the prefix."""
+        """Return the metrics of evaluations, without the prefix."""
         with self._lock:
             return self._metrics[True].drain()
 

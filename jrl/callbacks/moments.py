@@ -1,4 +1,4 @@
-"""The moments of a run at which the user's code is called, and which of them a kind of run has."""
+"""Moments of a run at which users' code is called, and the moments of each kind of run."""
 
 from collections.abc import Collection
 
@@ -42,16 +42,16 @@ PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # those that can run ins
 def check(
     asked: Collection[str], on_host: Collection[str], *, on_policy: bool, collects: bool, evaluates: bool
 ) -> None:
-    """Refuses moments that a run does not have.
+    """Raise if a run lacks a requested moment.
 
     Args:
-      asked: names of the moments for which there is code.
-      on_host: of them those whose code is called, and not traced into the program.
-      on_policy: the algorithm learns from its own rollouts.
-      collects: the run has environments to collect from; False: it learns from data alone.
-      evaluates: it plays evaluations.
+      asked: moments with users' code.
+      on_host: those of them that are called on the host, not traced into the program.
+      on_policy: whether the algorithm learns from its own rollouts.
+      collects: whether the run has environments; False: it learns from data alone.
+      evaluates: whether the run has evaluations.
     Raises:
-      InputError: names one of them, and what does instead.
+      InputError: names a missing moment and its alternative.
     """
     lacking = [] if collects else [*ROLLOUT_MOMENTS, *(() if evaluates else EPISODE_MOMENTS)]
     if missing := [name for name in lacking if name in asked]:

@@ -12,7 +12,7 @@ from jrl.host import command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit status: the command's, or 2 for bad input."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    own = command.typed("data")
+    own = command.format_command("data")
     if name in ("-h", "--help"):
         print(f"usage: {own} COMMAND ...\n\nLook at data sets, write them in other formats, divide and join them.\n")
         print("commands:", *(f"  {name:<9} {what}" for name, what in commands.NAMES.items()), sep="\n")
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{own} {name}: unknown command: {fix}")
         return commands.run(name, rest)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
 
 
 if __name__ == "__main__":

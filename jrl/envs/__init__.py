@@ -1,4 +1,4 @@
-"""Environments: `make(id, num_envs=...)` gives a JaxEnv, an Env or an AsyncEnv, whatever library steps it.
+"""Environments: `make(id, num_envs=...)` returns a JaxEnv, an Env or an AsyncEnv, for each library that steps it.
 
 Importing this package imports no environment library.
 """

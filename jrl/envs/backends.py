@@ -1,18 +1,18 @@
-"""Backends, which step environments, and the ids that each has."""
+"""Backends, the libraries that step environments, and their ids."""
 
 import difflib
 
 from jrl import registry
-from jrl.envs import jax_ids, several, suites
+from jrl.envs import jax_ids, multi_ids, suites
 from jrl.envs.context import is_in_jax
 from jrl.errors import InputError
 from jrl.fields.bounds import Backend, renamed
 
-BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
+BACKENDS = ("envpool", "gymnasium", "jax")  # in the order of `auto`
 
 
 def ids(backend: str) -> tuple[str, ...]:
-    """Returns the ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
+    """Return the ids of a backend that can be listed; prefixes such as `gymnax:` name more."""
     if backend == "jax":
         return tuple(jax_ids.IN_JAX)
     if backend == "envpool":
@@ -25,20 +25,20 @@ def ids(backend: str) -> tuple[str, ...]:
 
 
 def backends_of(id: str) -> tuple[str, ...]:
-    """Returns the backends that have `id`, in the order in which `auto` asks them; empty for an unknown id."""
-    return tuple(backend for backend in BACKENDS if has(id, backend))
+    """Return the backends that have `id`, in the order of `auto`; empty for an unknown id."""
+    return tuple(backend for backend in BACKENDS if has_id(id, backend))
 
 
-def has(id: str, backend: str) -> bool:
-    """Returns whether a backend has an id."""
+def has_id(id: str, backend: str) -> bool:
+    """Return whether a backend has an id."""
     if registry.registered(id) is None:
         if ":" not in id:
             return id in ids(backend)
         if id.startswith(suites.PREFIXES):
             return backend == "jax"
-        if id.startswith(several.PREFIX):
+        if id.startswith(multi_ids.PREFIX):
             return backend == "gymnasium"
-    # the user's own: a class, a function, or a name that only looks like one, whose fault the backend tells
+    # a user's class or function; if it cannot be loaded, the backend reports the reason
     if backend == "envpool":
         return False
     from jrl.envs import gym_env
@@ -52,10 +52,10 @@ def has(id: str, backend: str) -> bool:
 
 
 def resolve(id: str, backend: str = "auto") -> str:
-    """Returns the backend that steps `id`: under `auto` the first of EnvPool, gymnasium and jax that has it.
+    """Return the backend that steps `id`; `auto`: the first of EnvPool, gymnasium and jax that has it.
 
     Raises:
-      InputError: unknown id or backend, or that backend lacks the id.
+      InputError: unknown id or backend, or the backend lacks the id.
     """
     backend = renamed(backend, Backend)
     if not id:
@@ -63,22 +63,22 @@ def resolve(id: str, backend: str = "auto") -> str:
     if backend not in ("auto", *BACKENDS):
         raise InputError(f"env.backend: expected one of auto, {', '.join(BACKENDS)}, got {backend!r}")
     for candidate in BACKENDS if backend == "auto" else (backend,):
-        if has(id, candidate):
+        if has_id(id, candidate):
             return candidate
     others = backends_of(id)
     if others:
-        raise InputError(f"env.id {id}: the {backend} backend does not have it: use env.backend {' or '.join(others)}")
+        raise InputError(f"env.id {id}: not in the {backend} backend: use env.backend {' or '.join(others)}")
     known = [*registry.all_registered(), *(name for b in BACKENDS for name in ids(b))]
     near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
-    mend = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
-    raise InputError(f"env.id {id}: no backend has it: {mend}")
+    fix = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
+    raise InputError(f"env.id {id}: not in any backend: {fix}")
 
 
 def is_atari(id: str) -> bool:
-    """Returns whether `id` is an Atari game: EnvPool's `Pong-v5`, ale-py's `ALE/Pong-v5`, `PongNoFrameskip-v4`."""
+    """Return whether `id` is an Atari game: EnvPool's `Pong-v5`, ale-py's `ALE/Pong-v5`, or `PongNoFrameskip-v4`."""
     if id.startswith("ALE/") or "NoFrameskip-v" in id:
         return True
-    if not id.endswith("-v5") or "/" in id or ":" in id:  # without importing EnvPool
+    if not id.endswith("-v5") or "/" in id or ":" in id:  # saves the import of EnvPool
         return False
     from jrl.envs import envpool_env
 

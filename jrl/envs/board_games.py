@@ -1,4 +1,4 @@
-"""Games of two players who take turns on a board: TicTacToe-v0 and ConnectFour-v0."""
+"""Two-player turn-based board games: TicTacToe-v0 and ConnectFour-v0."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -10,38 +10,37 @@ from jrl.types import Array, Box, Dict, Discrete, MultiBinary, PyTree
 
 @struct.dataclass
 class _Board:
-    pieces: Array  # [G, 2, rows, cols] bool, of each player
-    turn: Array  # [G] i32, who moves
+    pieces: Array  # [G, 2, rows, cols] bool, by player
+    turn: Array  # [G] i32, index of the player that moves
 
 
 def tic_tac_toe() -> MultiDefinition:
-    """Defines TicTacToe-v0: two players put pieces on a 3 x 3 board by turns; three in a line win.
+    """Return the definition of TicTacToe-v0: players put pieces on a 3 x 3 board in turn; three in a line win.
 
-    Actions: the squares 0 .. 8, row by row, and 9, to do nothing. The rest as `_game` says of both games.
+    Actions: squares 0 .. 8, row by row, and 9, to wait. See `_build_game` for the rest.
     """
-    return _game(3, 3, 3, falls=False)
+    return _build_game(3, 3, 3, falls=False)
 
 
 def connect_four() -> MultiDefinition:
-    """Defines ConnectFour-v0: two players drop pieces into the 7 columns of a board with 6 rows by turns; four in a
-    line win.
+    """Return the definition of ConnectFour-v0: players drop pieces into 7 columns of 6 rows; four in a line win.
 
-    Actions: the columns 0 .. 6, and 7, to do nothing; a piece falls to the lowest free square. Row 5 is the lowest. The
-    rest as `_game` says of both games.
+    Actions: columns 0 .. 6, and 7, to wait. A piece falls to the lowest free square; row 5 is the lowest. See
+    `_build_game` for the rest.
     """
-    return _game(6, 7, 4, falls=True)
+    return _build_game(6, 7, 4, falls=True)
 
 
-def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
-    """Returns a game of player_0, who begins, and player_1, which ends for both with a line or a full board.
+def _build_game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
+    """Return a game of player_0, who begins, and player_1. It ends for both with a line or a full board.
 
-    +1 to the winner and -1 to the loser, 0 for a full board without a line. Who waits may do nothing only, and what it
-    does means nothing; who moves must move. A move that the mask does not allow loses.
+    The winner gets +1 and the loser -1; a full board without a line gives 0. The waiting player may only wait, and its
+    action is ignored. The moving player must move. A move that the mask forbids loses.
 
-    Observation: obs [2 * rows * cols + 1] f32, own pieces, square by square, the other's, and 1 if it is one's turn;
-    action_mask over the moves and, as the last, doing nothing. View of all, of the same shape: the pieces of player_0,
-    those of player_1, and 1 if player_0 moves. Flat, because a board of three planes would be taken for an image, and
-    convolutions over so few squares cost more than they find.
+    Observation: obs [2 * rows * cols + 1] f32: own pieces, square by square, the other player's pieces, and 1 if the
+    agent moves; action_mask over the moves and, last, waiting. Global state, of the same shape: the pieces of player_0,
+    the pieces of player_1, and 1 if player_0 moves. The observation is flat: three planes would be taken for an image,
+    and convolutions over so few squares cost more than they find.
     """
     moves, squares = cols if falls else rows * cols, rows * cols
 
@@ -50,12 +49,12 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
         return _Board(jnp.zeros((num_envs, 2, rows, cols), bool), jnp.zeros(num_envs, jnp.int32))
 
     def free(pieces: Array) -> Array:
-        """Returns the free moves, [G, moves] bool."""
+        """Return the valid moves [G, moves] bool."""
         taken = jnp.any(pieces, axis=1)
         return ~(taken[:, 0] if falls else taken.reshape(-1, moves))
 
     def square(pieces: Array, action: Array) -> Array:
-        """Returns the square that a piece goes to, [G, rows, cols] bool; none for the action that does nothing."""
+        """Return the square of the new piece [G, rows, cols] bool; all False for the waiting action."""
         if not falls:
             return (action[:, None] == jnp.arange(moves)[None]).reshape(-1, rows, cols)
         at_column = action[:, None] == jnp.arange(cols)[None]
@@ -70,7 +69,7 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
         put = (legal[:, None] & moves_now)[:, :, None, None] & square(state.pieces, action)[:, None]
         pieces = state.pieces | put
         won = (_has_line(pieces, length) & moves_now).any(-1)
-        score = jnp.where(legal, jnp.where(won, 1.0, 0.0), -1.0)  # of who moves
+        score = jnp.where(legal, jnp.where(won, 1.0, 0.0), -1.0)  # of the moving player
         over = won | ~legal | jnp.any(pieces, axis=1).all((1, 2))
         reward = jnp.where(moves_now, score[:, None], -score[:, None])
         state = _Board(pieces, jnp.where(over, state.turn, 1 - state.turn))
@@ -79,7 +78,7 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
     def observe(state: _Board) -> PyTree:
         mine = state.turn[:, None] == jnp.arange(2)[None]  # [G, 2]
         allowed = mine[:, :, None] & free(state.pieces)[:, None]
-        waits = ~allowed.any(-1, keepdims=True)  # or the board is full
+        waits = ~allowed.any(-1, keepdims=True)  # also on a full board
         own = state.pieces.reshape(-1, 2, squares)
         return {
             "action_mask": jnp.concatenate([allowed, waits], -1).astype(jnp.int8),
@@ -104,7 +103,7 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
 
 
 def _has_line(pieces: Array, length: int) -> Array:
-    """Returns whether `length` pieces of [..., rows, cols] bool are in a row, a column or a diagonal, [...] bool."""
+    """Return whether `length` pieces of [..., rows, cols] bool form a row, column or diagonal, [...] bool."""
     rows, cols = pieces.shape[-2:]
     found = jnp.zeros(pieces.shape[:-2], bool)
     for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):

@@ -1,4 +1,4 @@
-"""Gymnasium's classic control tasks as definitions; equations and constants as in Gymnasium 1.x, in float32.
+"""Definitions of Gymnasium's classic control tasks; equations and constants as in Gymnasium 1.x, in float32.
 
 State is a tuple of [B] arrays, one per variable.
 """
@@ -20,7 +20,10 @@ def _columns(state):
 
 
 def cartpole() -> Definition:
-    """Defines CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983). State x, x', theta, theta'."""
+    """Return the definition of CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983).
+
+    State x, x', theta, theta'.
+    """
     gravity, total_mass, half_length, force, dt = 9.8, 1.1, 0.5, 10.0, 0.02
     pole_mass = 0.1
     pole_moment = pole_mass * half_length
@@ -51,7 +54,7 @@ def cartpole() -> Definition:
 
 
 def pendulum() -> Definition:
-    """Defines pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
+    """Return the definition of Pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
     max_speed, max_torque, dt, gravity = 8.0, 2.0, 0.05, 10.0
 
     def step(state, action, draws):
@@ -74,7 +77,7 @@ def pendulum() -> Definition:
 
 
 def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> Definition:
-    """Makes one of the two mountain cars. State position, velocity; `push(action)` is the car's acceleration."""
+    """Return a mountain car. State position, velocity; `push(action)` is the car's acceleration."""
     low, high, max_speed = -1.2, 0.6, 0.07
 
     def step(state, action, draws):
@@ -82,8 +85,8 @@ def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> 
         velocity = jnp.clip(velocity + push(action) - 0.0025 * jnp.cos(3 * position), -max_speed, max_speed)
         position = jnp.clip(position + velocity, low, high)
         velocity = jnp.where((position <= low) & (velocity < 0), 0.0, velocity)
-        there = (position >= goal) & (velocity >= 0)
-        return (position, velocity), reward(action, there), there
+        at_goal = (position >= goal) & (velocity >= 0)
+        return (position, velocity), reward(action, at_goal), at_goal
 
     return Definition(
         observation=Box((2,), "float32", (low, -max_speed), (high, max_speed)),
@@ -97,23 +100,24 @@ def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> 
 
 
 def mountain_car() -> Definition:
-    """Defines MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
+    """Return the definition of MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
     push = lambda action: (action - 1) * 0.001
-    reward = lambda action, there: jnp.full(there.shape, -1.0)
+    reward = lambda action, at_goal: jnp.full(at_goal.shape, -1.0)
     return _mountain_car(Discrete(3), push, reward, goal=0.5, max_episode_steps=200)
 
 
 def mountain_car_continuous() -> Definition:
-    """Defines MountainCarContinuous-v0: the same with a force; 100 at the goal, less 0.1 force**2 per step."""
+    """Return the definition of MountainCarContinuous-v0: a force; 100 at the goal, less 0.1 force**2 per step."""
     push = lambda action: jnp.clip(action[:, 0], -1.0, 1.0) * 0.0015
-    reward = lambda action, there: 100.0 * there - 0.1 * action[:, 0] ** 2
+    reward = lambda action, at_goal: 100.0 * at_goal - 0.1 * action[:, 0] ** 2
     return _mountain_car(Box((1,), "float32", -1.0, 1.0), push, reward, goal=0.45, max_episode_steps=999)
 
 
 def acrobot() -> Definition:
-    """Defines acrobot-v1: swing a two-link arm above the bar; -1 per step (Sutton and Barto, "book" dynamics, RK4).
+    """Return the definition of Acrobot-v1: swing a two-link arm above the bar; -1 per step.
 
-    State theta1, theta2, theta1', theta2'; masses and lengths 1, centres of mass at 0.5, moments of inertia 1.
+    Sutton and Barto's "book" dynamics, RK4. State theta1, theta2, theta1', theta2'; masses and lengths 1, centres of
+    mass at 0.5, moments of inertia 1.
     """
     gravity, dt, max_speeds = 9.8, 0.2, (4 * math.pi, 9 * math.pi)
 

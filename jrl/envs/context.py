@@ -1,4 +1,4 @@
-"""The user's own environments: how a name in `env.id` is found, and the EnvContext that it is called with."""
+"""Users' environments: loading `env.id`, and the EnvContext passed to it."""
 
 import contextlib
 import dataclasses
@@ -13,46 +13,46 @@ from typing import Any
 from jrl.envs.limits import Limited
 from jrl.gym.faults import FIRST_STEPS
 
-CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # of a first parameter that takes an EnvContext
-DEFINITIONS = ("Definition", "MultiDefinition")  # of environments written in JAX, of one agent and of several
-_KEPT_AS = "_jrl_context"  # attribute of an environment
+CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # names of a first parameter that is an EnvContext
+DEFINITIONS = ("Definition", "MultiDefinition")  # classes of environments written in JAX
+_ATTRIBUTE = "_jrl_context"  # attribute of an environment that holds its context
 ROLES = ("train", "eval", "data")
-_BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
+_BLOCKS = 8_192  # per role, 65,536 seeds each: four roles fit int32
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Place of a vector of environments in a run: its role, its environments among all, and its process."""
+    """A vector's place in the run: role, environment indices, and process."""
 
-    role: str = "train"  # or eval, or data: one role has no environment in common with the other
-    index: int = 0  # nor have vectors of one role with different indices
-    offset: int = 0  # environments of the same seed, role and index that other vectors have before this one
-    worker_index: int = 0  # 0 in the process that learns, from 1 on in env runners
-    num_workers: int = 0  # env runners in all
+    role: str = "train"  # train, eval or data; different roles have different seeds
+    index: int = 0  # vectors of one role with different indices have different seeds
+    offset: int = 0  # number of environments that earlier vectors of the same seed, role and index have
+    worker_index: int = 0  # 0 in the learner process, 1, 2, ... in env runners
+    num_workers: int = 0  # number of env runners
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
-    """Returns the first seed of a vector; one of up to 65,536 environments shares none with another role or index.
+    """Return the first seed of a vector of up to 65,536 environments; other roles and indices share no seed with it.
 
     EnvPool's environment i of seed s is environment 0 of seed s + i: with seed + 1, an evaluation would replay the
-    training environments. Indices that differ by a multiple of 8,192 share. All seeds fit int32.
+    training environments. Indices that differ by a multiple of 8,192 share seeds. All seeds fit int32.
 
     Raises:
       ValueError: unknown role.
     """
     if role not in ROLES:
         raise ValueError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
-    block = (seed * 2_654_435_761 + index) % _BLOCKS  # an odd factor: seeds that are close do not meet at close indices
+    block = (seed * 2_654_435_761 + index) % _BLOCKS  # odd factor: close seeds do not collide at close indices
     return (ROLES.index(role) * _BLOCKS + block) << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class OnFailure:
-    """Checks of Gymnasium environments, and what becomes of one that fails."""
+    """Checks of Gymnasium environments, and the handling of failures."""
 
-    restart: bool = False  # it is made anew (`StepResult.failed` tells); False: the first failure ends the run
-    step_timeout_s: float | None = None  # a step or reset in a worker process that takes longer has failed
-    check_steps: int = FIRST_STEPS  # of each environment that are looked at closely: see `jrl.gym.faults`
+    restart: bool = False  # make a failed environment again (see `StepResult.failed`); False: a failure ends the run
+    step_timeout_s: float | None = None  # time limit of a step or reset in a worker process
+    check_steps: int = FIRST_STEPS  # number of first steps per environment that get all checks: see `jrl.gym.faults`
 
 
 TRAINING = Place()
@@ -64,13 +64,12 @@ class EnvContext(dict):
 
     Attributes:
       worker_index: 0 in the main process, 1 .. num_workers in env runners.
-      num_workers: how many env runners there are; also as `num_env_runners`.
-      vector_index: which of the run's environments this is, counted over all vectors of its kind (of training, of
-        evaluation).
-      num_envs: of its vector.
-      remote: it has a process of its own.
-      in_evaluation: it is not trained on.
-      seed: of its first reset; None where random numbers come from keys (environments written in JAX).
+      num_workers: number of env runners; also as `num_env_runners`.
+      vector_index: environment index, counted over all vectors of its role (training, evaluation).
+      num_envs: number of environments in its vector.
+      remote: whether the environment has a process of its own.
+      in_evaluation: whether the environment is for evaluation.
+      seed: seed of its first reset; None: random numbers come from keys (environments written in JAX).
     """
 
     def __init__(
@@ -93,34 +92,34 @@ class EnvContext(dict):
     def num_env_runners(self) -> int:
         return self.num_workers
 
-    def of(self, i: int) -> "EnvContext":
-        """Returns the context of the i-th next environment of the vector, with its own copy of the options."""
-        there = EnvContext(self)
-        there.__dict__.update(self.__dict__)
-        there.vector_index = self.vector_index + i
-        there.seed = None if self.seed is None else self.seed + i
-        return there
+    def with_offset(self, i: int) -> "EnvContext":
+        """Return the context of the i-th next environment of the vector, with its own copy of the options."""
+        context = EnvContext(self)
+        context.__dict__.update(self.__dict__)
+        context.vector_index = self.vector_index + i
+        context.seed = None if self.seed is None else self.seed + i
+        return context
 
 
 def of(env: Any) -> EnvContext | None:
-    """Returns the context that a Gymnasium environment of a run was made with, as `foreach_env` hands it out."""
-    return getattr(env, _KEPT_AS, None)
+    """Return the context that a Gymnasium environment of a run was made with, for use in `foreach_env`."""
+    return getattr(env, _ATTRIBUTE, None)
 
 
-# ---------------------------------------------------------------- from a name to an environment
+# ---------------------------------------------------------------- calls of users' classes and functions
 
 
 def takes_context(found: Callable[..., Any], *, creator: bool, options: dict[str, Any]) -> bool:
-    """Returns whether a class or function is called with an EnvContext, rather than with the options as arguments.
+    """Return whether a class or function is called with an EnvContext; otherwise with the options as keyword arguments.
 
     Args:
-      found: what `env.id` names.
-      creator: it was registered: a function of the context, whatever its parameter is called.
-      options: an option of the parameter's name is an argument.
+      found: object named by `env.id`.
+      creator: whether it was registered; a registered function always gets the context.
+      options: options of the environment; an option with the parameter's name is passed as a keyword argument.
     """
     try:
         parameters = list(inspect.signature(found).parameters.values())
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in kinds:
@@ -129,19 +128,19 @@ def takes_context(found: Callable[..., Any], *, creator: bool, options: dict[str
     return (creator and not inspect.isclass(found)) or (name in CONFIG_NAMES and name not in options)
 
 
-def option_errors(
+def check_options(
     id: str, found: Callable[..., Any], options: dict[str, Any], others: tuple[str, ...] = ()
 ) -> list[str]:
-    """Returns faults in the options of a class or function, without calling it.
+    """Return faults in the options of a class or function, without calling it.
 
     Args:
-      id: for the messages.
-      found: what is called with the options as keyword arguments.
-      others: names that are options, too.
+      id: environment id, for messages.
+      found: callable that gets the options as keyword arguments.
+      others: further valid option names.
     """
     try:
         parameters = inspect.signature(found).parameters
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return []
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = {name: p for name, p in parameters.items() if p.kind in named}
@@ -151,21 +150,21 @@ def option_errors(
             if key not in known and key not in others:
                 near = difflib.get_close_matches(key, [*others, *known], 1)
                 takes = ", ".join([*others, *known])
-                mend = f"did you mean {near[0]}?" if near else f"it takes {takes}" if takes else "it takes none"
-                errors.append(f"env.options.{key}: {id} has no such option: {mend}")
+                fix = f"did you mean {near[0]}?" if near else f"it takes {takes}" if takes else "it takes none"
+                errors.append(f"env.options.{key}: {id} has no such option: {fix}")
     needed = [name for name, p in known.items() if p.default is p.empty and name not in options]
-    return errors + [f"env.options.{name}: {id} needs it: give it a value" for name in needed]
+    return errors + [f"env.options.{name}: {id} needs a value: set it" for name in needed]
 
 
 def is_in_jax(found: Any) -> bool | None:
-    """Returns whether `env.id` names an environment written in JAX; None where only a call would tell."""
+    """Return whether an object named by `env.id` makes environments written in JAX; None: only a call would tell."""
     if type(found).__name__ in DEFINITIONS:
         return True
     if inspect.isclass(found) or not callable(found):
         return False
     try:
         result = typing.get_type_hints(found).get("return")
-    except (NameError, TypeError, AttributeError):  # names that are imported for type checkers only
+    except (NameError, TypeError, AttributeError):  # names imported under TYPE_CHECKING
         result = getattr(found, "__annotations__", {}).get("return")
     if result is None:
         return None
@@ -173,40 +172,40 @@ def is_in_jax(found: Any) -> bool | None:
 
 
 class NotAnEnvironment(Exception):
-    """What was made is not one environment. `jrl.gym.exceptions.of_making` knows the class by its name."""
+    """The user's function did not return one environment. `jrl.gym.exceptions` recognises this class by its name."""
 
 
 class SeveralAgents(Exception):
-    """The environment that was made has several agents; the exception holds it, unless it is in another process."""
+    """The new environment has several agents. The exception holds it, unless it is in another process."""
 
     def __init__(self, env: Any = None):
-        super().__init__("it has several agents, which its class or its return annotation should say")
+        super().__init__("the environment has several agents: declare them in its class or return annotation")
         self.env = env
 
 
-def has_several(env: Any) -> bool:
-    """Returns whether an environment has the members of one of several agents."""
+def has_agents(env: Any) -> bool:
+    """Return whether an object has the members of a multi-agent environment."""
     named = any(getattr(env, name, None) for name in ("possible_agents", "_agent_ids"))
     return named or callable(getattr(env, "observation_space", None))
 
 
-NOT_ONE = "expected one environment, got {}: name the class or function of one, and set env.num_envs"
+NOT_ONE = "expected one environment, got {}: name the class or function of one environment, and set env.num_envs"
 
 
 def is_vector(found: Any) -> bool:
-    """Returns whether a class or an environment is a vector of Gymnasium, Stable-Baselines3 or EnvPool."""
+    """Return whether a class or object is a vector environment of Gymnasium, Stable-Baselines3 or EnvPool."""
     bases = found.__mro__ if inspect.isclass(found) else type(found).__mro__
     return any(base.__name__ in ("VectorEnv", "VecEnv", "EnvPoolMixin") for base in bases) or (
         hasattr(found, "num_envs") and hasattr(found, "single_observation_space")
     )
 
 
-class Maker:
-    """`maker(i)` makes environment i of a vector.
+class EnvFactory:
+    """`factory(i)` makes environment i of a vector.
 
     Args:
-      found: a class or function; with `by_context` of an EnvContext, else of the options as keyword arguments.
-      context: of environment 0.
+      found: class or function; called with an EnvContext if `by_context`, else with the options as keyword arguments.
+      context: context of environment 0.
       horizon, soft_horizon: see `jrl.envs.limits`.
     """
 
@@ -223,26 +222,27 @@ class Maker:
         self.horizon, self._soft = horizon, soft_horizon
 
     def raw(self, i: int) -> Any:
-        """Makes environment i, and does not look at it."""
-        context = self._context.of(i)
+        """Make environment i without checks of its members."""
+        context = self._context.with_offset(i)
         env = self._found(context) if self._by_context else self._found(**context)
         if is_vector(env) or is_vector(getattr(env, "unwrapped", env)):
-            with contextlib.suppress(Exception):  # the vector is not needed
+            with contextlib.suppress(Exception):  # the error below matters more
                 env.close()
             raise NotAnEnvironment(NOT_ONE.format(f"a {type(env).__name__} of several"))
-        with contextlib.suppress(AttributeError):  # one with __slots__
-            setattr(env, _KEPT_AS, context)
+        with contextlib.suppress(AttributeError):  # a class with __slots__
+            setattr(env, _ATTRIBUTE, context)
         return env
 
     def __call__(self, i: int) -> Any:
         env = self.raw(i)
-        if has_several(env):
+        if has_agents(env):
             raise SeveralAgents(env)
         for name in ("observation_space", "action_space"):
             if not hasattr(env, name):
                 what = getattr(self._found, "__qualname__", self._found)
-                mend = ": set env.backend jax" if type(env).__name__ in DEFINITIONS else ""
-                raise NotAnEnvironment(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{mend}")
+                fix = ": set env.backend jax" if type(env).__name__ in DEFINITIONS else ""
+                got = f"a {type(env).__name__} without {name}"
+                raise NotAnEnvironment(f"{what} returned {got}, not a Gymnasium environment{fix}")
         return env if self.horizon is None else Limited(env, self.horizon, self._soft)
 
 
@@ -250,11 +250,11 @@ _pickling = threading.Lock()
 
 
 @contextlib.contextmanager
-def by_value() -> Iterator[None]:
-    """Lets cloudpickle write Makers by value, for a process that does not import jrl."""
+def pickle_by_value() -> Iterator[None]:
+    """Let cloudpickle write factories by value, for a process that does not import jrl."""
     import cloudpickle
 
-    modules = [sys.modules[cls.__module__] for cls in (Maker, Limited)]
+    modules = [sys.modules[cls.__module__] for cls in (EnvFactory, Limited)]
     with _pickling:
         try:
             for module in modules:

@@ -24,8 +24,8 @@ from jrl.types import Array, EnvSpec, InputError, JaxEnv, PyTree, Space, StepRes
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
 _TINY = ("envpool.classic_control", "envpool.toy_text")
 _UNLIMITED = 2**31 - 1
-# On an H100 (EnvPool 1.2.7, jax 0.11.2) 1024 steps of 8, 64 and 128 CartPoles in a program were those of the host; of
-# 256 and more all was wrong, or the ends alone: see `jrl.learn.parallel._CALLS`, which has not been measured.
+# On an H100 (EnvPool 1.2.7, jax 0.11.2), 1024 steps of 8, 64 and 128 CartPoles in a program equalled the host's; with
+# 256 and more, all results or the ends were wrong. See `jrl.learn.parallel._CALLS`, which has not been measured.
 _MOST_ON_ACCELERATOR = 64
 
 
@@ -37,17 +37,17 @@ def _quiet() -> Iterator[None]:
 
 
 @functools.cache
-def _said(envpool: Any, id: str) -> Any:
-    return envpool.make_spec(id)  # of an Atari game it takes a tenth of a second
+def _quiet_make_spec(envpool: Any, id: str) -> Any:
+    return envpool.make_spec(id)  # cached: takes 0.1 s for an Atari game
 
 
 def _spec(id: str) -> Any:
-    """Returns what EnvPool says of an environment without options."""
-    return _said(envpool_import.load(), id)
+    """Return EnvPool's spec of an environment without options."""
+    return _quiet_make_spec(envpool_import.load(), id)
 
 
 def ids() -> tuple[str, ...]:
-    """Returns every id that EnvPool has; none where it is not installed."""
+    """Return every id of EnvPool; empty if it is not installed."""
     try:
         envpool = envpool_import.load()
     except ImportError:
@@ -56,51 +56,51 @@ def ids() -> tuple[str, ...]:
 
 
 def family(id: str) -> str:
-    """Returns the module that an id comes from: `envpool.atari`, `envpool.classic_control`, ..."""
+    """Return the module of an id: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():
-        # the class itself is made at run time, in no module of EnvPool's; the one it extends is compiled
+        # the class itself is made at run time; its base class is compiled and has the module
         return type(_spec(id)).__mro__[1].__module__
 
 
 def num_players(id: str) -> int:
-    """Returns the number of players of a game; 1 of other environments, and where something is not installed."""
+    """Return the number of players of a game; 1 for other environments, and for a family that cannot be imported."""
     try:
         with _quiet():
             return int(_spec(id).config.max_num_players)
-    except (ImportError, AttributeError, RuntimeError):  # of a family that cannot be imported: who makes it tells why
+    except (ImportError, AttributeError, RuntimeError):  # making the environment reports the reason
         return 1
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
-    """Returns faults in the options, each with its mend."""
+    """Return faults in the options, each with its fix."""
     with _quiet():
         spec = _spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
     errors = []
     if spec.config.max_num_players > 1 and "max_episode_steps" in options:
-        errors.append(f"env.options.max_episode_steps: EnvPool's {id} goes on beyond it: leave it out")
+        errors.append(f"env.options.max_episode_steps: EnvPool's {id} continues beyond it: leave it out")
     for key in options:
         if key in _RESERVED:
             own = "env.batch_size" if key == "batch_size" else "env.num_envs and run.seed"
             errors.append(f"env.options.{key}: set by jrl, from {own}: leave it out")
         elif key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-            errors.append(f"env.options.{key}: EnvPool's {id} has no such option: {mend}")
+            fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+            errors.append(f"env.options.{key}: EnvPool's {id} has no such option: {fix}")
     return errors
 
 
 class Frames(NamedTuple):
-    """Stacks of gray Atari images: [size, H, W], the newest frame last."""
+    """Stacks of grey Atari images: [size, H, W], the newest frame last."""
 
-    size: int  # frames of a stack
-    restarts: bool  # a stack begins anew with each episode; with episodic_life EnvPool's goes on behind a lost life
+    size: int  # frames per stack
+    restarts: bool  # a stack restarts with each episode; EnvPool's with episodic_life continues after a lost life
 
 
-def frames(env: EnvConfig) -> Frames | None:
-    """Returns the stacks that an Atari game shows the policy, EnvPool's or those of `env.frame_stack`.
+def stacked_frames(env: EnvConfig) -> Frames | None:
+    """Return the frame stacks of an Atari game, EnvPool's or `env.frame_stack`'s.
 
-    None: of colours, no stacks, or stacks of stacks.
+    None: colours, no stacks, or both kinds of stack.
     """
     with _quiet():
         config = _spec(env.id).config
@@ -111,50 +111,49 @@ def frames(env: EnvConfig) -> Frames | None:
     return Frames(env.frame_stack, True) if env.frame_stack > 1 else Frames(size, not value("episodic_life"))
 
 
-def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:
-    """Returns the options with which episodes have at most `horizon` steps.
+def limit_steps(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:
+    """Return the options that limit episodes to `horizon` steps.
 
-    A smaller `max_episode_steps` stays, where the task knows its own before an episode begins; some of BabyAI do not,
-    and say 0.
+    A smaller `max_episode_steps` stays, if the task knows its own before an episode begins; some BabyAI tasks report 0.
 
     Raises:
-      InputError: this one does not end at its limit.
+      InputError: the environment does not end at its limit.
     """
     if horizon is None:
         return options
     with _quiet():
         own = options.get("max_episode_steps", _spec(id).config.max_episode_steps)
-    game = num_players(id) > 1  # none of these ends at its limit
-    if own and own <= horizon and not game:
+    is_game = num_players(id) > 1  # games do not end at their limit
+    if own and own <= horizon and not is_game:
         return options
-    if game or not _ends_at_limit(id):
+    if is_game or not _ends_at_limit(id):
         raise InputError(
-            f"env.horizon: EnvPool's {id} takes max_episode_steps but goes on beyond it: use another env.backend, or "
-            "leave it out"
+            f"env.horizon: EnvPool's {id} continues beyond max_episode_steps: use another env.backend, or leave it out"
         )
     return {**options, "max_episode_steps": horizon}
 
 
 @functools.cache
 def _ends_at_limit(id: str) -> bool:
-    """Returns whether an episode of at most one step ends with it. Those of Catch-v0, CliffWalking-v1 and Highway's
-    last longer, and report their true end as a time limit.
+    """Return whether an episode limited to one step ends with it.
+
+    Episodes of Catch-v0, CliffWalking-v1 and Highway last longer, and report their true end as a time limit.
     """
     pool = _pool(EnvConfig(id, "envpool", 1, {"max_episode_steps": 1}), 0, None)
     try:
-        taken = _actions(pool)
+        action = _action_space(pool)
         pool.reset()
-        zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(taken.space))
-        _, _, terminated, truncated, _ = pool.step(taken.convert(zeros))
+        zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(action.space))
+        _, _, terminated, truncated, _ = pool.step(action.convert(zeros))
         return bool(terminated[0] | truncated[0])
     finally:
         pool.close()
 
 
 def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
-    id, envpool, options = cfg.id, envpool_import.load(), limited(cfg.id, cfg.options, cfg.horizon)
+    id, envpool, options = cfg.id, envpool_import.load(), limit_steps(cfg.id, cfg.options, cfg.horizon)
     with _quiet():
-        # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
+        # for steps of a microsecond, a second thread costs more than it gains, up to hundreds of environments
         threads = 1 if family(id).startswith(_TINY) else min(cfg.num_envs, os.cpu_count() or 1)
         settings = {"num_threads": threads, **options}
         if batch_size is not None:
@@ -162,32 +161,32 @@ def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
         try:
             return envpool.make(id, env_type="gymnasium", num_envs=cfg.num_envs, seed=seed, **settings)
         except (TypeError, ValueError, ImportError) as e:
-            said = cannot_import("envpool", e) if isinstance(e, ModuleNotFoundError) else e
-            raise InputError(f"env.id {id}: EnvPool cannot make it with options {options}: {said}") from e
+            reason = cannot_import("envpool", e) if isinstance(e, ModuleNotFoundError) else e
+            raise InputError(f"env.id {id}: EnvPool cannot make it with options {options}: {reason}") from e
 
 
-def _actions(pool: Any) -> spaces.Actions:
-    """Returns the pool's action space, with the dtype that its step takes: that of the last of its keys."""
+def _action_space(pool: Any) -> spaces.Actions:
+    """Return the pool's action space, with the dtype that its step takes: that of its last key."""
     with _quiet():
         space = pool.action_space
-    return spaces.actions(space, list(pool.spec.action_array_spec.values())[-1].dtype)
+    return spaces.convert_action_space(space, list(pool.spec.action_array_spec.values())[-1].dtype)
 
 
 def info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of one environment's infos, by name."""
+    """Return the shapes of one environment's infos, by name."""
     found = {name[5:]: tuple(x.shape) for name, x in pool.spec.state_array_spec.items() if name.startswith("info:")}
     return {name: shape for name, shape in found.items() if "env_id" not in name and -1 not in shape}
 
 
 class Pool:
-    """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform.
+    """Conversion between jrl's spaces and EnvPool's around a pool. `spec` is the environment's, without options.
 
     Args:
-      cfg: the section, checked by `jrl.envs.check`.
+      cfg: section checked by `jrl.envs.check`.
       seed: environment i gets seed + i.
-      batch_size: environments of a step that wait for each other; None: all.
+      batch_size: number of environments that a step waits for; None: all.
     Raises:
-      InputError: a space that cannot be handled, a pool that cannot be made, or one that does not end at its limit.
+      InputError: an unsupported space, a pool that cannot be made, or one that does not end at its limit.
     """
 
     def __init__(self, cfg: EnvConfig, *, seed: int, batch_size: int | None = None):
@@ -196,52 +195,52 @@ class Pool:
         try:
             with _quiet():
                 observed = self._pool.observation_space
-            seen, taken = spaces.observations(observed), _actions(self._pool)
-            name = self._mask(cfg.id, cfg.action_mask_info, observed, taken.space)
+            observation, action = spaces.convert_observation_space(observed), _action_space(self._pool)
+            name = self._find_mask(cfg.id, cfg.action_mask_info, observed, action.space)
             if name is not None:
-                seen = spaces.with_mask_of_infos(seen, info_shapes(self._pool)[name])
-            seen, taken = spaces.with_flat_mask(seen, taken)
+                observation = spaces.add_info_mask(observation, info_shapes(self._pool)[name])
+            observation, action = spaces.flatten_mask(observation, action)
         except InputError:
             self._pool.close()
             raise
-        convert, self._taken = seen.convert, taken.convert
-        # (observations, infos) as the pool gives them -> observations [B, *]
+        convert, self._convert_action = observation.convert, action.convert
+        # (raw observations, infos) -> observations [B, *]
         self._observe: Callable[[Any, dict[str, Any]], PyTree] = (
             (lambda obs, info: convert(obs)) if name is None else lambda obs, info: convert((obs, info[name]))
         )
         limit = int(self._pool.spec.config.max_episode_steps)
-        self.spec = EnvSpec(seen.space, taken.space, cfg.num_envs, None if limit == _UNLIMITED else limit)
+        self.spec = EnvSpec(observation.space, action.space, cfg.num_envs, None if limit == _UNLIMITED else limit)
 
-    def _mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
-        """Returns the name of the infos' entry that is the mask."""
-        if not masks.looked_for(name, observed, action, id):
+    def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
+        """Return the key of the mask in the infos; None: no mask."""
+        if not masks.may_have_mask(name, observed, action, id):
             return None
-        found = masks.shape(name, info_shapes(self._pool), action, id)
+        found = masks.find_mask(name, info_shapes(self._pool), action, id)
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
-        """Returns the action in EnvPool's dtype. Raises ValueError unless it is of `spec.action`."""
-        action = spaces.on_host(action)
+        """Return the action in EnvPool's dtype. Raises ValueError: it is not of `spec.action`."""
+        action = spaces.to_numpy(action)
         spaces.check_action(self.spec.action, num_envs, action)
-        return self._taken(action)
+        return self._convert_action(action)
 
     def close(self) -> None:
-        """Ends the pool's threads, which live as long as anybody has the pool."""
+        """Drop the pool; its threads end when no reference is left."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
 
 
 class EnvPoolEnv(Pool):
-    """Host environments that wait for each other, and the same inside a program."""
+    """Synchronous EnvPool environments, on the host or inside a program."""
 
     def __init__(self, cfg: EnvConfig, *, seed: int):
         super().__init__(cfg, seed=seed)
         self._in_program = False
-        self._xla_step: Any = None  # of the pool, which it has
+        self._xla_step: Any = None  # holds a reference to the pool
 
     def close(self) -> None:
-        """Ends the pool's threads, once programs that step it are done."""
+        """Drop the pool after the programs that step it are done."""
         if self._in_program and self._pool is not None:
             _wait()
             _latest_closed[:] = [self._pool]
@@ -249,34 +248,33 @@ class EnvPoolEnv(Pool):
         super().close()
 
     def reset(self) -> PyTree:
-        """Begins new episodes and returns their observations [B, *]."""
-        self._host_only()
+        """Begin new episodes; return observations [B, *]."""
+        self._check_on_host()
         obs, info = self._pool.reset()
-        self.infos.of_pool(info)
+        self.infos.set_from_pool(info)
         return self._observe(obs, info)
 
     def step(self, action: PyTree) -> StepResult:
-        """Steps all. Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
-        self._host_only()
+        """Step all environments. Raises ValueError: the action's shape, dtype or range is not that of `spec.action`."""
+        self._check_on_host()
         obs, reward, terminated, truncated, info = self._pool.step(self._action(action, self.spec.num_envs))
-        self.infos.of_pool(info)
+        self.infos.set_from_pool(info)
         return StepResult(self._observe(obs, info), _reward(reward, info), terminated, truncated)
 
-    def _host_only(self) -> None:
+    def _check_on_host(self) -> None:
         if self._in_program:
-            raise RuntimeError("this pool belongs to a program: step it there, or make another one")
+            raise RuntimeError("this pool belongs to a program: step it there, or make another pool")
 
     def to_jax(self) -> JaxEnv | None:
-        """Returns the same pool inside a program; None without an XLA interface: several players, on a TPU, or of many
-        environments on another accelerator.
+        """Return the pool inside a program; None: several players, a TPU, or many environments on another accelerator.
 
-        The state is a token that orders the steps; the pool itself is a constant of the program, so that one pool must
-        be traced into one program only. `reset` runs on the host and ignores its key: the pool was seeded when made.
+        The state is a token that orders the steps. The pool is a constant of the program, so trace one pool into one
+        program only. `reset` runs on the host and ignores its key: the pool was seeded when made.
         """
         backend = jax.default_backend()
         if backend == "tpu" or (backend != "cpu" and self.spec.num_envs > _MOST_ON_ACCELERATOR):
             return None
-        # float64 actions (MuJoCo) are refused where jax would make them float32
+        # x64: EnvPool refuses MuJoCo's float64 actions as float32
         try:
             with jax.enable_x64(True):
                 handle, _, _, self._xla_step = self._pool.xla()
@@ -284,18 +282,18 @@ class EnvPoolEnv(Pool):
             return None
         self._in_program = True
         token = np.array(handle)
-        observe, taken = self._observe, self._taken
+        observe, convert_action = self._observe, self._convert_action
 
-        # jax keeps these functions for the rest of the process: they reach the pool through what `close` empties
+        # jax keeps these functions for the rest of the process: they hold `self`, whose pool `close` drops
         def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
             obs = observe(*self._pool.reset())
-            # copies: EnvPool writes its next results into the same memory
+            # copies: EnvPool reuses the memory for its next results
             return jnp.array(token, copy=True), jax.tree.map(lambda x: jnp.array(x, copy=True), obs)
 
         @_opaque
         def pool_step(state: jax.Array, action: PyTree) -> tuple[jax.Array, StepResult]:
             with jax.enable_x64(True):
-                state, (obs, reward, terminated, truncated, info) = self._xla_step(state, taken(action))
+                state, (obs, reward, terminated, truncated, info) = self._xla_step(state, convert_action(action))
                 obs, reward = observe(obs, info), _reward(reward, info)
             return state, StepResult(obs, reward, terminated, truncated)
 
@@ -307,9 +305,9 @@ class EnvPoolEnv(Pool):
 
 
 class AsyncEnvPoolEnv(Pool):
-    """Host environments of which `batch_size` at a time come when they are ready; a `jrl.types.AsyncEnv`.
+    """Asynchronous host environments: `batch_size` of them answer at a time; a `jrl.types.AsyncEnv`.
 
-    EnvPool waits for exactly `batch_size` of them, and for ever if fewer are under way: such a `recv` is refused.
+    EnvPool waits for exactly `batch_size` environments, for ever if fewer are under way; such a `recv` raises.
     """
 
     def __init__(self, cfg: EnvConfig, *, seed: int):
@@ -317,37 +315,37 @@ class AsyncEnvPoolEnv(Pool):
         super().__init__(cfg, seed=seed, batch_size=cfg.batch_size)
         self.batch_size = self.least = cfg.batch_size
         self._under_way = np.zeros(cfg.num_envs, bool)
-        self._stale = np.zeros(cfg.num_envs, bool)  # what is under way was sent before the latest reset
+        self._stale = np.zeros(cfg.num_envs, bool)  # the step under way was sent before the latest reset
 
     def reset(self) -> None:
-        """Begins new episodes in all. Steps under way are finished first, and their results are lost."""
+        """Begin new episodes in all environments. Steps under way are finished first; their results are dropped."""
         self._stale = self._under_way.copy()
         self._pool._reset(np.flatnonzero(~self._under_way).astype(np.int32))
         self._under_way[:] = True
 
     def send(self, action: PyTree, env_id: Array) -> None:
-        """Sends actions [n, *] to the environments `env_id` [n] i32.
+        """Send actions [n, *] to the environments `env_id` [n] i32.
 
         Raises:
-          ValueError: another shape, dtype or range than `spec.action`, or an environment that is under way.
+          ValueError: the shape, dtype or range is not that of `spec.action`, or an environment is under way.
         """
         env_id = np.asarray(env_id, np.int32)
         action = self._action(action, len(env_id))
         if self._under_way[env_id].any() or len(np.unique(env_id)) < len(env_id):
             under_way = np.flatnonzero(self._under_way).tolist()
-            raise ValueError(f"environments {env_id.tolist()}: {under_way} are under way, and no two actions go to one")
+            raise ValueError(f"environments {env_id.tolist()}: {under_way} are under way: send each idle one an action")
         self._under_way[env_id] = True
         self._pool.send(action, env_id)
 
     def recv(self) -> tuple[np.ndarray, StepResult]:
-        """Returns `env_id` [n] i32 and results [n, *]. Raises RuntimeError where fewer than `least` are under way."""
+        """Return `env_id` [n] i32 and results [n, *]. Raises RuntimeError: fewer than `least` are under way."""
         if self._under_way.sum() < self.least:
             raise RuntimeError(
-                f"recv waits for {self.least} environments, of which {self._under_way.sum()} are under way"
+                f"recv: expected {self.least} environments under way, got {self._under_way.sum()}: send more actions"
             )
         while True:
             obs, reward, terminated, truncated, info = self._pool.recv()
-            self.infos.of_pool(info)
+            self.infos.set_from_pool(info)
             env_id = np.array(info["env_id"], np.int32)
             result = StepResult(self._observe(obs, info), _reward(reward, info), terminated, truncated)
             stale = self._stale[env_id]
@@ -361,23 +359,23 @@ class AsyncEnvPoolEnv(Pool):
                 return env_id, result
 
 
-# The latest pool closed. A program knows the address of a pool alone: a step whose results nobody holds, which `_wait`
-# does not see, must not find the memory freed.
+# The latest closed pool, kept alive: a program knows only its address, and a step whose results are not referenced is
+# invisible to `_wait` and must not use freed memory.
 _latest_closed: list[Any] = []
 
 
 def _wait() -> None:
-    """Returns once all that was dispatched is computed: whoever steps environments holds the latest state of theirs."""
+    """Wait until all dispatched computations are done: a running step has its latest state as a live array."""
     for x in jax.live_arrays():
-        with contextlib.suppress(RuntimeError):  # deleted meanwhile, or what a program raised, which others report
+        with contextlib.suppress(RuntimeError):  # a deleted array, or a program's error, which is reported elsewhere
             x.block_until_ready()
 
 
 def _opaque(fn: Callable) -> Callable:
-    """Makes `fn` one operation of whose side effects jax does not know; XLA still does.
+    """Make `fn` one operation whose side effects are hidden from jax, but not from XLA.
 
-    A program with effects that jax knows of is dispatched by Python, at half a millisecond a call: more than ten steps
-    of eight CartPoles. The token of the state keeps the steps in order, and every step's results are used.
+    jax dispatches programs with known effects from Python, at 0.5 ms per call: more than ten steps of eight CartPoles.
+    The state's token keeps the steps in order, and every step's results are used.
     """
     primitive = jax.extend.core.Primitive("envpool_step")
     primitive.multiple_results = True
@@ -389,8 +387,8 @@ def _opaque(fn: Callable) -> Callable:
 
     def batched(*_, **__):
         raise InputError(
-            "jax.vmap: expected environments whose state is in the program, got EnvPool's, which live outside of it: "
-            'use those written in JAX, envs.make(..., backend="jax"), or one pool of more environments'
+            "jax.vmap: expected environments whose state is in the program, got EnvPool's, whose state is outside: "
+            'use envs.make(..., backend="jax"), or one pool with more environments'
         )
 
     primitive.def_abstract_eval(abstract)
@@ -405,6 +403,6 @@ def _opaque(fn: Callable) -> Callable:
 
 
 def _reward(reward: Any, info: dict[str, Any]) -> Any:
-    """Returns rewards f32, 0 on the step that resets, where EnvPool's dm_control has the last one or garbage."""
+    """Return rewards f32, 0 on the step that resets: EnvPool's dm_control returns the last reward or garbage there."""
     xp = reward.__array_namespace__()  # numpy or jax.numpy
     return xp.where(info["elapsed_step"] != 0, reward.astype("float32"), xp.float32(0.0))

@@ -1,8 +1,7 @@
-"""Import of EnvPool without the parts that are not used, which saves a second before the first step of a run.
+"""Import of EnvPool that defers its task families, which saves a second before the first step of a run.
 
-`import envpool` loads the compiled library of every family of tasks (and with one of them matplotlib), only because
-each package `envpool.FAMILY` holds the `registration.py` that names its ids. Here a family is loaded when something of
-it is asked for.
+`import envpool` loads the compiled library of every task family (and matplotlib), only because each package
+`envpool.FAMILY` holds the `registration.py` with its ids. Here a family is loaded when its first attribute is used.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from typing import Any
 
 
 def load() -> Any:
-    """Imports the module `envpool`. Raises ImportError where it is not installed."""
+    """Import the module `envpool`. Raises ImportError: it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "envpool" in sys.modules:
@@ -40,7 +39,7 @@ def _families_deferred() -> Iterator[None]:
 
 
 class _Families(importlib.abc.MetaPathFinder):
-    """Finds packages of EnvPool that have a registration."""
+    """Finds EnvPool's packages that have a registration."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -57,7 +56,7 @@ class _Families(importlib.abc.MetaPathFinder):
 
 
 class _Deferred(importlib.abc.Loader):
-    """Executes a module when an attribute is asked for that it does not have yet."""
+    """Executes a module at the first access to a missing attribute."""
 
     def __init__(self, loader: importlib.abc.Loader):
         self._loader, self._lock = loader, threading.RLock()
@@ -67,7 +66,7 @@ class _Deferred(importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         def __getattr__(name: str) -> Any:
-            # those of the interpreter, which looks for some in every module, are there already or not at all
+            # the interpreter looks for dunder names in every module: they must not load the family
             if not (name.startswith("__") and name.endswith("__")):
                 with self._lock:
                     if module.__dict__.pop("__getattr__", None) is not None:
@@ -76,7 +75,7 @@ class _Deferred(importlib.abc.Loader):
                             module.__spec__.loader = self._loader
                         try:
                             self._loader.exec_module(module)
-                        except BaseException:  # who asks again is told again, not that there is no such name
+                        except BaseException:  # keep the hook, so that the next access raises the same error
                             module.__dict__["__getattr__"] = __getattr__
                             raise
                 if name in module.__dict__:

@@ -1,8 +1,7 @@
 """History in observations: the latest frames, the previous action, the previous reward.
 
-All of it begins anew with an episode: on the row after an end, and where an environment failed and was made anew. At a
-soft horizon (`jrl.envs.limits`) the environment goes on and what an observation tells does not: as the state of a
-recurrent policy, it knows nothing of the time before.
+History starts empty with each episode: on the step after an end, and after an environment was made again. At a soft
+horizon (`jrl.envs.limits`) the environment continues, but its history starts empty, as a recurrent state does.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from jrl.types import (
 )
 
 PREV_ACTION, PREV_REWARD = "prev_action", "prev_reward"
-# arguments of `history` -> keys of a config
+# arguments of `build_history` -> keys of a config
 KEYS = {
     "frame_stack": "env.frame_stack",
     PREV_ACTION: "network.use_prev_action",
@@ -35,50 +34,48 @@ KEYS = {
 }
 
 
-def asked(cfg: Any) -> dict[str, Any]:
-    """Returns what a run's observations hold of earlier steps, as arguments of `history`; {} for nothing."""
+def history_options(cfg: Any) -> dict[str, Any]:
+    """Return the history that a run's observations have, as arguments of `build_history`; {}: none."""
     found = {"frame_stack": cfg.env.frame_stack, PREV_ACTION: cfg.network.use_prev_action}
     found[PREV_REWARD] = cfg.network.use_prev_reward
     return {name: value for name, value in found.items() if value > 1 or value is True}
 
 
 class History(NamedTuple):
-    """Memory of n environments, and how it enters their observations; for numpy and jax arrays alike."""
+    """Memory of n environments and its use in their observations; for numpy and jax arrays."""
 
-    spec: EnvSpec  # what the policy sees
-    empty: Callable[..., PyTree]  # (n, xp=numpy) -> memory [n, ...] of environments that begin an episode
-    # (memory, obs [n, *], the action before it [n, *], its reward [n], whether an episode begins [n] bool)
-    # -> (memory, obs [n, *] of `spec`); action and reward do not count where one begins
+    spec: EnvSpec  # spec of the policy's observations
+    empty: Callable[..., PyTree]  # (n, xp=numpy) -> memory [n, ...] at the start of an episode
+    # (memory, obs [n, *], previous action [n, *], its reward [n], whether an episode begins [n] bool)
+    # -> (memory, obs [n, *] of `spec`); action and reward are ignored if an episode begins
     see: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
 
 
-def history(
+def build_history(
     spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
 ) -> History | None:
-    """Makes the history that a config asks for.
+    """Return the history of a config; None: all arguments are off.
 
     Args:
-      spec: of environments without; its action space is the policy's. Of agents by kind each kind has its own history.
-      frame_stack: n. Each Box of the observation, but an action_mask, is its latest n, the newest last; the first of
-        an episode is repeated. Images with channels, which are the smaller of the first and last of three axes, become
-        [C * n, H, W] or [H, W, C * n]; all others [n, *]. Dtype and bounds stay, and so do spaces of integers.
-      prev_action, prev_reward: the observation is a Dict, of its own parts if it was one before and else of "obs", with
-        these two: an element of the action space, as the policy chose it, and the reward f32 as the environment gave
-        it. Zeros where an episode begins.
-    Returns:
-      None where all is off.
+      spec: spec of environments without history; its action space is the policy's. Each kind of agents has its own
+        history.
+      frame_stack: n. Each Box of the observation except action_mask becomes its latest n frames, the newest last; the
+        first frame of an episode is repeated. Images with channels (three axes, the smaller of first and last) become
+        [C * n, H, W] or [H, W, C * n]; other arrays become [n, *]. Dtype, bounds and integer spaces stay.
+      prev_action, prev_reward: the observation is a Dict of its own parts (or "obs") with these two parts: the action
+        that the policy chose, and the environment's reward f32. Zeros at the start of an episode.
     Raises:
-      InputError: no Box to stack, or a part of the observation that has such a name already.
+      InputError: no Box to stack, or the observation has a part of that name.
     """
     if frame_stack == 1 and not (prev_action or prev_reward):
         return None
     if spec.kinds:
-        return _of_kinds(spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
-    stacks = [None] * len(spaces.leaves(spec.observation)) if frame_stack == 1 else _stacks(spec, frame_stack)
+        return _build_by_kind(spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
+    stacks = [None] * len(spaces.leaves(spec.observation)) if frame_stack == 1 else _build_stacks(spec, frame_stack)
     space = spec.observation
     if frame_stack > 1:
         parts = zip(spaces.leaves(space), stacks, strict=True)
-        space = _replaced(space, iter([leaf if stack is None else stack.space for (_, leaf), stack in parts]))
+        space = _replace_leaves(space, iter([leaf if stack is None else stack.space for (_, leaf), stack in parts]))
     added: list[tuple[str, Space]] = []
     if prev_action:
         added.append((PREV_ACTION, spec.action))
@@ -88,8 +85,7 @@ def history(
     for name, _ in added:
         if name in dict(own):
             raise InputError(
-                f"network.use_{name}: the observation has a part {name} of its own: leave it out, or name that "
-                "part otherwise"
+                f"network.use_{name}: the observation has a part {name} already: leave the key out, or rename the part"
             )
     is_dict = isinstance(space, Dict)
 
@@ -101,13 +97,13 @@ def history(
         if memory:
             leaves, structure = jax.tree.flatten(obs)
             held = iter(memory)
-            leaves = [x if s is None else s.put(xp, next(held), x, fresh) for x, s in zip(leaves, stacks, strict=True)]
+            leaves = [x if s is None else s.push(xp, next(held), x, fresh) for x, s in zip(leaves, stacks, strict=True)]
             memory = [x for x, s in zip(leaves, stacks) if s is not None]
             obs = jax.tree.unflatten(structure, leaves)
         if added:
             obs = dict(obs) if is_dict else {"obs": obs}
         if prev_action:
-            obs[PREV_ACTION] = jax.tree.map(lambda x: xp.where(_along(fresh, x), xp.zeros_like(x), x), action)
+            obs[PREV_ACTION] = jax.tree.map(lambda x: xp.where(_expand_like(fresh, x), xp.zeros_like(x), x), action)
         if prev_reward:
             obs[PREV_REWARD] = xp.where(fresh, xp.zeros_like(reward), reward).astype("float32")
         return memory, obs
@@ -117,14 +113,14 @@ def history(
     return History(spec._replace(observation=space, env_observation=spec.observation), empty, see)
 
 
-def remember(
+def add_history(
     spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
 ) -> Transform | None:
-    """Option `env.frame_stack`, `network.use_prev_action` and `network.use_prev_reward`; arguments as of `history`.
+    """Options `env.frame_stack`, `network.use_prev_action`, `network.use_prev_reward`; arguments as `build_history`.
 
-    The previous action is the one that this option gets: the policy's, unless an option after this one changes actions.
+    The previous action is the policy's, unless an option further out changes actions.
     """
-    found = history(spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
+    found = build_history(spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
     if found is None:
         return None
 
@@ -133,7 +129,7 @@ def remember(
 
     def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
         begins = state["ended"]
-        if result.several is not None:  # an agent's first observation is on the last row on which it is absent
+        if result.several is not None:  # an agent's first observation is on its last absent step
             begins = begins | result.several.absent
         if result.failed is not None:
             begins = begins | result.failed
@@ -144,9 +140,9 @@ def remember(
     return Transform(found.spec, observe=observe, init=init)
 
 
-def _of_kinds(spec: EnvSpec, **asked: Any) -> History:
-    """Returns the histories of agents of different kinds, side by side."""
-    each = [found for one in spaces.by_kind(spec) if (found := history(one, **asked)) is not None]
+def _build_by_kind(spec: EnvSpec, **asked: Any) -> History:
+    """Return the histories of agents of different kinds as one."""
+    each = [found for one in spaces.by_kind(spec) if (found := build_history(one, **asked)) is not None]
     sizes = [len(kind) for kind in spec.kinds]
 
     def empty(n: int, xp: Any = np) -> PyTree:
@@ -166,34 +162,34 @@ def _of_kinds(spec: EnvSpec, **asked: Any) -> History:
 
 
 class _Stack(NamedTuple):
-    """The latest n of one array of the observation."""
+    """The latest n frames of one array of the observation."""
 
-    space: Box  # of the stack
+    space: Box  # space of the stack
     n: int
-    size: int  # of one frame along `axis`
-    axis: int  # of arrays [B, *]
-    new: bool  # frames lack that axis
+    size: int  # size of one frame along `axis`
+    axis: int  # stacked axis of arrays [B, *]
+    new: bool  # whether frames lack that axis
 
-    def put(self, xp: Any, held: Array, x: Array, fresh: Array) -> Array:
+    def push(self, xp: Any, held: Array, x: Array, fresh: Array) -> Array:
         frame = xp.expand_dims(x, self.axis) if self.new else x
         older = held[(slice(None),) * self.axis + (slice(self.size, None),)]
         begun = xp.concatenate([frame] * self.n, self.axis)
-        return xp.where(_along(fresh, begun), begun, xp.concatenate([older, frame], self.axis))
+        return xp.where(_expand_like(fresh, begun), begun, xp.concatenate([older, frame], self.axis))
 
 
-def _stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
-    """Returns the stack of each leaf of the observation; None for one that stays."""
+def _build_stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
+    """Return the stack of each leaf of the observation; None: the leaf is not stacked."""
     masked = isinstance(spec.observation, Dict)
     found = [
-        _stack(leaf, n) if isinstance(leaf, Box) and not (masked and path == spaces.ACTION_MASK) else None
+        _build_stack(leaf, n) if isinstance(leaf, Box) and not (masked and path == spaces.ACTION_MASK) else None
         for path, leaf in spaces.leaves(spec.observation)
     ]
     if not any(found):
-        raise InputError(f"env.frame_stack {n}: the observation {spec.observation} has no Box to stack: use 1")
+        raise InputError(f"env.frame_stack: expected an observation with a Box, got {spec.observation}: use 1, not {n}")
     return found
 
 
-def _stack(leaf: Box, n: int) -> _Stack:
+def _build_stack(leaf: Box, n: int) -> _Stack:
     shape = leaf.shape
     new = len(shape) != 3
     at = 0 if new or shape[0] < shape[-1] else 2
@@ -209,16 +205,16 @@ def _stack(leaf: Box, n: int) -> _Stack:
     return _Stack(Box(stacked, leaf.dtype, bound(leaf.low), bound(leaf.high)), n, size, at + 1, new)
 
 
-def _replaced(space: Space, new: Any) -> Space:
-    """Returns `space` with the leaves that the iterator `new` gives, in the order of `spaces.leaves`."""
+def _replace_leaves(space: Space, new: Any) -> Space:
+    """Return `space` with its leaves replaced by the iterator `new`, in the order of `spaces.leaves`."""
     if isinstance(space, Dict):
-        found = {name: _replaced(part, new) for name, part in sorted(space.items)}
+        found = {name: _replace_leaves(part, new) for name, part in sorted(space.items)}
         return Dict(tuple((name, found[name]) for name, _ in space.items))
     if isinstance(space, Tuple):
-        return Tuple(tuple(_replaced(part, new) for part in space.items))
+        return Tuple(tuple(_replace_leaves(part, new) for part in space.items))
     return next(new)
 
 
-def _along(fresh: Array, x: Array) -> Array:
-    """Returns `fresh` [B] as [B, 1, ...], for elements [B, *]."""
+def _expand_like(fresh: Array, x: Array) -> Array:
+    """Return `fresh` [B] as [B, 1, ...], to broadcast over x [B, *]."""
     return fresh.reshape(fresh.shape + (1,) * (x.ndim - 1))

@@ -1,4 +1,4 @@
-"""Environments written in JAX by their ids: jrl's own, those of suites, and the user's."""
+"""Ids of environments written in JAX: jrl's own, the suites', and the user's."""
 
 import traceback
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from jrl.envs import (
     toys,
 )
 from jrl.envs import context as contexts
-from jrl.envs.jax_env import Definition, build, time_limit
+from jrl.envs.jax_env import Definition, build, check_time_limit
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
 from jrl.fields.env import EnvConfig
@@ -51,30 +51,30 @@ IN_JAX: dict[str, Callable[..., Definition | MultiDefinition]] = {
 
 
 def check(cfg: EnvConfig) -> list[str]:
-    """Returns faults of the id, without making an environment. Raises InputError as `definition`."""
-    if is_suites(cfg.id):
+    """Return faults of the id, without making an environment. Raises InputError as `load_definition`."""
+    if is_suite_id(cfg.id):
         return suites.check(cfg.id)
-    definition(cfg.id, cfg.options)
+    load_definition(cfg.id, cfg.options)
     return []
 
 
-def has_several(cfg: EnvConfig) -> bool:
-    """Returns whether the environments have several agents. Raises InputError as `definition`."""
-    if is_suites(cfg.id):
+def has_agents(cfg: EnvConfig) -> bool:
+    """Return whether the environments have several agents. Raises InputError as `load_definition`."""
+    if is_suite_id(cfg.id):
         return cfg.id.startswith(jaxmarl_env.PREFIX)
-    return isinstance(definition(cfg.id, cfg.options), MultiDefinition)
+    return isinstance(load_definition(cfg.id, cfg.options), MultiDefinition)
 
 
-def is_suites(id: str) -> bool:
-    """Returns whether an id is one of gymnax, brax or JaxMARL."""
+def is_suite_id(id: str) -> bool:
+    """Return whether an id is one of gymnax, brax or JaxMARL."""
     return id.startswith(suites.PREFIXES) and registry.registered(id) is None
 
 
-def definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
-    """Returns the definition of an id that is of no suite.
+def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
+    """Return the definition of an id that is not of a suite.
 
     Raises:
-      InputError: an option that it does not take, or a function of the user's that gives no definition.
+      InputError: an unknown option, or a user's function that does not return a definition.
     """
     options = dict(options)
     found: Any = registry.registered(id) or IN_JAX.get(id)
@@ -83,55 +83,56 @@ def definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition
 
         found = gym_env.load_class(id)
     if not isinstance(found, Definition | MultiDefinition) and (
-        errors := contexts.option_errors(id, found, options, ("max_episode_steps",))
+        errors := contexts.check_options(id, found, options, ("max_episode_steps",))
     ):
         raise InputError(*errors)
     limit = options.pop("max_episode_steps", None)
     try:
         made = found if isinstance(found, Definition | MultiDefinition) else found(**options)
     except InputError:
-        raise  # it says what to mend
+        raise
     except BaseException as e:
-        if not exceptions.own(e):
+        if not exceptions.is_environment_error(e):
             raise
-        raise InputError(f"env.id {id}: it cannot be made with options {options}: {exceptions.line(e)}") from e
+        reason = exceptions.format_line(e)
+        raise InputError(f"env.id {id}: the environment cannot be made with options {options}: {reason}") from e
     if not isinstance(made, Definition | MultiDefinition):
         raise InputError(
-            f"env.id {id}: the jax backend takes a function that returns a jrl.envs.jax_env.Definition or a "
-            "jrl.envs.multi_agent.MultiDefinition, and this one "
-            f"returns a {type(made).__name__}: use env.backend gymnasium if that is an environment"
+            f"env.id {id}: expected a function that returns a jrl.envs.jax_env.Definition or a "
+            f"jrl.envs.multi_agent.MultiDefinition, got one that returns a {type(made).__name__}: set "
+            "env.backend=gymnasium if this is an environment"
         )
-    return made if limit is None else made._replace(max_episode_steps=time_limit(limit))
+    return made if limit is None else made._replace(max_episode_steps=check_time_limit(limit))
 
 
 def make(cfg: EnvConfig, *, state: bool) -> JaxEnv:
-    """Makes the environments, with their time limits; `state` as of `multi_agent.build`. Raises InputError."""
+    """Make the environments with their time limits; `state` as in `multi_agent.build`. Raises InputError."""
 
-    def made(**limit: int) -> JaxEnv:
-        given = {**cfg.options, **limit}
-        if is_suites(cfg.id):
-            return suites.make(cfg.id, cfg.num_envs, given, state=state)
-        found = definition(cfg.id, given)
+    def build_env(**limit: int) -> JaxEnv:
+        options = {**cfg.options, **limit}
+        if is_suite_id(cfg.id):
+            return suites.make(cfg.id, cfg.num_envs, options, state=state)
+        found = load_definition(cfg.id, options)
         if isinstance(found, MultiDefinition):
             return multi_agent.build(found, cfg.num_envs, state=state)
         return build(found, cfg.num_envs)
 
-    env = made()
-    if registry.registered(cfg.id) is not None or (cfg.id not in IN_JAX and not is_suites(cfg.id)):
+    env = build_env()
+    if registry.registered(cfg.id) is not None or (cfg.id not in IN_JAX and not is_suite_id(cfg.id)):
         _trace(cfg.id, env)
     if cfg.horizon is None:
         return env
     if cfg.soft_horizon:
         return limits.soften(env, cfg.horizon)
     own = env.spec.max_episode_steps
-    return env if own is not None and own <= cfg.horizon else made(max_episode_steps=cfg.horizon)
+    return env if own is not None and own <= cfg.horizon else build_env(max_episode_steps=cfg.horizon)
 
 
 def _trace(id: str, env: JaxEnv) -> None:
-    """Traces a reset and a step of the user's functions, without computing anything.
+    """Trace a reset and a step of the user's functions, without computing anything.
 
     Raises:
-      InputError: they raise, with the user's line first, or return other arrays than the definition says.
+      InputError: the functions raise (the user's line comes first), or return other arrays than declared.
     """
     what = "reset"
     try:
@@ -142,14 +143,16 @@ def _trace(id: str, env: JaxEnv) -> None:
     except InputError as e:
         raise InputError(*(f"env.id {id}: {text}" for text in e.errors)) from e
     except BaseException as e:
-        if not exceptions.own(e):
+        if not exceptions.is_environment_error(e):
             raise
-        mend = "jax traces it with arrays of all environments: fix that line, and try it with python -m jrl.check_env"
-        found = InputError(f"{exceptions.line(e)}{exceptions.stack(e)}\nenv.id {id}: its {what} fails: {mend}")
+        fix = "jax traces it with arrays of all environments: fix that line, and try it with python -m jrl.check_env"
+        found = InputError(
+            f"{exceptions.format_line(e)}{exceptions.format_stack(e)}\nenv.id {id}: its {what} fails: {fix}"
+        )
         found.details = "".join(traceback.format_exception(e))
         raise found from e
     if result.reward.shape != (env.spec.num_envs,):
         raise InputError(
             f"env.id {id}: expected rewards of shape {(env.spec.num_envs,)}, got {result.reward.shape}: return one "
-            "number for each environment"
+            "number per environment"
         )

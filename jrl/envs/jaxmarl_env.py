@@ -1,8 +1,8 @@
-"""Environments of JaxMARL (`jaxmarl:NAME`), if it is installed: each agent of each game has a slot in the batch.
+"""JaxMARL's environments (`jaxmarl:NAME`), if it is installed: each agent of each game has an index in the batch.
 
-JaxMARL's own `step` resets in the step that ends an episode, so that the last observation is lost, and tells a time
-limit as an end like any other. Here `step_env` is called instead, and once more of a copy without a limit: that one's
-ends are true ones. XLA computes what both have in common once.
+JaxMARL's own `step` resets in the step that ends an episode, so that the last observation is lost, and reports a time
+limit as an ordinary end. Here `step_env` is called instead, and once more on a copy without a limit, whose ends are
+true ends. XLA computes their common part once.
 """
 
 import contextlib
@@ -16,43 +16,42 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.envs.jax_env import select, time_limit
-from jrl.envs.multi_agent import add_state, with_state
-from jrl.envs.spec import check_action, with_mask
+from jrl.envs.jax_env import check_time_limit, select
+from jrl.envs.multi_agent import add_state, add_state_space
+from jrl.envs.spec import add_mask_space, check_action
 from jrl.spaces import ACTION_MASK, columns, combine_agents, from_parts, kinds, map_leaves, parts_by_kind
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 PREFIX = "jaxmarl:"
-_WORLD = "world_state"  # the view of all, among JaxMARL's observations, whose other names are agents
+_WORLD = "world_state"  # key of the global state among JaxMARL's observations; all other keys are agents
 _NEVER = 2**30
-_OVER = -1  # JaxmarlState.elapsed of a game whose next step begins another
+_OVER = -1  # JaxmarlState.elapsed of a game whose next step begins a new game
 
 
 @struct.dataclass
 class JaxmarlState:
     """State of B / A games."""
 
-    inner: PyTree  # JaxMARL's own, leaves [B / A, ...]
-    elapsed: Array  # [B / A] i32, steps since the reset; -1 once the game is over
-    ended: Array  # [B / A, A] bool, whose last row in this game has been
+    inner: PyTree  # JaxMARL's state, leaves [B / A, ...]
+    elapsed: Array  # [B / A] i32, steps since the reset; -1 after the game is over
+    ended: Array  # [B / A, A] bool, agents that have ended in this game
 
 
 def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any, *, state: bool = False) -> JaxEnv:
-    """Makes games of a JaxMARL environment.
+    """Make games of a JaxMARL environment.
 
     Args:
-      env: the environment.
-      name: for errors.
-      num_envs: games.
-      limit: steps of a game; None: the environment's own `max_steps`, where it has one.
-      space: from JaxMARL's spaces to ours.
-      state: observations get one more item, `state`, as of `jrl.envs.multi_agent.build`: see `_view`.
+      name: environment name, for errors.
+      num_envs: number of games.
+      limit: steps of a game; None: the environment's `max_steps`, if it has one.
+      space: function from JaxMARL's spaces to jrl's.
+      state: whether observations get an item `state`, as in `jrl.envs.multi_agent.build`: see `_find_state`.
     Raises:
-      InputError: `state` of observations that have such an item.
+      InputError: `state`, but observations have such an item.
     """
     agents = tuple(env.agents)
     own = [(space(env.observation_space(agent)), space(env.action_space(agent))) for agent in agents]
-    limit = getattr(env, "max_steps", None) if limit is None else time_limit(limit)
+    limit = getattr(env, "max_steps", None) if limit is None else check_time_limit(limit)
     unlimited = env
     if limit is not None and hasattr(env, "max_steps"):
         env, unlimited = copy.copy(env), copy.copy(env)
@@ -60,15 +59,17 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any, *, s
     groups = kinds(own) or (tuple(range(len(agents))),)
     firsts = [(agents[kind[0]], own[kind[0]][1]) for kind in groups]
     masked = [isinstance(action, Discrete) and _has_mask(env, agent, action) for agent, action in firsts]
-    shown = {i: with_mask(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
-    parts = tuple(_Kind(kind, own[kind[0]][0], shown[kind[0]], has) for kind, has in zip(groups, masked, strict=True))
-    view = None
+    observed = {i: add_mask_space(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
+    parts = tuple(
+        _Kind(kind, own[kind[0]][0], observed[kind[0]], has) for kind, has in zip(groups, masked, strict=True)
+    )
+    get_state = None
     if state:
-        whole, view = _view(env, agents)
-        shown = {i: with_state(one, whole) for i, one in shown.items()}
-    observation, action, found = combine_agents([(shown[i], own[i][1]) for i in range(len(agents))])
+        state_space, get_state = _find_state(env, agents)
+        observed = {i: add_state_space(own_space, state_space) for i, own_space in observed.items()}
+    observation, action, found = combine_agents([(observed[i], own[i][1]) for i in range(len(agents))])
     spec = EnvSpec(observation, action, num_envs * len(agents), limit, agents=agents, kinds=found)
-    games = _Games(env, unlimited, spec, parts, view)
+    games = _Games(env, unlimited, spec, parts, get_state)
     return JaxEnv(spec, games.reset, games.step)
 
 
@@ -76,23 +77,23 @@ class _Kind(NamedTuple):
     """Agents of equal spaces."""
 
     numbers: tuple[int, ...]
-    observation: Space  # JaxMARL's, of one agent
-    seen: Space  # the same with the mask
-    masked: bool  # observations get a mask of the actions
+    observation: Space  # observation space of one agent
+    with_mask: Space  # observation space with the mask
+    has_mask: bool  # whether observations get an action mask
 
 
 @dataclasses.dataclass(frozen=True)
 class _Games:
-    """Games of a JaxMARL environment, which step together."""
+    """Games of a JaxMARL environment that step synchronously."""
 
     env: Any
-    unlimited: Any  # the same without a time limit
+    unlimited: Any  # copy of `env` without a time limit
     spec: EnvSpec
     kinds: tuple[_Kind, ...]
-    view: Callable[[Any, PyTree], Array] | None  # what `_view` gives; None: observations have none
+    get_state: Callable[[Any, PyTree], Array] | None  # second result of `_find_state`; None: no global state
 
     def reset(self, key: Key) -> tuple[JaxmarlState, PyTree]:
-        inner, obs = self._begun(key)
+        inner, obs = self._reset(key)
         num_envs, size = self.spec.games, len(self.spec.agents)
         state = JaxmarlState(inner, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, size), bool))
         # copies: the caller donates state and observation, which must not share a buffer
@@ -108,20 +109,20 @@ class _Games:
         if self.unlimited is not self.env:
             ends = jax.vmap(self.unlimited.step_env)(keys, state.inner, given)[3]
         moved = inner, self._observe(obs, inner)
-        # most steps reset nothing
-        inner, seen = jax.lax.cond(fresh.any(), lambda: select(fresh, self._begun(reset_key), moved), lambda: moved)
+        # cond: most steps reset no environment
+        inner, obs = jax.lax.cond(fresh.any(), lambda: select(fresh, self._reset(reset_key), moved), lambda: moved)
 
         absent = fresh[:, None] | state.ended
         end = jnp.asarray(ends["__all__"], bool)
-        terminated = (self._stacked(ends).astype(bool) | end[:, None]) & ~absent
+        terminated = (self._stack(ends).astype(bool) | end[:, None]) & ~absent
         elapsed, limit = jnp.where(fresh, 0, state.elapsed + 1), self.spec.max_episode_steps
         late = jnp.zeros_like(fresh) if limit is None else elapsed >= limit
         truncated = late[:, None] & ~absent & ~terminated
         ended = (state.ended | terminated | truncated) & ~fresh[:, None]
         over = (end | ended.all(-1)) & ~fresh
-        reward = jnp.where(absent, 0.0, self._stacked(rewards).astype(jnp.float32))
+        reward = jnp.where(absent, 0.0, self._stack(rewards).astype(jnp.float32))
         result = StepResult(
-            jax.tree.map(_flat, seen),
+            jax.tree.map(_flat, obs),
             reward.reshape(-1),
             terminated.reshape(-1),
             truncated.reshape(-1),
@@ -129,26 +130,25 @@ class _Games:
         )
         return JaxmarlState(inner, jnp.where(over, _OVER, elapsed), ended), result
 
-    def _begun(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Returns new games and their observations."""
+    def _reset(self, key: Key) -> tuple[PyTree, PyTree]:
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(key, self.spec.games))
         return inner, self._observe(obs, inner)
 
     def _observe(self, obs: dict[str, Any], inner: PyTree) -> PyTree:
-        """Returns observations [games, A, *]; of several kinds a tuple of those of each."""
+        """Return observations [games, A, *]; with several kinds a tuple by kind."""
         parts = []
-        view = None if self.view is None else jax.vmap(self.view)(obs, inner)
+        state = None if self.get_state is None else jax.vmap(self.get_state)(obs, inner)
         for kind in self.kinds:
-            own = self._stacked(obs, kind.numbers)
-            seen = map_leaves(lambda leaf, x: x.astype(leaf.dtype), kind.observation, own)
-            if kind.masked:
-                allowed = self._stacked(jax.vmap(self.env.get_avail_actions)(inner), kind.numbers) != 0
-                seen = {**(seen if isinstance(kind.observation, Dict) else {"obs": seen}), ACTION_MASK: allowed}
-            parts.append(seen if view is None else add_state(kind.seen, seen, view))
+            own = self._stack(obs, kind.numbers)
+            part = map_leaves(lambda leaf, x: x.astype(leaf.dtype), kind.observation, own)
+            if kind.has_mask:
+                mask = self._stack(jax.vmap(self.env.get_avail_actions)(inner), kind.numbers) != 0
+                part = {**(part if isinstance(kind.observation, Dict) else {"obs": part}), ACTION_MASK: mask}
+            parts.append(part if state is None else add_state(kind.with_mask, part, state))
         return from_parts(self.spec, parts)
 
     def _by_agent(self, action: PyTree) -> dict[str, PyTree]:
-        """Returns each agent's actions [games, *], by name."""
+        """Return each agent's actions [games, *], by name."""
         num_envs = self.spec.games
         by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
         given: dict[str, PyTree] = {}
@@ -157,46 +157,45 @@ class _Games:
                 given[self.spec.agents[i]] = jax.tree.map(lambda x, j=j: x[:, j], part)
         return given
 
-    def _stacked(self, by_agent: dict[str, Any], numbers: Iterable[int] | None = None) -> PyTree:
-        """Stacks JaxMARL's dict by agent, leaves [games, *], to [games, A, *], for all agents or some of them."""
+    def _stack(self, by_agent: dict[str, Any], numbers: Iterable[int] | None = None) -> PyTree:
+        """Stack JaxMARL's dict by agent, leaves [games, *], to [games, A, *]; `numbers` selects agents."""
         named = self.spec.agents if numbers is None else [self.spec.agents[i] for i in numbers]
         return jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agent] for agent in named))
 
 
 def _flat(x: Array) -> Array:
-    """Returns [games, A, *] as [games * A, *]."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def quiet_import() -> Any:
-    """Imports the package jaxmarl without what it prints while it is imported. Raises ImportError."""
+    """Import the package jaxmarl without its printed output. Raises ImportError."""
     with contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl
     return jaxmarl
 
 
 def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
-    """Returns whether the environment has an action mask with one entry for each action."""
+    """Return whether the environment has an action mask with one entry per action."""
     try:
         shapes = jax.eval_shape(lambda key: env.get_avail_actions(env.reset(key)[1]), jax.random.key(0))
-    except NotImplementedError:  # what JaxMARL's base class says where an environment has no masks
+    except NotImplementedError:  # JaxMARL's base class raises it for environments without masks
         return False
     return agent in shapes and shapes[agent].shape == (action.n,)
 
 
-def _view(env: Any, agents: tuple[str, ...]) -> tuple[Box, Callable[[Any, PyTree], Array]]:
-    """Returns the space of the global view, flat f32, and the function from one game's observations and state to it.
+def _find_state(env: Any, agents: tuple[str, ...]) -> tuple[Box, Callable[[Any, PyTree], Array]]:
+    """Return the space of the global state, flat f32, and the function from a game's observations and state to it.
 
-    It is what the environment says, as `world_state` among its observations or by `get_world_state`. Where it says
-    nothing, all agents' observations are joined in their order, as JaxMARL's own MAPPO does.
+    The environment provides it as `world_state` among its observations or by `get_world_state`. Otherwise all agents'
+    observations are concatenated, as JaxMARL's own MAPPO does.
     """
 
     def view(obs: Mapping[str, Any], inner: PyTree) -> Array:
         if _WORLD in obs:
             whole = obs[_WORLD]
         elif hasattr(env, "get_world_state"):
-            whole = env.get_world_state(inner)  # of one array, or several
-        else:  # a list: leaves of the dict come by name, agent_10 before agent_2
+            whole = env.get_world_state(inner)  # one array, or several
+        else:  # a list: dict leaves are sorted by name, agent_10 before agent_2
             whole = [obs[agent] for agent in agents]
         return jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(whole)])
 

@@ -1,28 +1,28 @@
-"""Time limits beside the environment's own ends, and what an end means for the learner.
+"""Time limits, and the meaning of an end for the learner.
 
-`env.horizon` ends an episode after so many steps; a smaller limit of the environment's own stays. What the learner is
-told is `terminated` (the value after the row is 0) or `truncated` (it bootstraps from V of the true next observation):
+`env.horizon` ends an episode after so many steps; a smaller limit of the environment stays. The learner gets
+`terminated` (the value after the step is 0) or `truncated` (it bootstraps from V of the true next observation):
 
     no_done_at_end   a true end    the horizon, another time limit
     null (default)   terminated    truncated
     false            terminated    terminated
     true             truncated     truncated
 
-`env.soft_horizon` says what becomes of the environment at the horizon. Together, at the horizon:
+`env.soft_horizon` decides if the environment is reset at the horizon. Both together, at the horizon:
 
                              soft_horizon false             soft_horizon true
-    no_done_at_end null      reset, bootstrap               goes on from where it stands, bootstrap
-    no_done_at_end false     reset, no bootstrap            goes on, no bootstrap: as if it had ended
-    no_done_at_end true      reset, bootstrap (so do true   goes on, bootstrap (so do true ends, which reset)
-                             ends, which reset as usual)
+    no_done_at_end null      reset, bootstrap               continue from the same state, bootstrap
+    no_done_at_end false     reset, no bootstrap            continue, no bootstrap: as if it had ended
+    no_done_at_end true      reset, bootstrap (true ends    continue, bootstrap (true ends, too; they reset)
+                             too)
 
-An environment that goes on is not stepped on the row after the horizon, where others are reset: that row is masked as
-ever, its action is ignored, its reward 0, and its result shows the observation that the horizon had. A bootstrapped
-value then is an estimate across the horizon. A recurrent state is not carried across: the collector begins it anew
-after every end, and the learner repeats that from the flags, which do not tell a soft horizon from others. A true end,
-and a limit of the environment's own, reset it as usual, also on the step that reaches the horizon.
+A continuing environment is not stepped on the step after the horizon, where others reset. That step is masked as usual:
+its action is ignored, its reward is 0, and its result repeats the observation of the horizon. A bootstrapped value then
+is an estimate across the horizon. A recurrent state is not carried across: the collector resets it after every end, and
+the learner does the same from the flags, which do not mark soft horizons. A true end and a limit of the environment
+reset it as usual, also on the step that reaches the horizon.
 
-The words are RLlib's; its default, `no_done_at_end: False`, is our false.
+The names are RLlib's; its default, `no_done_at_end: False`, is jrl's false.
 """
 
 from collections.abc import Callable
@@ -31,22 +31,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrl.envs.transform import Transform, around
+from jrl.envs.transform import Transform, wrap_state
 from jrl.types import Array, EnvSpec, JaxEnv, Key, PyTree, StepResult
 
-_PAUSED, _FRESH = -1, -2  # steps of an environment whose next row is the one after an end
+_PAUSED, _FRESH = -1, -2  # `steps` if the next step is the one after a soft horizon, or after a true end
 
 
 def ends(spec: EnvSpec, *, no_done_at_end: bool | None) -> Transform | None:
-    """Option `env.no_done_at_end`. Steps keep the environment's own ends: `flags` makes the learner's of them."""
+    """Option `env.no_done_at_end`. Steps keep the environment's flags; `flags` converts them for the learner."""
     return None if no_done_at_end is None else Transform(spec._replace(bootstraps=no_done_at_end))
 
 
 def flags(bootstraps: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
-    """Returns the function from the environment's (terminated, truncated) [B] bool to the learner's; None: the same.
+    """Return the function from the environment's (terminated, truncated) [B] bool to the learner's; None: unchanged.
 
     Args:
-      bootstraps: of the EnvSpec.
+      bootstraps: `EnvSpec.bootstraps`.
     """
     if bootstraps is None:
         return None
@@ -63,10 +63,10 @@ def flags(bootstraps: bool | None) -> Callable[[Array, Array], tuple[Array, Arra
 
 
 def soften(env: JaxEnv, horizon: int) -> JaxEnv:
-    """Returns `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on.
+    """Return `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps without a reset.
 
-    The state has beside that of `env` the latest `obs` [B, *], which is shown once more after the horizon, and `steps`
-    [B] i32 since the episode began: -1 after the horizon, -2 after a true end.
+    The new state holds `env`'s state, the latest `obs` [B, *], which is repeated after the horizon, and `steps` [B] i32
+    since the episode began: -1 after the horizon, -2 after a true end.
     """
     limit = env.spec.max_episode_steps
     spec = env.spec._replace(max_episode_steps=horizon if limit is None else min(horizon, limit))
@@ -84,47 +84,47 @@ def soften(env: JaxEnv, horizon: int) -> JaxEnv:
         terminated, truncated = result.terminated & ~paused, result.truncated & ~paused
         steps = jnp.where(state["steps"] < 0, 0, state["steps"] + 1)
         ended = terminated | truncated
-        there = (steps >= horizon) & ~ended
-        steps = jnp.where(there, _PAUSED, jnp.where(ended, _FRESH, steps))
+        at_horizon = (steps >= horizon) & ~ended
+        steps = jnp.where(at_horizon, _PAUSED, jnp.where(ended, _FRESH, steps))
         reward = jnp.where(paused, 0.0, result.reward)
-        return {"env": inner, "obs": obs, "steps": steps}, StepResult(obs, reward, terminated, truncated | there)
+        return {"env": inner, "obs": obs, "steps": steps}, StepResult(obs, reward, terminated, truncated | at_horizon)
 
-    return around(env, spec, reset, step)
+    return wrap_state(env, spec, reset, step)
 
 
-# ---------------------------------------------------------------- from the host
+# ---------------------------------------------------------------- on the host
 
 
 class Limited:
-    """One Gymnasium environment whose episodes end after `horizon` steps; all else is its own.
+    """A Gymnasium environment whose episodes end after `horizon` steps.
 
-    The reset after the horizon is none with `soft`: the environment goes on, unless `begin_anew` was called before.
+    With `soft`, the reset after the horizon does not reset the environment, unless `end_episode` was called.
     """
 
     def __init__(self, env: Any, horizon: int, soft: bool):
         self.env, self._horizon, self._soft = env, horizon, soft
-        self._steps, self._goes_on, self._obs = 0, False, None
+        self._steps, self._continues, self._obs = 0, False, None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # of one that is only half there
+        if name == "env" or name.startswith("__"):  # unpickling asks before __init__ ran
             raise AttributeError(name)
         return getattr(self.env, name)
 
     def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
-        goes_on, self._goes_on, self._steps = self._goes_on, False, 0
-        return (self._obs, {}) if goes_on and not how else self.env.reset(**how)
+        continues, self._continues, self._steps = self._continues, False, 0
+        return (self._obs, {}) if continues and not how else self.env.reset(**how)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         result = self.env.step(action)
-        if len(result) != 5:  # `jrl.gym.faults` has the words
+        if len(result) != 5:  # `jrl.gym.faults` reports the error
             return result
         obs, reward, terminated, truncated, info = result
         self._steps += 1
         if self._steps >= self._horizon and not (terminated or truncated):
             truncated = True
-            self._goes_on, self._obs = self._soft, obs
+            self._continues, self._obs = self._soft, obs
         return obs, reward, terminated, truncated, info
 
-    def begin_anew(self) -> None:
-        """Makes the next reset one of the environment, too."""
-        self._goes_on = False
+    def end_episode(self) -> None:
+        """Make the next reset a reset of the environment."""
+        self._continues = False

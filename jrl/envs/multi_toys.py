@@ -1,4 +1,4 @@
-"""Small tasks of several agents: copies of a task, and games whose best returns are known."""
+"""Small multi-agent tasks: copies of a single-agent task, and games with known best returns."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,48 +10,49 @@ from flax import struct
 
 from jrl.envs import classic, pictures
 from jrl.envs.jax_env import Definition, index, select
-from jrl.envs.multi_agent import MultiDefinition, joined, number_of_agents
+from jrl.envs.multi_agent import MultiDefinition, check_num_agents, join_spaces
 from jrl.types import Array, Box, Dict, Discrete, InputError, MultiBinary, PyTree
 
-# ---------------------------------------------------------------- copies of a task of one agent
+# ---------------------------------------------------------------- copies of a single-agent task
 
 
 @struct.dataclass
 class _Copies:
-    own: PyTree  # of the task, leaves [G, A, ...]
+    own: PyTree  # state of the tasks, leaves [G, A, ...]
     alive: Array  # [G, A] bool
 
 
-def several(
+def copy_task(
     definition: Definition,
     num_agents: int,
     *,
     draw: Callable[[Sequence[Any]], np.ndarray] | None = None,
     fps: float = 10.0,
 ) -> MultiDefinition:
-    """Returns the environment of `num_agents` agents, agent_0 and so on, of whom each has a task of its own.
+    """Return the environment of `num_agents` agents, agent_0, agent_1, ..., each with its own copy of a task.
 
-    An agent whose task ends leaves; its task stands still, and the others go on until the last. With one agent it is
-    the task itself, to the bit. The view of all is what all observe, one after the other, where that is a Box.
+    An agent whose task ends leaves; the others continue until the last. With one agent it equals the task bit by bit.
+    The global state concatenates all observations, if they are Boxes.
 
     Args:
-      definition: of one agent, without a `task` that can be set.
+      definition: definition of a single agent, without a `task` that can be set.
       num_agents: A.
-      draw: the state of one agent's task -> picture; they stand side by side, pale of those who have left.
+      draw: function from the state of one agent's task to a picture. Pictures are drawn side by side, those of agents
+        that have left in pale colours.
       fps: see `MultiDefinition`.
     Raises:
       InputError: a definition with a `task`.
     """
     if definition.task is not None:
         raise InputError(
-            "several: the definition has a task, which several agents cannot share: give one whose task is None"
+            "copy_task: expected a definition whose task is None, got one with a task, which agents cannot share"
         )
     count = num_agents
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
     by_agent = lambda tree: jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
 
     def dealt(draws: Array) -> Array:
-        """Returns draws [num_draws * A, G] as [num_draws, G * A]."""
+        """Return draws [num_draws * A, G] as [num_draws, G * A]."""
         return draws.reshape(definition.num_draws, count, -1).swapaxes(1, 2).reshape(definition.num_draws, -1)
 
     def reset(draws: Array) -> _Copies:
@@ -68,12 +69,12 @@ def several(
         assert draw is not None
         each = [draw(jax.tree.map(lambda x, k=k: x[k], state.own)) for k in range(count)]
         alive = zip(each, np.asarray(state.alive), strict=True)
-        return pictures.side_by_side([one if there else pictures.faded(one) for one, there in alive])
+        return pictures.side_by_side([one if there else pictures.fade(one) for one, there in alive])
 
     observe = lambda state: by_agent(definition.observe(flat(state.own)))
     box = definition.observation if isinstance(definition.observation, Box) else None
     return MultiDefinition(
-        agents=_numbered("agent", count),
+        agents=_agent_names("agent", count),
         observation=definition.observation,
         action=definition.action,
         max_episode_steps=definition.max_episode_steps,
@@ -81,55 +82,54 @@ def several(
         reset=reset,
         step=step,
         observe=observe,
-        state=None if box is None else joined(box, count),
+        state=None if box is None else join_spaces(box, count),
         view=None if box is None else lambda state: observe(state).reshape(state.alive.shape[0], -1),
         draw=None if draw is None else picture,
         fps=fps,
     )
 
 
-def _numbered(name: str, count: int) -> tuple[str, ...]:
+def _agent_names(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}_{i}" for i in range(count))
 
 
 def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
-    """Defines MultiAgentCartPole-v1: each agent has a CartPole-v1 of its own, and leaves when its pole falls (after
-    RLlib's).
+    """Return the definition of MultiAgentCartPole-v1: each agent has its own CartPole-v1 (as RLlib's).
 
-    Observation [4], actions left and right, +1 per step as in CartPole-v1; the game goes on for the others, at most 500
-    steps. With one agent it is CartPole-v1 to the bit.
+    An agent leaves when its pole falls; the game continues for the others, at most 500 steps. Observation [4], actions
+    left and right, +1 per step as in CartPole-v1. With one agent it equals CartPole-v1 bit by bit.
 
     Raises:
       InputError: `num_agents` below 1.
     """
-    count = number_of_agents(num_agents, "MultiAgentCartPole-v1", 1)
-    return several(classic.cartpole(), count, draw=pictures.cartpole, fps=50.0)
+    count = check_num_agents(num_agents, "MultiAgentCartPole-v1", 1)
+    return copy_task(classic.cartpole(), count, draw=pictures.cartpole, fps=50.0)
 
 
 def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
-    """Defines MultiAgentPendulum-v1: each agent has a Pendulum-v1 of its own, for 200 steps (after RLlib's).
+    """Return the definition of MultiAgentPendulum-v1: each agent has its own Pendulum-v1, for 200 steps (as RLlib's).
 
     Observation [3], torque [1] and reward as in Pendulum-v1.
 
     Raises:
       InputError: `num_agents` below 1.
     """
-    count = number_of_agents(num_agents, "MultiAgentPendulum-v1", 1)
-    return several(classic.pendulum(), count, draw=pictures.pendulum, fps=20.0)
+    count = check_num_agents(num_agents, "MultiAgentPendulum-v1", 1)
+    return copy_task(classic.pendulum(), count, draw=pictures.pendulum, fps=20.0)
 
 
 # ---------------------------------------------------------------- games
 
 
 def two_step_game() -> MultiDefinition:
-    """Defines TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485, section 5.2 and its table 1).
+    """Return the definition of TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485).
 
-    In the first step the action of agent_0 leads to state 2A (action 0) or 2B (1), and pays nothing. The second ends
-    the game and pays the team 7 in 2A, whatever they do, and [[0, 1], [1, 8]] in 2B, by the actions of agent_0 and
-    agent_1. Each agent gets half of it, so that returns, which are sums over agents, are the team's: 7 is what agents
-    earn whose value is a sum of their own (VDN), 8 is the best.
+    In the first step, agent_0's action leads to state 2A (action 0) or 2B (1), without reward. The second step ends the
+    game. In 2A it pays the team 7 for any actions; in 2B it pays [[0, 1], [1, 8]] by the actions of agent_0 and
+    agent_1. Each agent gets half, so that returns, summed over agents, are the team's. Agents with additive values
+    (VDN) earn 7; the best is 8. Section 5.2 of the paper has both.
 
-    Observation [3] f32, one-hot: the first state, 2A, 2B; so is the view of all.
+    Observation and global state [3] f32, one-hot: the first state, 2A, 2B.
     """
     payoff = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]], np.float32)
 
@@ -144,7 +144,7 @@ def two_step_game() -> MultiDefinition:
     one_hot = lambda state: jax.nn.one_hot(state, 3)
     space = Box((3,), "float32", 0.0, 1.0)
     return MultiDefinition(
-        agents=_numbered("agent", 2),
+        agents=_agent_names("agent", 2),
         observation=space,
         action=Discrete(2),
         max_episode_steps=2,
@@ -159,31 +159,31 @@ def two_step_game() -> MultiDefinition:
 
 @struct.dataclass
 class _Moves:
-    last: Array  # [G, 2] i32, of both players; 3: none yet
+    last: Array  # [G, 2] i32, last move of both players; 3: none yet
     count: Array  # [G] i32
-    habit: Array  # [G] i32, of the opponent that does not learn: what it always plays, or 3: what beats the last move
+    habit: Array  # [G] i32, move that the heuristic opponent always plays; 3: it beats the learned agent's last move
 
 
 def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefinition:
-    """Defines RockPaperScissors-v0: +1 for the move that beats the other's, -1 for the other, 0 for two alike, `moves`
-    times.
+    """Return the definition of RockPaperScissors-v0, `moves` moves per game.
 
-    Actions: rock 0, paper 1, scissors 2; each beats the one before it. Observation Discrete(4): the last move of the
-    opponent, 3 before the first. Two agents, player_0 and player_1, whose best is 0 on average.
+    +1 for the winning move, -1 for the losing, 0 for a draw. Actions: rock 0, paper 1, scissors 2; each beats the
+    previous one. Observation Discrete(4): the opponent's last move, 3 before the first. Two agents, player_0 and
+    player_1; the best average return is 0.
 
-    With `opponent: heuristic` there is one agent, `learned`, and its opponent is drawn for each game (after RLlib's
-    example, whose criterion is a return of 6): with probability 1/2 it plays the same move all the time, drawn too, or
-    else what beats the learned agent's last move, the first time any. At most 14 can be earned on average: the first
-    move of either is a guess, and whoever remembers its own last move knows all others of the second kind.
+    With `opponent: heuristic` there is one agent, `learned`. Its opponent is drawn for each game (as in RLlib's
+    example, whose stop criterion is a return of 6). With probability 1/2 it plays one random move all the time.
+    Otherwise it beats the learned agent's last move, after a random first move. The best average return is 14: the
+    first move is a guess, and an agent that remembers its own last move knows all others of the second kind.
 
     Raises:
-      InputError: fewer than one move, or another opponent.
+      InputError: fewer than one move, or an unknown opponent.
     """
     if isinstance(moves, bool) or not isinstance(moves, int) or moves < 1:
-        raise InputError(f"env.options.moves: RockPaperScissors-v0 takes an integer >= 1, got {moves!r}: use 15")
+        raise InputError(f"env.options.moves: RockPaperScissors-v0: expected an integer >= 1, got {moves!r}: use 15")
     if opponent not in ("learn", "heuristic"):
         raise InputError(
-            f"env.options.opponent: RockPaperScissors-v0 takes learn or heuristic, got {opponent!r}: use one of them"
+            f"env.options.opponent: RockPaperScissors-v0: expected learn or heuristic, got {opponent!r}: use learn"
         )
     learns = opponent == "learn"
     count = 2 if learns else 1
@@ -195,7 +195,7 @@ def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefini
         return _Moves(jnp.full((num_envs, 2), none, jnp.int32), jnp.zeros(num_envs, jnp.int32), habit)
 
     def played(state: _Moves, draws: Array) -> Array:
-        """Returns the move of the opponent that does not learn, [G] i32."""
+        """Return the heuristic opponent's move [G] i32."""
         seen = state.last[:, 0]
         beats = jnp.where(seen == none, index(draws[0], 3), (seen + 1) % 3)
         return jnp.where(state.habit == none, beats, state.habit)
@@ -208,7 +208,7 @@ def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefini
         return state, jnp.stack([won, -won], -1)[:, :count], over
 
     return MultiDefinition(
-        agents=_numbered("player", 2) if learns else ("learned",),
+        agents=_agent_names("player", 2) if learns else ("learned",),
         observation=Discrete(4),
         action=Discrete(3),
         max_episode_steps=moves,
@@ -221,31 +221,29 @@ def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefini
 
 @struct.dataclass
 class _Prison:
-    room: Array  # [G] i32, who is in it
+    room: Array  # [G] i32, agent in the room
     light: Array  # [G] bool
-    been: Array  # [G, A] bool, who has been in the room, whoever is in it now included
-    day: Array  # [G] i32, days that are over
+    been: Array  # [G, A] bool, agents that have been in the room, including the present one
+    day: Array  # [G] i32, number of past days
 
 
 def switch_riddle(num_agents: int = 3) -> MultiDefinition:
-    """Defines SwitchRiddle-v0: prisoners who see each other's doings in one light only (Foerster et al.,
-    arXiv:1605.06676).
+    """Return the definition of SwitchRiddle-v0: prisoners who communicate by one light (arXiv:1605.06676).
 
-    On each of 4 n - 6 days one of n prisoners, drawn anew, is in the room. Actions there: none 0, tell 1 that all have
-    been in the room by now, switch the light 2. To tell ends the game, +1 for the team if it is right and -1 if not;
-    so does the last day, with 0. Each agent gets 1/n of it, so that the sum over agents is the team's. Those who are
-    not in the room wait: their mask allows none alone, and what they do means nothing.
+    On each of 4 n - 6 days, one of n prisoners, drawn at random, is in the room. Actions there: none 0, tell 1 (that
+    all have been in the room), switch the light 2. Telling ends the game, +1 for the team if right and -1 if not; the
+    last day ends it with 0. Each agent gets 1/n, so that the sum over agents is the team's. The other prisoners wait:
+    their mask allows only action 0, and their actions are ignored.
 
-    Observation: obs [2] f32, whether one is in the room, and whether the light is on where one sees it; action_mask.
-    View of all [2 n + 2] f32: the light, the share of days that are over, who is in the room, who has been there.
-
-    Whoever knew who has been there would earn 20/27 with 3 prisoners, and so do agents that know the day and
-    whether they have been there; without memory, and with one policy for all, the best is 0.
+    Observation: obs [2] f32, whether the agent is in the room, and whether it sees the light on; action_mask. Global
+    state [2 n + 2] f32: the light, the share of past days, the agent in the room, the agents that have been there. With
+    3 prisoners, full knowledge earns 20/27, and so do agents that know the day and whether they have been there.
+    Without memory and with one policy for all, the best is 0.
 
     Raises:
       InputError: fewer than three agents.
     """
-    n = number_of_agents(num_agents, "SwitchRiddle-v0", 3)
+    n = check_num_agents(num_agents, "SwitchRiddle-v0", 3)
     days, tell, switch = 4 * n - 6, 1, 2
 
     def entered(room: Array) -> Array:
@@ -276,7 +274,7 @@ def switch_riddle(num_agents: int = 3) -> MultiDefinition:
         return jnp.concatenate([part.astype(jnp.float32) for part in parts], -1)
 
     return MultiDefinition(
-        agents=_numbered("agent", n),
+        agents=_agent_names("agent", n),
         observation=Dict((("action_mask", MultiBinary((3,))), ("obs", Box((2,), "float32", 0.0, 1.0)))),
         action=Discrete(3),
         max_episode_steps=days,

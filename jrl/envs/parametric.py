@@ -1,4 +1,4 @@
-"""CartPole whose actions change places: which of them can be taken is part of the observation."""
+"""CartPole whose actions change places: the observation contains the valid actions."""
 
 from typing import Any
 
@@ -12,28 +12,30 @@ from jrl.types import Array, Box, Dict, Discrete, InputError, MultiBinary, PyTre
 
 @struct.dataclass
 class _State:
-    cart: PyTree  # of CartPole-v1
+    cart: PyTree  # state of CartPole-v1
     left: Array  # [B] i32, the slot that pushes left
     right: Array  # [B] i32, the slot that pushes right
 
 
 def parametric_cartpole(num_actions: int = 8, fixed: bool = False) -> Definition:
-    """Defines ParametricCartPole-v0: CartPole-v1 with `num_actions` slots for its two actions (after RLlib's example).
+    """Return the definition of ParametricCartPole-v0: CartPole-v1 with `num_actions` slots (as RLlib's example).
 
-    Before each step one slot is drawn that pushes left, and another that pushes right; all others are invalid: choosing
-    one ends the episode, with reward 0. What a slot does must be read from the observation anew at each step: with the
-    mask that is learned within 200,000 steps, without it hardly. With `fixed`, left is drawn from the first half of the
-    slots and right from the rest, so that a slot means the same whenever it is valid: easier, also without the mask.
+    Before each step, one slot is drawn to push left and another to push right. All others are invalid: choosing one
+    ends the episode with reward 0. The agent must read the slots' meanings from each observation. With the mask this is
+    learned within 200,000 steps, without it hardly. With `fixed`, left is drawn from the first half of the slots and
+    right from the rest, so that a valid slot always means the same: easier, also without the mask.
 
-    Observation: cart [4] f32; avail_actions [num_actions, 2] f32, what each slot does, (1, 0) left, (0, 1) right and
-    (0, 0) nothing; action_mask [num_actions] i8, 1 where it does something. Action: a slot. One that is
-    drawn from all 8 is invalid three times of four, so that an episode has 1.3 steps; CartPole's random pushes last 22.
+    Observation: cart [4] f32; avail_actions [num_actions, 2] f32, each slot's meaning: (1, 0) left, (0, 1) right, (0,
+    0) invalid; action_mask [num_actions] i8, 1 for valid slots. Action: a slot. A random one of 8 slots is invalid in
+    three of four cases, so that an episode has 1.3 steps; with CartPole's random pushes it has 22.
 
     Raises:
       InputError: fewer than two actions.
     """
     if isinstance(num_actions, bool) or not isinstance(num_actions, int) or num_actions < 2:
-        raise InputError(f"env.options.num_actions: ParametricCartPole-v0 takes an integer >= 2, got {num_actions!r}")
+        raise InputError(
+            f"env.options.num_actions: ParametricCartPole-v0: expected an integer >= 2, got {num_actions!r}: use 8"
+        )
     task, n = classic.cartpole(), num_actions
 
     def slots(draws: Array) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Observations that lose what they say on their way to float32 and int32: a warning in the first steps of a run."""
+"""Warning about observations that lose information in the conversion to float32 and int32."""
 
 import warnings
 from collections.abc import Iterator
@@ -6,26 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from jrl.gym.block import leaves
+from jrl.gym.block import flatten_space
 
-_STEPS = 32  # observations of each environment that are compared, beside the first
-_MOST_BYTES = 2**26  # of observations that are kept; beyond it fewer environments are looked at
-_LARGE = 1000.0  # below it, changes of less than `_SMALL` of a value are taken for rounding of the environment
+_STEPS = 32  # compared observations of each environment, without the first
+_MOST_BYTES = 2**26  # memory for recorded observations; beyond it fewer environments are recorded
+_LARGE = 1000.0  # below it, relative changes below `_SMALL` count as rounding errors of the environment
 _SMALL = 1e-8
-_NAMED = 3  # features that a message names
+_NAMED = 3  # features named in a message
 _WIDE = ("float64", "longdouble", "float128", "int64", "uint64", "int32", "uint32")
 
 
 class Precision:
-    """Looks at the first observations of host environments before these are converted.
+    """Records the first observations of host environments before their conversion, and reports lost information.
 
     Args:
-      id: of the environments, for messages.
-      space: Gymnasium's, of one environment.
+      id: environment id, for messages.
+      space: Gymnasium's space of one environment.
       num_envs: B.
-      agents: names, where leaves of an observation have an axis of agents; of agents of different kinds, see `kinds`.
-      kinds: numbers of the agents of each part of the space, a Tuple by kind; () where it is not one.
-      warns: a warning is given once the observations were seen; False: whoever checks the environment asks `messages`.
+      agents: agent names, if leaves of an observation have an agent axis.
+      kinds: agent indices of each part of the space, a Tuple by kind; (): one kind.
+      warns: whether to warn after the last recorded step; False: the caller reads `messages`.
     """
 
     def __init__(
@@ -39,56 +39,56 @@ class Precision:
         warns: bool = True,
     ):
         self._id, self._agents, self._kinds, self._warns = id, agents, kinds, warns
-        # choices are read one-hot, each by its number
-        numbers = [(path, one) for path, one in leaves(space) if hasattr(one, "low") and hasattr(one, "high")]
-        self._paths = [path for path, one in numbers if np.dtype(one.dtype).name in _WIDE]
-        size = sum(int(np.prod(one.shape)) * 8 for path, one in numbers if path in self._paths)
+        # discrete spaces are one-hot encoded and lose nothing
+        boxes = [(path, box) for path, box in flatten_space(space) if hasattr(box, "low") and hasattr(box, "high")]
+        self._paths = [path for path, box in boxes if np.dtype(box.dtype).name in _WIDE]
+        size = sum(int(np.prod(box.shape)) * 8 for path, box in boxes if path in self._paths)
         self._few = min(num_envs, max(1, _MOST_BYTES // max(1, size * (_STEPS + 1))))
-        self._seen: list[list[list[np.ndarray]]] = [[[] for _ in range(self._few)] for _ in self._paths]
-        self.looks = bool(self._paths)  # False: nothing is to be seen, or it was
+        self._records: list[list[list[np.ndarray]]] = [[[] for _ in range(self._few)] for _ in self._paths]
+        self.is_active = bool(self._paths)  # False: nothing to record, or done
 
-    def look(self, obs: Any, rows: np.ndarray | None = None) -> None:
-        """Takes observations [n, *] as the environments gave them, of `rows` [n] or of all; call it while `looks`."""
+    def record(self, obs: Any, rows: np.ndarray | None = None) -> None:
+        """Record unconverted observations [n, *] of environments `rows` [n] or of all. Call it while `is_active`."""
         which = range(self._few) if rows is None else rows.tolist()
-        for path, seen in zip(self._paths, self._seen):
-            array = _at(obs, path)
-            for at, i in enumerate(which):
-                if i < self._few and len(seen[i]) <= _STEPS:
-                    seen[i].append(np.array(array[at]))
-        if all(len(one) > _STEPS for one in self._seen[0]):
-            self.looks = False
+        for path, records in zip(self._paths, self._records):
+            array = _get(obs, path)
+            for row, i in enumerate(which):
+                if i < self._few and len(records[i]) <= _STEPS:
+                    records[i].append(np.array(array[row]))
+        if all(len(records) > _STEPS for records in self._records[0]):
+            self.is_active = False
             if self._warns:
                 for message in self.messages():
                     warnings.warn(message, RuntimeWarning, stacklevel=2)
-                self._seen = []
+                self._records = []
 
     def messages(self) -> Iterator[str]:
-        """Yields a line for the features that were lost so far in one way."""
+        """Yield one line per way of losing information, with the features that lost it so far."""
         clipped: list[str] = []
         merged: list[str] = []
-        for path, seen in zip(self._paths, self._seen):
-            values = [np.stack(one) for one in seen if len(one) > 1]
+        for path, records in zip(self._paths, self._records):
+            values = [np.stack(steps) for steps in records if len(steps) > 1]
             if not values:
                 continue
             shape, kind = values[0].shape[1:], values[0].dtype.kind
             beyond, lost = np.zeros(shape, bool), np.zeros(shape, bool)
-            for one in values:
-                held = one
+            for steps in values:
+                clipped_steps = steps
                 if kind in "iu":
                     limits = np.iinfo("int32" if kind == "i" else "uint32")
-                    held = one.clip(limits.min, limits.max)
-                    beyond |= (held != one).any(axis=0)
-                lost |= _lost(one, held)
+                    clipped_steps = steps.clip(limits.min, limits.max)
+                    beyond |= (clipped_steps != steps).any(axis=0)
+                lost |= _find_lost(steps, clipped_steps)
             clipped += [self._name(path, index) for index in np.argwhere(beyond)]
             merged += [self._name(path, index) for index in np.argwhere(lost & ~beyond)]
-        mend = "let the environment return differences or scaled numbers, such as the time since its reset"
+        fix = "let the environment return differences or scaled numbers, such as the time since its reset"
         if clipped:
-            what = f"expected integers that int32 holds, got larger ones in {_listed(clipped)}"
-            yield f"env.id {self._id}: {what}: {mend}"
+            what = f"expected integers within int32, got larger integers in {_format_list(clipped)}"
+            yield f"env.id {self._id}: {what}: {fix}"
         if merged:
             yield (
-                f"env.id {self._id}: expected observations that float32 can tell apart, got changes of too few digits "
-                f"in {_listed(merged)}: the policy sees next to a constant: {mend}"
+                f"env.id {self._id}: expected observations whose changes float32 can represent, got changes of too few "
+                f"digits in {_format_list(merged)}, almost constant for the policy: {fix}"
             )
 
     def _name(self, path: tuple[Any, ...], index: np.ndarray) -> str:
@@ -100,23 +100,23 @@ class Precision:
         return "observation" + "".join(f"[{key!r}]" for key in path) + element + whose
 
 
-def _lost(values: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Returns the elements [*] of values [T, *] of which float32 has half as many different ones, or fewer."""
+def _find_lost(values: np.ndarray, clipped: np.ndarray) -> np.ndarray:
+    """Return the elements [*] of values [T, *] for which float32 has at most half as many different values."""
     raw = np.sort(values.astype(np.float64), axis=0)
-    seen = np.sort(held.astype(np.float32), axis=0)
+    converted = np.sort(clipped.astype(np.float32), axis=0)
     different = lambda x: 1 + (np.diff(x, axis=0) != 0).sum(axis=0)
-    with np.errstate(invalid="ignore"):  # inf - inf: check_env has the words
+    with np.errstate(invalid="ignore"):  # inf - inf; check_env reports infinite values
         size, spread = np.abs(raw).max(axis=0), raw[-1] - raw[0]
         real = (size >= _LARGE) | (spread >= _SMALL * size)
-    return (different(raw) > 2) & (2 * different(seen) <= different(raw)) & real & np.isfinite(size)
+    return (different(raw) > 2) & (2 * different(converted) <= different(raw)) & real & np.isfinite(size)
 
 
-def _listed(names: list[str]) -> str:
+def _format_list(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
+def _get(value: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         value = value[key]
     return value

@@ -1,7 +1,7 @@
-"""Gymnasium environments in worker processes, one each, seen from the process that steps them.
+"""Gymnasium environments in worker processes, one each.
 
-Python's multiprocessing starts the processes from a fork server that has imported Gymnasium. Observations, actions and
-results lie in memory that all share; a byte over a pipe says "step" and "done". `jrl.gym.worker` is the other side.
+Python's multiprocessing starts the processes from a fork server that has imported Gymnasium. Observations, actions
+and results are in shared memory; a byte over a pipe means "step" or "done". `jrl.gym.worker` is the other side.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from jrl.envs.vector import ATTEMPTS, Infos, Restarts
 from jrl.errors import EnvironmentFailed
 from jrl.gym import masked
 from jrl.gym import worker as process
-from jrl.gym.block import Block, sizes
+from jrl.gym.block import Block, list_array_sizes
 from jrl.gym.faults import FIRST_STEPS
-from jrl.host.room import check_observations
+from jrl.host.machine import check_observations
 
 _NEVER_S = 1e6
-_MAKE_S = 60.0  # at least, to make an environment where steps have a time limit
+_MAKE_S = 60.0  # minimum time limit for making an environment
 _CONTEXT = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
 
@@ -43,34 +43,34 @@ _starting = threading.Lock()
 class _Worker:
     process: BaseProcess | None = None
     pid: int = 0
-    link: Connection | None = None  # None: its process is gone
-    fd: int = -1  # of the link
-    has_memory: bool = False  # its process
-    how: str = ""  # its process ended
-    asked: bytes | None = None  # what is under way
+    link: Connection | None = None  # None: the process has ended
+    fd: int = -1  # file descriptor of the link
+    has_memory: bool = False  # whether the process has the shared memory
+    exit_reason: str = ""  # exit code or signal name of the process
+    request: bytes | None = None  # request under way
     deadline: float = float("inf")
-    ended: bool = False  # its episode: the next step is a reset
-    fresh: bool = True  # what is under way begins an episode, as it should
-    failures: int = 0  # in a row
-    cause: str = ""  # of the first of them
-    answer: Any = None  # to the last call
+    ended: bool = False  # the episode has ended: the next step is a reset
+    fresh: bool = True  # the request under way begins an episode
+    failures: int = 0  # failures in a row
+    cause: str = ""  # cause of the first of these failures
+    answer: Any = None  # answer to the last call
 
 
 class Workers:
-    """B environments in a process each. Rows as `jrl.types.StepResult` says; actions and observations unconverted.
+    """B environments in one process each, as `jrl.types.StepResult`; actions and observations are unconverted.
 
     Args:
-      make: pickled, what makes environment i when called with i.
+      make: pickled function from i to environment i.
       id, options: for errors.
       num_envs, seed: environment i is seeded with seed + i at the first reset.
-      restart_failed: an environment that raises, whose process ends, or that exceeds the time limit is made anew, by
-        the same process if that can go on.
-      step_timeout_s: the time limit of a step and of a reset, in seconds; None: none.
-      check_steps: how many of the first steps of each are looked at: see `jrl.gym.block.Block`.
+      restart_failed: whether an environment is made again that raises, whose process ends, or that exceeds the time
+        limit; by the same process if possible.
+      step_timeout_s: time limit of a step or reset in seconds; None: no limit.
+      check_steps: number of first steps that get all checks: see `jrl.gym.block.Block`.
     Raises:
-      InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
+      InputError: by all methods, an environment cannot be made, or violates its interface.
       SeveralAgents: an environment has several agents.
-      EnvironmentFailed: one failed, here and in all methods; with restart_failed, one that fails again and again.
+      EnvironmentFailed: by all methods, an environment failed; with restart_failed, again and again.
     """
 
     def __init__(
@@ -86,24 +86,24 @@ class Workers:
         check_steps: int = FIRST_STEPS,
     ):
         self.restarts = Restarts(id, num_envs, seed, options)
-        self.ready: set[int] = set()  # environments whose results have come
-        self.busy: set[int] = set()  # those under way
-        self.failed = np.zeros(num_envs, bool)  # of those that are ready: they failed in the middle of an episode
+        self.ready: set[int] = set()  # environments with a result
+        self.busy: set[int] = set()  # environments under way
+        self.failed = np.zeros(num_envs, bool)  # ready environments that failed mid-episode
         self.block: Block
         self.infos = Infos(num_envs)
-        self._told: list[Any] = [None] * num_envs
+        self._latest: list[Any] = [None] * num_envs
         self._restart_failed, self._limit = restart_failed, step_timeout_s
         self._seed: int | None = seed
         self.observation_space: Any = None
         self.action_space: Any = None
         self.max_episode_steps: int | None = None
-        self._spaces: Any = None  # of those that are made
-        self._mask: Any = None  # see `masked.put_around`
+        self._spaces: Any = None  # without the mask
+        self._mask: Any = None  # see `masked.wrap_with_mask`
         self._poller = select.poll()
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
         self._setup = process.Setup(make, num_envs, check_steps, dict(os.environ))
-        # runs at the latest when Python ends, before multiprocessing waits for the processes
+        # runs at interpreter exit at the latest, before multiprocessing joins the processes
         self._finish = util.Finalize(self, _finish, (self._workers,), exitpriority=1)
         try:
             for i in range(num_envs):
@@ -115,33 +115,33 @@ class Workers:
             raise
         self.ready.clear()
 
-    def look(self) -> dict[str, tuple[int, ...]] | None:
-        """Returns the shapes of the first environment's infos at its first reset, by name; None where that fails.
+    def peek_info_shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Reset environment 0 early; return the shapes of its infos by name. None: the reset failed.
 
-        The reset is the one that `begin` would make, and stands in its place unless `foreach_env` comes in between.
+        The next `begin` uses this result, unless `foreach_env` is called before.
         """
         self._ask(0, process.LOOK, self._seed)
         self.wait()
         self.ready.clear()
         return self._workers[0].answer
 
-    def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Puts the mask of the infos into observations; see `masked.put_around`. Call it before the first reset."""
+    def add_mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
+        """Add the mask of the infos to observations; see `masked.wrap_with_mask`. Call it before the first reset."""
         self._mask = (name, shape, limited)
-        shown = masked.Masked(types.SimpleNamespace(observation_space=self.observation_space), name, shape)
-        self.observation_space = shown.observation_space
+        wrapper = masked.MaskWrapper(types.SimpleNamespace(observation_space=self.observation_space), name, shape)
+        self.observation_space = wrapper.observation_space
         for i in range(len(self._workers)):
             self._ask(i, process.MASK, self._mask)
         self.wait()
         self.ready.clear()
 
     def reset(self) -> None:
-        """Begins new episodes in all."""
+        """Begin new episodes in all environments; wait for them."""
         self.begin()
         self.wait()
 
     def begin(self) -> None:
-        """Begins new episodes in all, when what is under way has come; `wait` waits for them."""
+        """Begin new episodes in all environments after the steps under way; `wait` waits for them."""
         self.wait()
         self.ready.clear()
         seed, self._seed = self._seed, None
@@ -158,14 +158,14 @@ class Workers:
         return mmap.mmap(self._memory.fileno(), size)
 
     def step(self, action: Any) -> np.ndarray:
-        """Steps all, waits, and returns which failed in the middle of an episode, [B] bool; the rest is in `block`."""
+        """Step all environments; return which failed mid-episode [B] bool. The result is in `block`."""
         self.ready.clear()
         self.send(action, range(len(self._workers)))
         self.wait()
         return self.failed.copy()
 
     def send(self, action: Any, index: Iterable[int]) -> None:
-        """Steps the environments of `index` [n], none of which is under way, with `action` [n, *]."""
+        """Step the environments `index` [n], none of them under way, with `action` [n, *]."""
         index = list(index)
         self.block.put_actions(index, action)
         for i in index:
@@ -174,20 +174,20 @@ class Workers:
             self._ask(i, process.RESET if worker.ended else process.STEP)
 
     def wait(self, least: int | None = None, more_s: float = 0.0) -> None:
-        """Waits until `least` environments are ready (default: all), then up to `more_s` seconds for the others."""
+        """Wait until `least` environments are ready (default: all), then up to `more_s` seconds for the others."""
         while self.busy and (least is None or len(self.ready) < least):
             self._poll(None)
         until = time.monotonic() + more_s
         while self.busy and (left := until - time.monotonic()) > 0:
             self._poll(left)
         if self.infos.wanted:
-            self.infos.latest = list(self._told)
+            self.infos.latest = list(self._latest)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Returns `fn(env)` of each environment, called in their own processes; `fn` must be picklable.
+        """Return `fn(env)` of each environment, called in its process; `fn` must be picklable.
 
         Raises:
-          RuntimeError: it raised, with the traceback.
+          RuntimeError: `fn` raised; with its traceback.
         """
         import cloudpickle
 
@@ -205,15 +205,15 @@ class Workers:
         return [answer for _, answer in answers]
 
     def close(self) -> None:
-        """Ends all processes, and after two seconds kills a process that hangs."""
+        """End all processes; a process that does not end within two seconds is killed."""
         self._finish()
 
     # ------------------------------------------------------------ one environment
 
     def _start(self, i: int) -> None:
-        link, theirs = _CONTEXT.Pipe()
-        started = _CONTEXT.Process(target=process.main, args=(theirs, i, self._setup), name=f"environment {i}")
-        with theirs:
+        link, worker_end = _CONTEXT.Pipe()
+        started = _CONTEXT.Process(target=process.main, args=(worker_end, i, self._setup), name=f"environment {i}")
+        with worker_end:
             _launch(started)
         worker = self._workers[i]
         worker.process, worker.pid, worker.link, worker.fd = started, started.pid or 0, link, link.fileno()
@@ -222,17 +222,17 @@ class Workers:
         self._owner[worker.fd] = i
 
     def _first_reset(self, i: int, seed: int) -> None:
-        """Asks environment i, which was just made, for its first reset."""
+        """Ask environment i, which was just made, for its first reset."""
         worker, lacks = self._workers[i], not self._workers[i].has_memory
         self._ask(i, process.SEED, (seed, self._mask, lacks))
         if lacks and worker.link is not None:
-            with contextlib.suppress(ConnectionError):  # its process has ended, which the next answer shows
+            with contextlib.suppress(ConnectionError):  # the process has ended; the next answer shows it
                 reduction.send_handle(worker.link, self._memory.fileno(), worker.pid)
             worker.has_memory = True
 
     def _ask(self, i: int, kind: bytes, argument: Any = None) -> None:
         worker = self._workers[i]
-        worker.asked = kind
+        worker.request = kind
         worker.deadline = float("inf")
         if self._limit is not None and kind != process.CALL:
             limit = max(self._limit, _MAKE_S) if kind == process.MAKE else self._limit
@@ -243,130 +243,129 @@ class Workers:
                 raise ConnectionError
             if self.infos.wanted and kind in (process.STEP, process.RESET, process.SEED):
                 kind = kind.upper()
-            os.write(worker.fd, kind)  # a message of multiprocessing's costs CartPole a fifth of its speed
+            os.write(worker.fd, kind)  # one byte: a multiprocessing message costs CartPole a fifth of its speed
             if argument is not None:
                 worker.link.send(argument)
         except ConnectionError:
-            self._gone(i)
+            self._on_process_exit(i)
 
     def _poll(self, timeout_s: float | None) -> None:
-        """Takes the answers that are there; waits for one, but not beyond a time limit."""
+        """Read the available answers; wait for one, but not beyond a time limit."""
         if self._limit is not None:
             nearest = max(0.0, min(self._workers[i].deadline for i in self.busy) - time.monotonic())
             timeout_s = min(nearest, _NEVER_S if timeout_s is None else timeout_s)
         for fd, _ in self._poller.poll(None if timeout_s is None else timeout_s * 1000):
-            self._answered(self._owner[fd])
+            self._on_answer(self._owner[fd])
         if self._limit is not None:
             now = time.monotonic()
             for i in [i for i in self.busy if self._workers[i].deadline < now]:
-                how = self._bury(i)
-                if self._workers[i].asked == process.LOOK:
-                    self._blind(i)
+                exit_reason = self._end_process(i)
+                if self._workers[i].request == process.LOOK:
+                    self._skip_peek(i)
                     continue
-                cause = f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}"
-                self._ended(i, cause)
+                limit = f"env_step_timeout_s {self._limit:g}"
+                self._on_lost(i, f"no answer in time ({limit}): its process was ended by {exit_reason}")
 
-    def _answered(self, i: int) -> None:
+    def _on_answer(self, i: int) -> None:
         worker = self._workers[i]
         assert worker.link is not None
         try:
             kind = os.read(worker.fd, 1)
             if kind == process.DONE:
-                return self._done(i)
+                return self._on_success(i)
             if kind == process.SEVERAL:
                 raise SeveralAgents()
             value = worker.link.recv()
         except (ConnectionError, EOFError):
-            return self._gone(i)
+            return self._on_process_exit(i)
         if kind == process.INFO:
-            self._told[i] = value
-            return self._done(i)
-        if worker.asked == process.CALL:
+            self._latest[i] = value
+            return self._on_success(i)
+        if worker.request == process.CALL:
             worker.answer = (kind == process.VALUE, value if kind == process.VALUE else value[2][2])
-            return self._settled(i)
-        if worker.asked == process.LOOK:
+            return self._mark_ready(i)
+        if worker.request == process.LOOK:
             worker.answer = value if kind == process.VALUE else None
-            return self._settled(i)
+            return self._mark_ready(i)
         if kind == process.ERROR:
-            breach, fault, said = value
+            breach, fault, texts = value
             if breach:
                 raise self.restarts.breach(i, breach)
-            first = worker.asked == process.MAKE and self._seed is not None
+            first = worker.request == process.MAKE and self._seed is not None
             if first and (fault or not self._restart_failed):
-                raise self.restarts.not_made(fault, said)
+                raise self.restarts.make_error(fault, texts)
             where = f" in its worker process {worker.pid}"
-            return self._fail(i, said[2], self.restarts.failure(i, said, where), said[0])
+            return self._fail(i, texts[2], self.restarts.failure(i, texts, where), texts[0])
         if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
             self._spaces = value[:2]
-            check_observations(self.restarts.id, sizes(value[0]), len(self._workers))
+            check_observations(self.restarts.id, list_array_sizes(value[0]), len(self._workers))
         if value[:2] != self._spaces:
-            return self._ended(i, f"its spaces {value[:2]} are unlike the others' {self._spaces}")
-        if self._seed is None:  # it has been reset before
+            return self._on_lost(i, f"its spaces {value[:2]} differ from environment 0's {self._spaces}")
+        if self._seed is None:  # not the first reset
             return self._first_reset(i, self.restarts.next_seed(i))
-        return self._done(i)
+        return self._on_success(i)
 
-    def _done(self, i: int) -> None:
+    def _on_success(self, i: int) -> None:
         worker = self._workers[i]
         self.failed[i] = worker.failures > 0 and not worker.fresh
         if worker.failures:
-            self.restarts.done(i, worker.cause)
+            self.restarts.count_restart(i, worker.cause)
             worker.failures = 0
         if self._seed is None:
             worker.ended = bool(self.block.terminated[i] | self.block.truncated[i])
-        self._settled(i)
+        self._mark_ready(i)
 
-    def _settled(self, i: int) -> None:
-        self._workers[i].asked = None
+    def _mark_ready(self, i: int) -> None:
+        self._workers[i].request = None
         self.busy.discard(i)
         self.ready.add(i)
 
     # ------------------------------------------------------------ failures
 
-    def _blind(self, i: int) -> None:
-        """Replaces a worker that died while its first environment was only looked at, for the reset that counts."""
+    def _skip_peek(self, i: int) -> None:
+        """Replace a worker that died in `peek_info_shapes`; the real first reset will report the error."""
         self._workers[i].answer = None
         self._start(i)
         self._ask(i, process.MAKE)
 
-    def _gone(self, i: int) -> None:
-        """Handles a worker whose process ended by itself."""
+    def _on_process_exit(self, i: int) -> None:
+        """Handle a worker whose process ended by itself."""
         worker = self._workers[i]
-        how = self._bury(i)
-        cause = f"its worker process {worker.pid} ended: {how}"
-        if worker.asked == process.CALL:
+        cause = f"its worker process {worker.pid} ended: {self._end_process(i)}"
+        if worker.request == process.CALL:
             worker.answer = (False, cause)
-            self._settled(i)
-        elif worker.asked == process.LOOK:
-            self._blind(i)
-        elif worker.asked:
-            self._ended(i, cause)
-        # else it is noticed by the next step
+            self._mark_ready(i)
+        elif worker.request == process.LOOK:
+            self._skip_peek(i)
+        elif worker.request:
+            self._on_lost(i, cause)
+        # otherwise the next step notices
 
-    def _bury(self, i: int) -> str:
-        """Ends a worker's process, and returns how it ended."""
+    def _end_process(self, i: int) -> str:
+        """End a worker's process; return how it ended."""
         worker = self._workers[i]
         if worker.link is None:
-            return worker.how
+            return worker.exit_reason
         assert worker.process is not None
         self._poller.unregister(worker.fd)
         worker.link.close()
         worker.process.kill()
         worker.process.join()
         code = worker.process.exitcode or 0
-        worker.link, worker.how = None, f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        return worker.how
+        worker.link, worker.exit_reason = None, f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return worker.exit_reason
 
-    def _ended(self, i: int, cause: str) -> None:
-        self._fail(i, cause, self.restarts.ended(i, cause), cause)
+    def _on_lost(self, i: int, cause: str) -> None:
+        self._fail(i, cause, EnvironmentFailed(f"{self.restarts.name(i)} failed: {cause}"), cause)
 
     def _fail(self, i: int, cause: str, error: EnvironmentFailed, line: str) -> None:
-        """Makes environment i anew, or raises.
+        """Make environment i again, or raise.
 
         Args:
-          cause: for the log.
-          error: what a run without restarts ends with.
-          line: the cause in one.
+          cause: cause of the failure, for the log.
+          error: error of a run without restarts.
+          line: cause in one line.
         """
         worker = self._workers[i]
         if not self._restart_failed:
@@ -382,15 +381,15 @@ class Workers:
 
 
 def _anonymous_file() -> Any:
-    """Opens a file without a name, for memory that processes share: unlike /dev/shm, no container limits it."""
+    """Open a file without a name for shared memory; unlike /dev/shm, no container limits its size."""
     return open(os.memfd_create("jrl"), "w+b", buffering=0) if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def _launch(started: BaseProcess) -> None:
-    """Starts a process that does not import the script of the run, which need not have an `if __name__` for that.
+    """Start a process that does not import the run's script, which then needs no `if __name__` guard.
 
     Raises:
-      OSError: there can be no more processes.
+      OSError: the process cannot be started.
     """
     main: dict[str, Any] = vars(sys.modules["__main__"])
     current = multiprocessing.current_process()
@@ -398,7 +397,7 @@ def _launch(started: BaseProcess) -> None:
         kept: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
         is_daemon = current.daemon
         try:
-            # multiprocessing reads the script's name here, and lets no daemon of its own start others
+            # multiprocessing reads the script's name here, and forbids its daemons to start processes
             main.update(dict.fromkeys(kept))
             current.daemon = False
             _CONTEXT.set_forkserver_preload(["jrl.gym.preload", "jrl.gym.worker", "jrl.gym.game", "gymnasium"])
@@ -413,7 +412,7 @@ def _launch(started: BaseProcess) -> None:
 def _finish(workers: list[_Worker]) -> None:
     for worker in workers:
         if worker.link is not None:
-            worker.link.close()  # which tells its process to end
+            worker.link.close()  # ends the worker's loop
     end = time.monotonic() + process.GRACE_S
     for worker in workers:
         if worker.link is not None and worker.process is not None:

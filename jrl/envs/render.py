@@ -1,6 +1,6 @@
-"""One environment with pictures of what happens: drawn by EnvPool or Gymnasium, or the observations themselves.
+"""One environment with pictures, drawn by EnvPool or Gymnasium, or from the observations.
 
-Games of several agents are drawn by themselves, or by what their agents observe.
+Multi-agent games draw themselves, or their agents' observations are drawn.
 """
 
 import dataclasses
@@ -30,41 +30,41 @@ from jrl.fields.bounds import short
 from jrl.fields.env import EnvConfig
 from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, PyTree, Space, StepResult, Tuple
 
-# they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
+# families that draw without OpenGL; others are tried in a child process, which MuJoCo's renderer kills without OpenGL
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
-_LONGER_SIDE = 256  # pixels that an observation is enlarged to, by a whole factor
-_FPS = 30.0  # where none is given
+_LONGER_SIDE = 256  # minimum pixels of an enlarged observation's longer side
+_FPS = 30.0  # default
 MIN_FPS, MAX_FPS = 0.01, 1000.0  # a GIF holds at most 655 s per frame; encoders take no more than a few thousand
-_FPS_OBSERVED = 10.0  # of observations as pictures
+_FPS_OBSERVED = 10.0  # speed of observations as pictures
 _log = logging.getLogger(__name__)
 _PROBE = "import json, sys; from jrl.envs import render; render.probe(*json.loads(sys.argv[1]))"
 
 
 class Drawn(Env, Protocol):
-    """One environment (B = 1) in its own action space, and its pictures."""
+    """One environment (B = 1) in its own action space, with pictures."""
 
-    how: str  # what draws, in words
-    fps: float  # steps per second at which it looks natural
+    how: str  # name of the renderer
+    fps: float  # natural speed, in steps per second
 
     def render(self) -> np.ndarray:
-        """Draws the state that the latest observation shows, [H, W, 3] u8."""
+        """Draw the state of the latest observation, [H, W, 3] u8."""
         ...
 
 
 def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any], Any] = lambda env: env) -> Drawn:
-    """Makes an environment that a policy can be watched in, the first of these that can be made and drawn:
+    """Make an environment for watching a policy: the first of the following that can be made and drawn.
 
-    the backend of the run; EnvPool or Gymnasium, where one has the same id; the backend of the run with its
-    observations as pictures, if they are images (the newest of a stack).
+    The backend of the run; EnvPool or Gymnasium, if one has the same id; the backend of the run with its observations
+    as pictures, if they are images (the newest of a stack).
 
     Args:
-      env: of a run, of which a single environment is made that takes actions as they are. Another backend than the
-        run's takes none of the options but `max_episode_steps`.
-      seed: as of `envs.make`, in the role eval.
-      around: what the run has between environment and policy, such as `history.remember` with its frame stack.
-      spec: of the policy; the environment's observations and actions must be the same.
+      env: section of a run; one environment is made, whose actions are unconverted. Another backend than the run's gets
+        no options but `max_episode_steps`.
+      seed: seed as in `envs.make`, with role eval.
+      around: function that adds the run's options, such as `history.add_history` with its frame stack.
+      spec: spec of the policy; the environment's observations and actions must match.
     Raises:
-      InputError: nothing can draw it, with what each of them said.
+      InputError: nothing can draw it, with each reason.
     """
     own, id, options = resolve(env.id, env.backend), env.id, env.options
     first = seed_range(seed, "eval")
@@ -77,7 +77,7 @@ def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any]
         kept = options if name == own else {k: v for k, v in options.items() if k == "max_episode_steps"}
         try:
             one = section(id, backend=name, options={**kept, **_OPTIONS[name]}, **plain)
-            drawn = _started(lambda *how, name=name: around(_RENDERERS[name](*how)), one, first, spec)
+            drawn = _start(lambda *how, name=name: around(_RENDERERS[name](*how)), one, first, spec)
         except _CannotDraw as e:
             errors.append(f"{name}: {e}")
             continue
@@ -92,11 +92,11 @@ def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any]
 
 
 class _CannotDraw(Exception):
-    """The reason why nothing can be drawn, and the mend, if the library names one."""
+    """The reason why an environment cannot be drawn, and the fix if the library names one."""
 
 
-def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvSpec) -> Drawn:
-    """Returns an environment that has drawn its first picture. Raises _CannotDraw."""
+def _start(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvSpec) -> Drawn:
+    """Return an environment that has drawn its first picture. Raises _CannotDraw."""
     if errors := check(cfg):
         raise _CannotDraw("; ".join(errors))
     try:
@@ -108,11 +108,11 @@ def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvS
             ("observations", env.spec.observation, spec.observation),
             ("actions", env.spec.env_action or env.spec.action, spec.env_action or spec.action),
         ):
-            if _kind(space) != _kind(wanted):
-                raise _CannotDraw(f"its {what} are {_kind(space)}, the policy's {_kind(wanted)}")
+            if _space_key(space) != _space_key(wanted):
+                raise _CannotDraw(f"its {what} are {_space_key(space)}, the policy's {_space_key(wanted)}")
         env.reset()
         env.render()
-    except Exception as e:  # whatever a library raises
+    except Exception as e:  # a library can raise anything
         env.close()
         if isinstance(e, _CannotDraw):
             raise
@@ -121,26 +121,26 @@ def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvS
 
 
 class Frames:
-    """Makes pictures of what a `render()` gives: grey, RGBA, floats and other whole numbers are converted.
+    """Conversion of a `render()` result to pictures: grey, RGBA, floats and other integers are converted.
 
-    Floats are in [0, 1] until one is above 1: from then on in [0, 255].
+    Floats are in [0, 1] until a value exceeds 1; from then on in [0, 255].
     """
 
     def __init__(self) -> None:
         self._count, self._white = 0, 1.0
 
     def picture(self, frame: Any) -> np.ndarray:
-        """Returns a picture [H, W, 3] u8. Raises InputError: the frame is not one; says its number, shape and dtype."""
+        """Return a picture [H, W, 3] u8. Raises InputError: not a picture; names frame number, shape and dtype."""
         self._count += 1
         try:
             found = np.asarray(frame)
-        except Exception:  # rows of different lengths, the user's own class
+        except Exception:  # ragged rows, or a user's class
             found = np.asarray(None)
         what = "None" if frame is None else f"{type(frame).__name__} {list(found.shape)} of {found.dtype}"
         if found.ndim == 2:
             found = found[:, :, None]
         if found.ndim != 3 or found.shape[2] not in (1, 3, 4) or not found.size or found.dtype.kind not in "buif":
-            raise self._refused(what)
+            raise self._error(what)
         found = np.repeat(found, 3, 2) if found.shape[2] == 1 else found[:, :, :3]
         if found.dtype.kind == "b":
             found = found * 255
@@ -149,37 +149,37 @@ class Frames:
             self._white = 255.0 if found.max() > 1 else self._white
             found = np.rint(np.clip(found / self._white, 0, 1) * 255)
         elif found.dtype != np.uint8 and not 0 <= found.min() <= found.max() <= 255:
-            raise self._refused(f"{what} from {found.min()} to {found.max()}")
+            raise self._error(f"{what} from {found.min()} to {found.max()}")
         return np.ascontiguousarray(found, np.uint8)
 
-    def _refused(self, what: str) -> InputError:
+    def _error(self, what: str) -> InputError:
         return InputError(
-            f"render(): frame {self._count} is {what}: return a picture, [H, W], [H, W, 3] or [H, W, 4], uint8 in "
+            f"render(): frame {self._count} is {what}: return a picture [H, W], [H, W, 3] or [H, W, 4], uint8 in "
             "[0, 255] or floats in [0, 1]"
         )
 
 
 def metadata_fps(metadata: Any) -> float:
-    """Returns the frames per second of an environment's metadata, which may be anything; 30 where there are none."""
-    said = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-    if said is None:
+    """Return the frames per second in an environment's metadata, which can be any object; 30 by default."""
+    value = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    if value is None:
         return _FPS
     try:
-        fps = float(said)
+        fps = float(value)
     except (TypeError, ValueError, OverflowError):
         fps = math.nan
     if MIN_FPS <= fps <= MAX_FPS:
         return fps
-    _log.warning("metadata render_fps: expected a number above 0, got %s: %g is taken", short(said), _FPS)
+    _log.warning("metadata render_fps: expected a number above 0, got %s: using %g", short(value), _FPS)
     return _FPS
 
 
-def _kind(space: Space) -> tuple:
-    """Returns what two spaces must have in common: all but their bounds."""
+def _space_key(space: Space) -> tuple:
+    """Return the parts of a space that must match: all but the bounds."""
     if isinstance(space, Dict):
-        return (type(space).__name__, {name: _kind(part) for name, part in space.items})
+        return (type(space).__name__, {name: _space_key(part) for name, part in space.items})
     if isinstance(space, Tuple):
-        return (type(space).__name__, *map(_kind, space.items))
+        return (type(space).__name__, *map(_space_key, space.items))
     return (type(space).__name__, space.shape, space.dtype, getattr(space, "n", None), getattr(space, "nvec", None))
 
 
@@ -196,7 +196,7 @@ class _EnvPool(EnvPoolEnv):
 
     def __init__(self, cfg: EnvConfig, seed: int):
         super().__init__(cfg, seed=seed)
-        self._pool._render_mode = "rgb_array"  # all that `envpool.make(render_mode=...)` does with it
+        self._pool._render_mode = "rgb_array"  # the only effect of `envpool.make(render_mode=...)`
         self.fps = 60.0 / self._pool.config.get("frame_skip", 4) if _is_atari(cfg.id) else _native_fps(cfg.id)
 
     def render(self) -> np.ndarray:
@@ -212,20 +212,20 @@ def _envpool(cfg: EnvConfig, seed: int) -> _EnvPool:
 
 
 def _probe(id: str, options: dict[str, Any]) -> str:
-    """Returns why EnvPool cannot draw it, "" if it can; tried in a child process, which may die of it."""
+    """Return why EnvPool cannot draw an environment, "" if it can; tried in a child process, which may crash."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # it needs no accelerator, and must not take its memory
+    # on the CPU: the child must not take the accelerator's memory
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", _PROBE, json.dumps([id, options])]
-    with tempfile.TemporaryDirectory() as scratch:  # MuJoCo leaves a log in the current directory
+    with tempfile.TemporaryDirectory() as scratch:  # MuJoCo writes a log to the current directory
         child = subprocess.run(
             command, cwd=scratch, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-    return (_last_line(child.stdout) or f"it ends with status {child.returncode}") if child.returncode else ""
+    return (_last_line(child.stdout) or f"exit status {child.returncode}") if child.returncode else ""
 
 
 def probe(id: str, options: dict[str, Any]) -> None:
-    """Draws one picture by EnvPool. May end the process: call it in a child."""
+    """Draw one picture by EnvPool. Call it in a child process: it may crash."""
     env = _EnvPool(EnvConfig(id, "envpool", 1, options), 0)
     env.reset()
     env.render()
@@ -236,14 +236,14 @@ def _is_atari(id: str) -> bool:
 
 
 def _native_fps(id: str) -> float:
-    """Returns the frames per second that Gymnasium's environment of the same id declares, if there is one."""
+    """Return the frames per second of Gymnasium's environment of the same id, if any."""
     import gymnasium
 
     try:
         entry: Any = gymnasium.spec(id).entry_point
         creator: Any = gymnasium.envs.registration.load_env_creator(entry)
         return metadata_fps(creator.metadata)
-    except Exception:  # no such id, its module needs what is not installed, it does not say
+    except Exception:  # unknown id, a missing package, or no metadata
         return _FPS
 
 
@@ -265,7 +265,7 @@ class _Gymnasium(GymnasiumEnv):
 
 
 def _without_devices() -> None:
-    """Lets libraries draw where there is neither a screen nor a loudspeaker."""
+    """Let libraries draw without a screen and a loudspeaker."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker
@@ -279,13 +279,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {"envpool": {}, "gymnasium": {"render_mode
 
 
 def picture(space: Space) -> Callable[[PyTree], np.ndarray] | None:
-    """Returns the function from an observation to a picture [H, W, 3] u8 of 256 pixels or more; None without an image.
+    """Return the function from an observation to a picture [H, W, 3] u8 of at least 256 pixels; None: no image.
 
-    Of several arrays, the first that is an image is shown.
+    Of several arrays, the first image is drawn.
 
-    Images have two axes, or a third for channels, the smaller of the first and the last: 3 are colours; of others the
-    last is shown, which is the newest of a stack of frames. Floats are images where the bounds are two finite numbers;
-    then a stack is not told from layers that mean different things, and only 1 or 3 channels are.
+    Images have two axes, or a third for channels, the smaller of first and last. Three channels are colours; of other
+    counts the last channel is drawn, the newest of a frame stack. Floats are images if both bounds are finite numbers,
+    with 1 or 3 channels only: more channels may be layers of different meaning.
     """
     if isinstance(space, Dict | Tuple):
         drawn = [_picture(leaf) for _, leaf in spaces.leaves(space)]
@@ -321,7 +321,7 @@ def _picture(space: Leaf) -> Callable[[np.ndarray], np.ndarray] | None:
 
 
 class _Stepped:
-    """Environments of any backend, stepped from here, and what was observed latest."""
+    """Environments of any backend, and their latest observations."""
 
     def __init__(self, env: JaxEnv | Env, seed: int):
         self.spec, self._env = env.spec, env
@@ -355,7 +355,7 @@ class _Stepped:
 
 
 class _Observed(_Stepped):
-    """An environment of any backend, drawn by its own observations."""
+    """An environment of any backend, drawn from its observations."""
 
     how, fps = "its own observations", _FPS_OBSERVED
 
@@ -367,33 +367,33 @@ class _Observed(_Stepped):
         return self._draw(jax.tree.map(lambda x: np.asarray(x)[0], self._obs))
 
 
-# ---------------------------------------------------------------- games of several agents
+# ---------------------------------------------------------------- multi-agent games
 
 
 class Games(_Stepped):
-    """Games of several agents that are watched, as a run makes them; `games` finds what draws them.
+    """Multi-agent games of a run for watching; `make_games` selects the renderer.
 
     Attributes:
-      how, fps: as of `Drawn`.
+      how, fps: as in `Drawn`.
     """
 
     def __init__(self, env: JaxEnv | Env, id: str, seed: int):
         super().__init__(env, seed)
         self.reset()
         errors = []
-        for how, fps, draw in self._ways():
+        for how, fps, draw in self._list_renderers():
             self.how, self.fps, self._draw, self._frames = how, fps, draw, Frames()
             try:
                 self.render(0)
                 return
-            except Exception as e:  # whatever a library raises
+            except Exception as e:  # a library can raise anything
                 errors.append(f"{self.how}: {_last_line(str(e)) or type(e).__name__}")
         if isinstance(env, JaxEnv) and env.draw is None:
             errors.append("it has no picture of its own (a MultiDefinition's draw)")
-        raise InputError(f"env {id} cannot be drawn: {'; '.join(errors)}; and its agents observe no images")
+        raise InputError(f"env {id} cannot be drawn: {'; '.join(errors)}; its agents do not observe images either")
 
-    def _ways(self) -> Iterator[tuple[str, float, Callable[[int], np.ndarray]]]:
-        """Yields the ways to draw: in words, frames per second, the function from a game's number to its picture."""
+    def _list_renderers(self) -> Iterator[tuple[str, float, Callable[[int], np.ndarray]]]:
+        """Yield the renderers: name, frames per second, function from a game's index to its picture."""
         env: Any = self._env
         if not isinstance(env, JaxEnv):
             fps = metadata_fps(getattr(env.games[0].env, "metadata", None))
@@ -402,10 +402,12 @@ class Games(_Stepped):
             yield "its own picture", env.fps, lambda i: draw(self._state, i)
         own = [(picture(one.observation), max(1, len(one.agents))) for one in spaces.by_kind(self.spec)]
         if any(draw is not None for draw, _ in own):
-            yield "its agents' observations", _FPS_OBSERVED, lambda i: self._seen(own, i)
+            yield "its agents' observations", _FPS_OBSERVED, lambda i: self._draw_observations(own, i)
 
-    def _seen(self, own: list[tuple[Callable[[PyTree], np.ndarray] | None, int]], number: int) -> np.ndarray:
-        """Draws the observations of the agents of a game that see images, side by side."""
+    def _draw_observations(
+        self, own: list[tuple[Callable[[PyTree], np.ndarray] | None, int]], number: int
+    ) -> np.ndarray:
+        """Draw the observations of a game's agents that observe images, side by side."""
         found = []
         for (draw, count), obs in zip(own, spaces.parts_by_kind(self.spec, self._obs), strict=True):
             if draw is not None:
@@ -414,25 +416,25 @@ class Games(_Stepped):
         return pictures.side_by_side(found)
 
     def render(self, number: int) -> np.ndarray:
-        """Draws the game of that number as the latest observations show it, [H, W, 3] u8."""
+        """Draw the state of a game, [H, W, 3] u8."""
         return self._frames.picture(self._draw(number))
 
 
-def games(env: EnvConfig, make: Callable[[EnvConfig], JaxEnv | Env], *, seed: int = 0) -> Games:
-    """Makes games of several agents that can be watched.
+def make_games(env: EnvConfig, make: Callable[[EnvConfig], JaxEnv | Env], *, seed: int = 0) -> Games:
+    """Make multi-agent games for watching.
 
     Args:
-      env: of a run.
-      make: from a section to the environments, with all that the run puts around them. Those of libraries are told to
-        draw by the option `render_mode`, where they take it.
-      seed: of the keys of environments written in JAX.
+      env: section of a run.
+      make: function from a section to the environments, with all options of the run. Libraries' environments get the
+        option `render_mode`, if they accept it.
+      seed: seed of the keys of environments written in JAX.
     Raises:
       InputError: they cannot be made, or nothing can draw them.
     """
     _without_devices()
     try:
         made = make(dataclasses.replace(env, options={**env.options, **_OPTIONS["gymnasium"]}))
-    except InputError:  # it may not have the option
+    except InputError:  # perhaps the option is unknown
         made = make(env)
     try:
         return Games(made, env.id, seed_range(seed, "eval"))

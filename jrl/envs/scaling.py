@@ -1,4 +1,4 @@
-"""Ranges of actions, and the rewards that the learner gets."""
+"""Action ranges, and the learner's rewards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jrl.fields.env import EnvConfig
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, PyTree, Space, Tuple
 
 
-def actions(spec: EnvSpec, env: EnvConfig) -> Transform | None:
+def scale_actions(spec: EnvSpec, env: EnvConfig) -> Transform | None:
     """Options `env.normalize_actions` and `env.clip_actions`."""
     space, fn = policy_actions(spec.action, env)
     if fn is None:
@@ -24,7 +24,7 @@ def actions(spec: EnvSpec, env: EnvConfig) -> Transform | None:
 def policy_actions(
     space: Space, env: EnvConfig, *, normalize: bool | None = None, clip: bool | None = None
 ) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
-    """Returns `action_transform` as a section `env` asks for it, but for what is given."""
+    """Return `action_transform` of a section `env`; `normalize` and `clip` override it."""
     return action_transform(
         space,
         normalize=env.normalize_actions if normalize is None else normalize,
@@ -33,22 +33,22 @@ def policy_actions(
 
 
 def learner_reward(env: EnvConfig, custom: Callable[[Array], Array] | None = None) -> Callable[[Array], Array] | None:
-    """Returns `reward_transform` as a section `env` asks for it: `env.clip_rewards`, then `env.reward_scale`."""
+    """Return `reward_transform` of a section `env`: `env.clip_rewards`, then `env.reward_scale`."""
     return reward_transform(env.clip_rewards, is_atari=is_atari(env.id), scale=env.reward_scale, custom=custom)
 
 
 def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
-    """Returns the space that the policy acts in, and the function from its actions to the environment's.
+    """Return the policy's action space, and the function from its actions to the environment's.
 
-    Of a Dict or Tuple, the Boxes are transformed and all else stays as it is.
+    Of a Dict or Tuple, only the Boxes are transformed.
 
     Args:
-      space: of the environment.
-      normalize: the policy acts in [-1, 1]; elements whose bounds are not finite stay as they are.
-      clip: what reaches the environment is clipped to its bounds, where they are finite.
+      space: environment's action space.
+      normalize: whether the policy acts in [-1, 1]; elements without finite bounds stay.
+      clip: whether actions are clipped to the environment's bounds, where finite.
     Returns:
-      The policy's space, and a function of elements of it, numpy or jax arrays [B, *shape], that keeps float32; None
-      where there is nothing to do: no Box, or neither flag.
+      The policy's space, and a function of its elements, numpy or jax arrays [B, *shape], that keeps float32; None: no
+      Box, or neither flag.
     """
     match space:
         case Dict():
@@ -66,7 +66,7 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
     if not isinstance(space, Box) or not (normalize or clip):
         return space, None
     low, high = spaces.float32_inside(*space.bounds())
-    high = np.maximum(low, high)  # between such bounds there is no float32: `spec.actions` clips to them
+    high = np.maximum(low, high)  # no float32 between the bounds: the environment clips
     affine = np.isfinite(low) & np.isfinite(high) & normalize
     with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
         scale = np.where(affine, (high - low) / 2, 1).astype(np.float32)
@@ -74,11 +74,11 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
 
     def fn(action: Array) -> Array:
         xp: Any = np if isinstance(action, np.ndarray) else jnp
-        # [1, *shape] constants: batch axes are never added silently
+        # constants are [1, *shape]: a missing batch axis raises instead of being added silently
         action = action * scale[None] + middle[None]
         return xp.clip(action, low[None], high[None]) if clip else action
 
-    return spaces.box(space.shape, np.where(affine, -1.0, low), np.where(affine, 1.0, high), space.dtype), fn
+    return spaces.make_box(space.shape, np.where(affine, -1.0, low), np.where(affine, 1.0, high), space.dtype), fn
 
 
 def reward_transform(
@@ -88,17 +88,17 @@ def reward_transform(
     scale: float = 1.0,
     custom: Callable[[Array], Array] | None = None,
 ) -> Callable[[Array], Array] | None:
-    """Makes the reward of the learner: clipped, then scaled, then as `custom` says. Statistics keep the raw one.
+    """Return the transform of the learner's reward: clip, scale, then `custom`. Statistics keep the raw reward.
 
     Args:
-      clip_rewards: None: the sign for Atari, else as it is; True: the sign; False: as it is; a number c: clipped to
+      clip_rewards: None: the sign for Atari, else unchanged; True: the sign; False: unchanged; a number c: clipped to
         [-c, c]; a pair: clipped to it.
       scale: factor of the clipped reward.
-      custom: a pure function of rewards f32 that keeps their shape.
+      custom: pure function of rewards f32 that keeps their shape.
     Returns:
-      A function of jax arrays f32 to f32, or None for no change.
+      A function of jax arrays f32 to f32; None: unchanged.
     Raises:
-      InputError: `custom` gives another shape; when it is called.
+      InputError: when called, `custom` returns another shape.
     """
     if clip_rewards is None:
         clip_rewards = is_atari
@@ -111,7 +111,7 @@ def reward_transform(
     if scale != 1.0:
         parts.append(lambda reward: reward * scale)
     if custom is not None:
-        parts.append(_checked(custom))
+        parts.append(_check_shape(custom))
     if len(parts) < 2:
         return parts[0] if parts else None
 
@@ -123,12 +123,13 @@ def reward_transform(
     return fn
 
 
-def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _check_shape(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
     def fn(reward: Array) -> Array:
         found = custom(reward)
         if jnp.shape(found) != reward.shape:
             raise InputError(
-                f"custom.reward: of rewards {reward.shape} it made {jnp.shape(found)}: return one number for each"
+                f"custom.reward: expected rewards of shape {reward.shape}, got {jnp.shape(found)}: return one number "
+                "per reward"
             )
         return jnp.asarray(found, jnp.float32)
 

@@ -5,7 +5,7 @@ import numpy as np
 from flax import struct
 
 from jrl.envs import pictures
-from jrl.envs.multi_agent import MultiDefinition, joined, number_of_agents
+from jrl.envs.multi_agent import MultiDefinition, check_num_agents, join_spaces
 from jrl.types import Array, Box, Discrete
 
 _DT, _DAMPING, _FORCE, _RADIUS = 0.1, 0.25, 5.0, 0.15
@@ -20,39 +20,40 @@ class _Plane:
 
 
 def simple_spread(num_agents: int = 3) -> MultiDefinition:
-    """Defines SimpleSpread-v0: n agents are to stand on n landmarks (simple_spread of MPE, arXiv:1706.02275).
+    """Return the definition of SimpleSpread-v0: n agents should cover n landmarks (MPE, arXiv:1706.02275).
 
-    Agents are discs of radius 0.15 and mass 1 in a plane, landmarks points; all begin uniformly in [-1, 1] x [-1, 1].
-    Actions: none, a force of 5 to the left, to the right, down, up. A step is 0.1 s: positions move by the velocities,
-    which lose a quarter and gain force x 0.1; discs that overlap push each other apart. A game is truncated after 25
-    steps (option max_episode_steps), and never ends otherwise.
+    Agents are discs of radius 0.15 and mass 1 in a plane, landmarks are points; all start uniformly in [-1, 1] x [-1,
+    1]. Actions: none, or a force of 5 to the left, to the right, down, up. A step is 0.1 s: positions move by the
+    velocities, which lose a quarter and gain force x 0.1; overlapping discs push each other apart. A game is truncated
+    after 25 steps (option max_episode_steps), and never ends otherwise.
 
-    Reward of each agent: half of minus the sum, over landmarks, of the distance to the nearest agent, and -0.5 for each
-    other agent that it overlaps. Returns per agent, and as sums over 3 agents: who does nothing -23.9 and -71.8,
-    random -26.3 and -79.0, straight to the best assignment -8.0 and -24.1.
+    Reward of each agent: minus half the sum, over landmarks, of the distance to the nearest agent, and -0.5 for each
+    other agent that it overlaps. Returns per agent, and summed over 3 agents: without action -23.9 and -71.8, random
+    -26.3 and
+    -79.0, straight to the best assignment -8.0 and -24.1.
 
-    Observation [4 + 2 n + 4 (n - 1)] f32: own velocity and position, where the landmarks and the other agents are from
-    here, and two zeros for each other agent, which says nothing. View of all: the observations, one after the other.
+    Observation [4 + 2 n + 4 (n - 1)] f32: own velocity and position, relative positions of landmarks and other agents,
+    and two zeros per other agent (unused messages). Global state: all observations concatenated.
 
     Raises:
       InputError: `num_agents` below 2.
     """
-    n = number_of_agents(num_agents, "SimpleSpread-v0", 2)
+    n = check_num_agents(num_agents, "SimpleSpread-v0", 2)
     others = np.array([[k for k in range(n) if k != i] for i in range(n)])  # [A, A - 1]
 
     def reset(draws: Array) -> _Plane:
         places = (2.0 * draws - 1.0).T.reshape(-1, 2, 2, n)
         return _Plane(places[:, 0], jnp.zeros_like(places[:, 0]), places[:, 1])
 
-    def apart(position: Array) -> tuple[Array, Array]:
-        """Returns the vectors to each agent from the others [G, 2, A, A], and their lengths [G, A, A], 1 to itself."""
+    def distances(position: Array) -> tuple[Array, Array]:
+        """Return vectors between agents [G, 2, A, A], and their lengths [G, A, A], 1 on the diagonal."""
         way = position[:, :, :, None] - position[:, :, None, :]
         square = (way**2).sum(1) + jnp.eye(n)[None]
         return way, jnp.sqrt(jnp.maximum(square, 1e-12))
 
     def pushes(position: Array) -> Array:
-        """Returns the force on each agent by those that it overlaps, softly, [G, 2, A]."""
-        way, distance = apart(position)
+        """Return the soft contact force on each agent [G, 2, A]."""
+        way, distance = distances(position)
         depth = jnp.logaddexp(0.0, (2 * _RADIUS - distance) / _CONTACT_MARGIN) * _CONTACT_MARGIN
         return (way * (_CONTACT_FORCE * depth / distance)[:, None]).sum(-1)
 
@@ -61,7 +62,7 @@ def simple_spread(num_agents: int = 3) -> MultiDefinition:
         force = _FORCE * jnp.stack([toward(2, 1), toward(4, 3)], 1) + pushes(state.position)
         position = state.position + _DT * state.velocity
         velocity = (1.0 - _DAMPING) * state.velocity + _DT * force
-        _, distance = apart(position)
+        _, distance = distances(position)
         overlaps = (distance < 2 * _RADIUS).sum(-1).astype(jnp.float32)
         uncovered = position[:, :, :, None] - state.landmark[:, :, None, :]
         nearest = jnp.sqrt((uncovered**2).sum(1)).min(1)  # [G, A], of each landmark
@@ -88,7 +89,7 @@ def simple_spread(num_agents: int = 3) -> MultiDefinition:
         reset=reset,
         step=step,
         observe=observe,
-        state=joined(space, n),
+        state=join_spaces(space, n),
         view=lambda state: observe(state).reshape(state.position.shape[0], -1),
         draw=lambda state: pictures.discs(state.position, state.landmark, _RADIUS),
         fps=1 / _DT,

@@ -1,4 +1,4 @@
-"""Environments of gymnax, brax and JaxMARL (`gymnax:NAME`, `brax:NAME`, `jaxmarl:NAME`), when those are installed."""
+"""Environments of gymnax, brax and JaxMARL (`gymnax:NAME`, `brax:NAME`, `jaxmarl:NAME`), if installed."""
 
 import difflib
 import importlib
@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl.envs import jaxmarl_env
 from jrl.envs import spec as spaces
-from jrl.envs.jax_env import select, time_limit, under_contract
+from jrl.envs.jax_env import check_time_limit, select, under_contract
 from jrl.errors import cannot_import
 from jrl.spaces import map_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
@@ -22,7 +22,7 @@ _NEVER = 2**30
 
 
 def check(id: str) -> list[str]:
-    """Returns faults in the id that can be found without importing its package."""
+    """Return faults in the id that can be found without importing its package."""
     package = id.partition(":")[0]
     if importlib.util.find_spec(package) is None:
         return [f"env.id {id}: {package} is not installed: pip install {package}"]
@@ -38,16 +38,15 @@ def _import(module: str) -> Any:
 
 
 def make(id: str, num_envs: int, options: dict[str, Any], *, state: bool = False) -> JaxEnv:
-    """Makes B environments `gymnax:NAME` or `brax:NAME`, or so many games `jaxmarl:NAME`.
+    """Make B environments `gymnax:NAME` or `brax:NAME`, or B games `jaxmarl:NAME`.
 
     Args:
-      id: with its prefix.
+      id: id with its prefix.
       num_envs: B.
-      options: `max_episode_steps`, and what the package takes: gymnax's parameters, the arguments of brax's and
-        JaxMARL's class.
-      state: of JaxMARL's, observations get the view of all; see `jaxmarl_env.make`.
+      options: `max_episode_steps`, and the package's own: gymnax's parameters, arguments of brax's and JaxMARL's class.
+      state: whether JaxMARL's observations get the global state; see `jaxmarl_env.make`.
     Raises:
-      InputError: the package is not installed, or has no such environment, option or space that we can handle.
+      InputError: the package is not installed, or has no such environment or option, or a space is unsupported.
     """
     errors = check(id)
     if errors:
@@ -64,7 +63,7 @@ def _vectorize(
     reset_one: Callable[[Key], tuple[PyTree, PyTree]],
     step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
 ) -> JaxEnv:
-    """Makes B environments from the two functions of one; `step_one` returns (state, obs, reward, end)."""
+    """Return B environments of the two functions of one environment; `step_one` returns (state, obs, reward, end)."""
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         return jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
@@ -72,7 +71,7 @@ def _vectorize(
     def advance(inner: PyTree, action: PyTree, key: Key, fresh: Array) -> tuple[PyTree, PyTree, Array, Array]:
         step_key, reset_key = jax.random.split(key)
         inner, obs, reward, end = jax.vmap(step_one)(inner, action, jax.random.split(step_key, spec.num_envs))
-        # a reset may cost more than a step (brax), and most steps reset nothing
+        # cond: a reset may cost more than a step (brax), and most steps reset nothing
         stepped = (inner, obs)
         inner, obs = jax.lax.cond(fresh.any(), lambda: select(fresh, reset(reset_key), stepped), lambda: stepped)
         return inner, obs, reward, end
@@ -94,7 +93,7 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     env, params = gymnax.make(name)
     own = getattr(params, "max_steps_in_episode", None)
     limit = options.pop("max_episode_steps", options.get("max_steps_in_episode", own))
-    limit = None if limit is None else time_limit(limit)
+    limit = None if limit is None else check_time_limit(limit)
     fields = list(params.__dataclass_fields__)
     for key in options:
         if key not in fields:
@@ -102,7 +101,7 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     params = params.replace(**options)
     endless = params
     if own is not None:
-        # of the type it had: BernoulliBandit's is a float
+        # keep the type: BernoulliBandit's is a float
         params, endless = (params.replace(max_steps_in_episode=type(own)(x)) for x in (limit, _NEVER))
     observation = _gymnax_space(env.observation_space(params))
     action = _gymnax_space(env.action_space(params))
@@ -115,7 +114,7 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     def step_one(state: Any, action: PyTree, key: Key) -> tuple[Any, PyTree, Array, Array]:
         # gymnax 0.0.9: obs, state, reward, done, info; 1.0: obs, state, reward, terminated, truncated, info
         obs, state, reward, end = env.step_env(key, state, action, params)[:4]
-        if not hasattr(env, "is_truncated"):  # the limit was an end like any other, which ours tells apart
+        if not hasattr(env, "is_truncated"):  # gymnax 0.0.9 reports its limit as an end
             end = env.is_terminal(state, endless)
         return state, typed(obs), reward, end
 
@@ -129,8 +128,8 @@ def _gymnax_space(space: Any) -> Space:
         return Discrete(int(space.n))
     if kind == "Box":
         dtype = np.dtype(space.dtype).name
-        return spaces.box(tuple(space.shape), space.low, space.high, spaces.NARROW.get(dtype, dtype))
-    if kind == "MultiDiscrete":  # JaxMARL's
+        return spaces.make_box(tuple(space.shape), space.low, space.high, spaces.NARROW.get(dtype, dtype))
+    if kind == "MultiDiscrete":  # JaxMARL only
         return MultiDiscrete(tuple(int(n) for n in space.num_categories))
     if kind == "Dict":
         return Dict(tuple((name, _gymnax_space(part)) for name, part in space.spaces.items()))
@@ -140,7 +139,7 @@ def _gymnax_space(space: Any) -> Space:
 
 
 def _brax_space(size: Any) -> Space:
-    """Returns the space of a size, a shape, or a dict of them."""
+    """Return the space of a size, a shape, or a dict of these."""
     if isinstance(size, Mapping):
         return Dict(tuple((name, _brax_space(part)) for name, part in size.items()))
     return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))
@@ -150,7 +149,7 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     envs = _import("brax.envs")
     if name not in envs._envs:
         raise _unknown(f"env.id brax:{name}: brax has no such environment", name, envs._envs)
-    limit = time_limit(options.pop("max_episode_steps", 1000))
+    limit = check_time_limit(options.pop("max_episode_steps", 1000))
     try:
         env = envs.get_environment(name, **options)
     except (TypeError, ValueError) as e:

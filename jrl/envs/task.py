@@ -1,13 +1,12 @@
-"""Tasks: how difficult environments are, changed while a run goes on (curriculum learning).
+"""Tasks: the difficulty of environments, changed during a run (curriculum learning).
 
     def harder(result, env, context):                  # custom.env_task
         return env.get_task() + (result["episode_return_mean"] > 0.9)
 
-* Gymnasium: an environment with `get_task` and `set_task`, such as a `TaskSettableEnv`; they are called at the boundary
-  of two rollouts, in the process where the environment lives.
-* In a program: a `jrl.envs.jax_env.Definition` with a `task`. All environments have the same; setting it compiles
-  nothing.
-* EnvPool: its environments cannot be changed. A task is a dict of `env.options`, with which the pool is made anew.
+* Gymnasium: an environment with `get_task` and `set_task`, such as a `TaskSettableEnv`. They are called between two
+  rollouts, in the environment's process.
+* In a program: a `jrl.envs.jax_env.Definition` with a `task`. All environments share it; setting it compiles nothing.
+* EnvPool: its environments cannot change. A task is a dict of `env.options`, with which the pool is made again.
 """
 
 import dataclasses
@@ -16,12 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jrl.envs.context import EnvContext
-from jrl.envs.jax_env import described
+from jrl.envs.jax_env import to_python
 from jrl.errors import InputError
 from jrl.types import JaxEnv, PyTree
 
-_MEND = "give it get_task() and set_task(task), as jrl.envs.task.TaskSettableEnv has"
-TaskFn = Callable[[dict[str, Any], Any, Any], Any]  # (result, env, EnvContext) -> task; None: as it is
+_FIX = "give it get_task() and set_task(task), as jrl.envs.task.TaskSettableEnv has"
+TaskFn = Callable[[dict[str, Any], Any, Any], Any]  # (result, env, EnvContext) -> task; None: unchanged
 
 
 @functools.cache
@@ -48,13 +47,13 @@ def _task_settable_env() -> type:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TaskSettableEnv":  # made when it is asked for: Gymnasium is not imported before
+    if name == "TaskSettableEnv":  # made on first access, to import Gymnasium late
         return _task_settable_env()
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 class Handle:
-    """Stand-in for environments that are part of a program, for curriculum functions: one for the whole vector."""
+    """Stand-in for environments inside a program, passed to curriculum functions: one for the whole vector."""
 
     def __init__(self, get: Callable[[], PyTree], set: Callable[[PyTree], None]):
         self._get, self._set = get, set
@@ -64,11 +63,11 @@ class Handle:
         return self
 
     def get_task(self) -> PyTree:
-        """Returns the present task, with numbers as Python's."""
-        return described(self._get())
+        """Return the task, with numbers as Python's."""
+        return to_python(self._get())
 
     def set_task(self, task: PyTree) -> None:
-        """Sets the task. Raises InputError for a task of another structure."""
+        """Set the task. Raises InputError: another structure."""
         self._set(task)
 
 
@@ -76,12 +75,12 @@ class Handle:
 
 
 def check(env: Any) -> None:
-    """Checks that the environments have a task that can be set, as EnvPool's do, which are made anew for another.
+    """Check that environments have a task that can be set; EnvPool's pass, because they are made again.
 
     Args:
       env: JaxEnv, Env or AsyncEnv, or a source with one of the latter.
     Raises:
-      InputError: names the class and what it lacks.
+      InputError: the environments have no task; names the class.
     """
     if isinstance(env, JaxEnv):
         if env.pure and env.set_task is None:
@@ -89,25 +88,25 @@ def check(env: Any) -> None:
         return
     each = getattr(env, "foreach_env", None)
     if each is not None:
-        for name in each(_lacking()):
+        for name in each(_missing_task()):
             if name:
-                raise InputError(f"env: {name} has no task to set: {_MEND}")
+                raise InputError(f"env: {name} has no task to set: {_FIX}")
 
 
 def _no_task() -> str:
     return (
-        "env: these environments have no task to set: use one whose jrl.envs.jax_env.Definition has a `task`, such as "
-        "Corridor-v0"
+        "env: these environments have no task to set: use an environment whose jrl.envs.jax_env.Definition has a "
+        "`task`, such as Corridor-v0"
     )
 
 
-# Functions for `foreach_env` are made inside others: pickling then takes their code, and worker processes do not import
-# jrl, and with it jax, to find them.
+# Functions for `foreach_env` are local functions: they are pickled by value, so that worker processes need not import
+# jrl and jax.
 
 
-def _lacking() -> Callable[[Any], str | None]:
+def _missing_task() -> Callable[[Any], str | None]:
     def fn(env):
-        """Returns the name of a class that lacks a method, None if none does."""
+        """Return the name of a class without task methods; None: it has them."""
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)
         return None if hasattr(found, "set_task") and hasattr(found, "get_task") else type(found).__name__
 
@@ -118,7 +117,7 @@ def _lacking() -> Callable[[Any], str | None]:
 
 
 def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
-    """Returns the `rollout.unroll.UnrollState`, also stacked [D, ...], with that task set; a pure function.
+    """Return the `rollout.unroll.UnrollState`, optionally stacked [D, ...], with the task set; a pure function.
 
     Raises:
       InputError: environments without a task, or a task of another structure.
@@ -129,25 +128,25 @@ def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
 
 
 def get_in(state: Any, env: JaxEnv) -> PyTree:
-    """Returns the task in a `rollout.unroll.UnrollState`, also stacked [D, ...]. Raises InputError: there is none."""
+    """Return the task in a `rollout.unroll.UnrollState`, optionally stacked [D, ...]. Raises InputError: no task."""
     if env.get_task is None:
         raise InputError(_no_task())
     return env.get_task(state.env_state)
 
 
 def apply_in(state: Any, env: JaxEnv, fn: TaskFn, result: dict[str, Any], context: EnvContext) -> tuple[Any, Any]:
-    """Does what `apply` does for environments without a source, and returns (state, the task that it has now)."""
-    held = [state]
+    """Do as `apply` for environments inside a program; return (state, its task)."""
 
-    def put(task: PyTree) -> None:
-        held[0] = set_in(held[0], env, task)
+    def set_task(task: PyTree) -> None:
+        nonlocal state
+        state = set_in(state, env, task)
 
-    task = asked(fn, result, context, Handle(lambda: get_in(held[0], env), put))
-    return held[0], task
+    task = call_task_fn(fn, result, context, Handle(lambda: get_in(state, env), set_task))
+    return state, task
 
 
-def asked(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) -> Any:
-    """Returns the task after a curriculum function was asked, for environments that `handle` stands for."""
+def call_task_fn(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) -> Any:
+    """Call a curriculum function, set the task that it returns, and return the current task."""
     task = fn(result, handle, context)
     if task is not None:
         handle.set_task(task)
@@ -158,7 +157,7 @@ def asked(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) 
 
 
 def setter(task: Any) -> Callable[[Any], None]:
-    """Returns a function for `foreach_env` that sets the task of one environment, behind its wrappers if need be."""
+    """Return a function for `foreach_env` that sets the task of one environment, inside its wrappers if needed."""
 
     def fn(env):
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)
@@ -168,26 +167,26 @@ def setter(task: Any) -> Callable[[Any], None]:
 
 
 def apply(source: Any, fn: TaskFn, result: dict[str, Any]) -> list[Any]:
-    """Asks a curriculum function for the task of every environment, and sets it.
+    """Call a curriculum function for every environment, and set the tasks.
 
     Args:
-      source: one vector's, with `foreach_env`.
-      fn: (result, env, context) -> the next task, None for no change. `env` has get_task and set_task: the environment,
-        or one Handle for all that are part of a program. It is called where the environment lives: it travels pickled.
-      result: the latest row.
+      source: source of one vector, with `foreach_env`.
+      fn: (result, env, context) -> the next task; None: unchanged. `env` has get_task and set_task: the environment, or
+        one Handle for a program. The function is pickled and called in the environment's process.
+      result: latest result row.
     Returns:
-      The task that each environment has now, or each program.
+      The current task of each environment, or of each program.
     Raises:
       InputError: environments without a task, or a task that does not fit.
       RuntimeError: `fn` raised in another process.
     """
     check(source)
 
-    def one(env: Any) -> Any:
+    def update(env: Any) -> Any:
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)
         task = fn(result, found, getattr(env, "_jrl_context", {}))
         if task is not None:
             found.set_task(task)
         return found.get_task()
 
-    return source.foreach_env(one)
+    return source.foreach_env(update)

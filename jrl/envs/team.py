@@ -1,13 +1,13 @@
-"""Option `multi_agent.group`: agents of an environment that act as one, a team.
+"""Option `multi_agent.group`: teams, groups of agents that act as one agent.
 
-One team of all agents makes an environment with a single agent, which any algorithm can learn from: a joint policy
-(VDN, QMIX, PPO over the agents' choices at once) reads all observations, chooses all actions and earns all rewards.
+One team of all agents makes an environment with a single agent for any algorithm: a joint policy (VDN, QMIX, PPO over
+the joint action) gets all observations, chooses all actions and gets all rewards.
 
-Other teams are agents beside those in no team. A team's name stands in the place of the first of its members. It
-observes, does and earns what it would as the only one. It is there while any of its members is, and so has rows, ends
-and masks of its own like any agent (`jrl.types.Several`): on rows on which none of them acted it is absent, and it ends
-when the last of those who are there does, with a time limit if that cut one of them off. A member that ends before ends
-nothing, one that comes later joins in, and a team with a returned member begins another episode.
+Other teams are agents beside the agents without a team. A team takes the index of its first member. It observes, does
+and earns the same as a team of all agents. It is present while any member is present, so it has steps, ends and masks
+like any agent (`jrl.types.Several`). It is absent on steps on which no member acted. It ends when its last present
+member ends, by a time limit if the limit truncated a member. A member that ends earlier ends nothing. A member may join
+later, and a team whose member joins again begins another episode.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,43 +38,43 @@ from jrl.types import (
     element,
 )
 
-Groups = Mapping[str, Sequence[str]]  # team -> the names of its members
+Groups = Mapping[str, Sequence[str]]  # team -> names of its members
 
 
-def teams(spec: EnvSpec, *, groups: Groups) -> Transform:
-    """Makes teams of agents: with one team of all agents as `team`, else as `grouped`."""
+def group_agents(spec: EnvSpec, *, groups: Groups) -> Transform:
+    """Option `multi_agent.group`: `join_all_agents` for one team of all agents, else `join_groups`."""
     members = list(groups.values())
     if len(members) == 1 and sorted(members[0]) == sorted(spec.agents):
-        return team(spec, agents=tuple(members[0]))
-    return grouped(spec, groups=groups)
+        return join_all_agents(spec, agents=tuple(members[0]))
+    return join_groups(spec, groups=groups)
 
 
 # ---------------------------------------------------------------- one team of all agents
 
 
-def team(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
-    """Makes of environments with several agents environments with a single agent, their team.
+def join_all_agents(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
+    """Return the Transform of a multi-agent environment to one with a single agent, the team of all agents.
 
-    The B of the team are the games. An observation is a dict:
+    The team's B counts games. An observation is a dict:
 
-        agents       the agents' observations, each array [A, *]; choices in a row (`spaces.stack_space`)
-        state        the leaf `state` of their observations, which all of them share, once; only where they have one
-        present      [A] i8, 1 for agents that are there
-        action_mask  [A * n], the agents' masks one after the other; only where they have them
+        agents       the agents' observations, each array [A, *]; discrete ones are concatenated (`spaces.stack_space`)
+        state        the leaf `state` of their observations, which all share, once; only if they have it
+        present      [A] i8, 1 for agents that act next
+        action_mask  [A * n], the agents' masks concatenated; only if they have masks
 
-    An action is the agents' one after the other: MultiDiscrete([n] * A) of Discrete ones, of a Box of d elements one of
-    A * d. The reward is the sum over the agents. A game that is over is truncated if the time limit cut off an agent
-    that was there until then, else it is terminated; an agent that ends before the others ends nothing.
+    An action concatenates the agents' actions: MultiDiscrete([n] * A) for Discrete ones, a Box of A * d elements for
+    Boxes of d. The reward is the sum over agents. A game that is over is truncated if the time limit truncated a
+    present agent, otherwise terminated. An agent that ends before the others ends nothing.
 
-    The agents that act on the next step are `present`, an agent that joins a game under way from its first action on.
-    The observation of an absent agent is left as it is; a mask of its that allows nothing allows everything.
+    An agent that joins during a game is `present` from its first action on. The observation of an absent agent stays as
+    it is; its mask, if it allows nothing, becomes all ones.
 
     Args:
-      spec: with `agents`, all of one observation and action space.
-      agents: names of those in the team; None: all.
+      spec: spec with `agents`, all with equal spaces.
+      agents: names of the team's agents; None: all.
     Raises:
-      InputError: `agents` are not all that there are, or have different spaces, actions that cannot be put together, or
-        an environment that does not have several agents.
+      InputError: `agents` are not all agents, spaces differ, actions cannot be joined, or the environment has one
+        agent.
     """
     key = "multi_agent.group"
     _check_agents(spec)
@@ -86,13 +86,13 @@ def team(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
     if spec.kinds:
         first, other = (spec.agents[kind[0]] for kind in spec.kinds[:2])
         raise InputError(
-            f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
-            "kind of agents follows a policy of its own"
+            f"{key}: expected agents of equal spaces, but the spaces of {first} and {other} differ: leave it out, so "
+            "that each kind of agents has its own policy"
         )
-    named, view = _grouped(spec, {"team": spec.agents})
+    named, view = _build_units(spec, {"team": spec.agents})
 
     def observe(xp: Any, state: State, action: PyTree, result: StepResult) -> tuple[State, StepResult]:
-        return state, view.joined(xp, result, ends_with_game=True)._replace(several=None)
+        return state, view.join(xp, result, ends_with_game=True)._replace(several=None)
 
     return named._replace(spec=named.spec._replace(agents=()), observe=observe)
 
@@ -100,32 +100,32 @@ def team(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
 def _check_agents(spec: EnvSpec) -> None:
     if not spec.agents:
         raise InputError(
-            "multi_agent.group: expected an environment with several agents, got one with a single one: leave it out"
+            "multi_agent.group: expected an environment with several agents, got a single agent: leave it out"
         )
 
 
 def joint_spec(spec: EnvSpec) -> EnvSpec:
-    """Returns the spec of a team of all agents. Raises InputError: their actions cannot be put together."""
+    """Return the spec of a team of all agents. Raises InputError: their actions cannot be joined."""
     if not isinstance(spec.action, Discrete | MultiDiscrete | Box):
         raise InputError(
             f"multi_agent.group: expected agents with Discrete, MultiDiscrete or Box actions, got {spec.action}: leave "
-            "it out, and each agent acts for itself"
+            "it out, so that each agent acts for itself"
         )
     count = len(spec.agents)
     return spec._replace(
-        observation=observation(spec.observation, count),
-        action=_actions(spec.action, count),
+        observation=joint_observation(spec.observation, count),
+        action=_joint_action(spec.action, count),
         num_envs=spec.games,
-        env_action=None if spec.env_action is None else _actions(spec.env_action, count),
+        env_action=None if spec.env_action is None else _joint_action(spec.env_action, count),
         env_observation=None,
         agents=(),
     )
 
 
-def observation(space: Space, count: int) -> Dict:
-    """Returns the observation space of a team of `count` agents with observations of `space`."""
+def joint_observation(space: Space, count: int) -> Dict:
+    """Return the observation space of a team of `count` agents with observations of `space`."""
     named = dict(space.items) if isinstance(space, Dict) else {}
-    parts: list[tuple[str, Space]] = [(AGENTS, spaces.stack_space(_own(space), count))]
+    parts: list[tuple[str, Space]] = [(AGENTS, spaces.stack_space(_own_part(space), count))]
     parts.append((PRESENT, MultiBinary((count,))))
     if STATE in named:
         parts.append((STATE, named[STATE]))
@@ -136,8 +136,11 @@ def observation(space: Space, count: int) -> Dict:
     return Dict(tuple(parts))
 
 
-def _own(space: Space) -> Space:
-    """Returns what an agent observes beside the state and its mask: one part by itself, without any the state."""
+def _own_part(space: Space) -> Space:
+    """Return an agent's observation without state and mask; a single part is unwrapped.
+
+    The state itself is returned if nothing else is left.
+    """
     if not isinstance(space, Dict):
         return space
     rest = tuple((name, part) for name, part in space.items if name not in (STATE, ACTION_MASK))
@@ -146,24 +149,24 @@ def _own(space: Space) -> Space:
     return rest[0][1] if rest else space[STATE]
 
 
-def _actions(space: Space, count: int) -> Space:
+def _joint_action(space: Space, count: int) -> Space:
     if not isinstance(space, Box):
         return spaces.stack_space(space, count)
     low, high = (np.tile(bound.reshape(-1), count) for bound in space.bounds())
-    return env_spaces.box(low.shape, low, high, space.dtype)
+    return env_spaces.make_box(low.shape, low, high, space.dtype)
 
 
-def joint_view(space: Space, count: int) -> Callable[..., PyTree]:
-    """Makes the function from what the agents of teams see to what their teams do.
+def build_joint_view(space: Space, count: int) -> Callable[..., PyTree]:
+    """Return the function from the agents' observations to their teams'.
 
     Args:
       space: observation space of an agent.
       count: A.
     Returns:
-      (numpy or jax.numpy, the agents' observations [G * A, *], `absent` [G, A] bool, agents whose masks may allow
-      nothing, `present` [G, A] bool) -> the teams' observations [G, *], of any number of games G.
+      function of numpy or jax.numpy, observations [G * A, *], `absent` [G, A] bool (agents whose masks may allow
+      nothing) and `present` [G, A] bool. It returns the teams' observations [G, *], for any number of games G.
     """
-    own, named = _own(space), dict(space.items) if isinstance(space, Dict) else {}
+    own, named = _own_part(space), dict(space.items) if isinstance(space, Dict) else {}
 
     def part(obs: PyTree) -> PyTree:
         if not named:
@@ -193,55 +196,55 @@ def joint_view(space: Space, count: int) -> Callable[..., PyTree]:
 # ---------------------------------------------------------------- teams beside other agents
 
 
-def grouped(spec: EnvSpec, *, groups: Groups) -> Transform:
-    """Makes teams of some agents, beside those in no team.
+def join_groups(spec: EnvSpec, *, groups: Groups) -> Transform:
+    """Return the Transform that joins groups of agents into teams, beside the agents without a team.
 
     Args:
-      spec: of several agents.
-      groups: as `settings.multi_agent.check_group` wants them: members are of one kind, and in one team.
+      groups: groups as checked by `config`: members are of one kind, and in one team only.
     Returns:
-      A Transform whose spec has the teams and the agents in none. Teams of other sizes or spaces are of other kinds
-      (`EnvSpec.kinds`). One team of all agents is an agent with a name; `team` gives it none.
+      A Transform whose spec has the teams and the agents without a team. Teams of different sizes or spaces are
+      different kinds (`EnvSpec.kinds`). One team of all agents is a named agent here; `join_all_agents` gives it no
+      name.
     Raises:
-      InputError: agents that cannot be put together.
+      InputError: agents that cannot be joined.
     """
     _check_agents(spec)
-    found, view = _grouped(spec, groups)
-    return found._replace(observe=lambda xp, state, action, result: (state, view.joined(xp, result)))
+    found, view = _build_units(spec, groups)
+    return found._replace(observe=lambda xp, state, action, result: (state, view.join(xp, result)))
 
 
-def _grouped(spec: EnvSpec, groups: Groups) -> tuple[Transform, "_View"]:
-    units = _units(spec, groups)
+def _build_units(spec: EnvSpec, groups: Groups) -> tuple[Transform, "_View"]:
+    units = _list_units(spec, groups)
     each = [unit.spec for unit in units]
-    kinds = spaces.kinds([one._replace(agents=()) for one in each])
-    of_kinds = [each[kind[0]] for kind in kinds or [(0,)]]
+    kinds = spaces.kinds([unit_spec._replace(agents=()) for unit_spec in each])
+    split_by_kind = [each[kind[0]] for kind in kinds or [(0,)]]
     whole = lambda parts: Tuple(tuple(parts)) if kinds else parts[0]
-    transformed = any(one.env_action is not None for one in of_kinds)
-    shown = spec._replace(
-        observation=whole([one.observation for one in of_kinds]),
-        action=whole([one.action for one in of_kinds]),
+    transformed = any(kind.env_action is not None for kind in split_by_kind)
+    joined = spec._replace(
+        observation=whole([kind.observation for kind in split_by_kind]),
+        action=whole([kind.action for kind in split_by_kind]),
         num_envs=spec.games * len(units),
-        env_action=whole([one.env_action or one.action for one in of_kinds]) if transformed else None,
+        env_action=whole([kind.env_action or kind.action for kind in split_by_kind]) if transformed else None,
         env_observation=None,
         agents=tuple(unit.name for unit in units),
         kinds=kinds,
     )
-    return Transform(shown, act=_to_columns(spec, shown, units)), _View(spec, units, shown)
+    return Transform(joined, act=_split_actions(spec, joined, units)), _View(spec, units, joined)
 
 
 class _Unit(NamedTuple):
-    """An agent of the view: n agents of the environment that act as one, or one of them alone."""
+    """A team of n agents, or one agent without a team."""
 
     name: str
-    members: tuple[int, ...]  # among the environment's agents
-    kind: int  # theirs
-    seats: tuple[int, ...]  # among the agents of that kind
-    spec: EnvSpec  # of G environments with this agent alone
+    members: tuple[int, ...]  # agent indices
+    kind: int  # index of the members' kind
+    seats: tuple[int, ...]  # indices within that kind
+    spec: EnvSpec  # spec of G environments with this unit alone
     is_team: bool
 
 
-def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
-    """Returns the agents of the view. Raises InputError: a team whose actions cannot be put together."""
+def _list_units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
+    """Return the teams and the agents without a team. Raises InputError: actions that cannot be joined."""
     kinds = spec.groups
     of_team = {agent: name for name, members in groups.items() for agent in members}
     members: dict[str, list[int]] = {}
@@ -258,22 +261,22 @@ def _units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
     return tuple(unit(name, numbers) for name, numbers in members.items())
 
 
-def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
-    """Makes the function from (xp, actions of the view) to those of the environment's agents, whose spec is `spec`."""
-    kinds = shown.groups
+def _split_actions(spec: EnvSpec, joined: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
+    """Return the function from (xp, units' actions) to the agents' actions, of `spec`."""
+    kinds = joined.groups
     place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
     by_kind = spaces.by_kind(spec)
 
     def of_members(action: PyTree, i: int) -> PyTree:
-        """Returns the actions [G, n, *] of the members of unit i."""
+        """Return the actions [G, n, *] of the members of unit i."""
         unit, (k, j) = units[i], place[i]
-        of_kind = spaces.parts_by_kind(shown, action)[k]
-        mine = jax.tree.map(lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], of_kind)
+        of_kind = spaces.parts_by_kind(joined, action)[k]
+        own = jax.tree.map(lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], of_kind)
         if not unit.is_team:
-            return jax.tree.map(lambda x: x[:, None], mine)
-        return mine.reshape(-1, len(unit.members), *element(by_kind[unit.kind].action).shape)
+            return jax.tree.map(lambda x: x[:, None], own)
+        return own.reshape(-1, len(unit.members), *element(by_kind[unit.kind].action).shape)
 
-    def to_columns(xp: Any, action: PyTree) -> PyTree:
+    def split(xp: Any, action: PyTree) -> PyTree:
         found = []
         for k in range(len(by_kind)):
             own = [i for i, unit in enumerate(units) if unit.kind == k]
@@ -282,91 +285,91 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
             found.append(jax.tree.map(join, *(of_members(action, i) for i in own)))
         return spaces.from_parts(spec, found)
 
-    return to_columns
+    return split
 
 
 class _Rows(NamedTuple):
-    """One step of a unit's members, [G, n] bool each, of numpy or jax."""
+    """One step of a unit's members, [G, n] bool each, numpy or jax."""
 
     absent: Any
     terminated: Any
     truncated: Any
-    there: Any  # who act on the next step
+    there: Any  # members that act on the next step
 
 
 class _View:
-    """Observations of the units, and the joining of their members' steps."""
+    """Conversion of the agents' steps to the units' steps."""
 
-    def __init__(self, spec: EnvSpec, units: Sequence[_Unit], shown: EnvSpec):
-        self._spec, self._units, self._shown = spec, units, shown
-        self._views = [joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units]
+    def __init__(self, spec: EnvSpec, units: Sequence[_Unit], joined: EnvSpec):
+        self._spec, self._units, self._joined = spec, units, joined
+        self._views = [
+            build_joint_view(spaces.by_kind(spec)[unit.kind].observation, len(unit.members)) for unit in units
+        ]
 
-    def joined(self, xp: Any, result: StepResult, *, ends_with_game: bool = False) -> StepResult:
-        """Returns a step of the view's agents, made of one of the environment's.
+    def join(self, xp: Any, result: StepResult, *, ends_with_game: bool = False) -> StepResult:
+        """Return the units' step of an environment's step.
 
-        A team ends with its game, or, with other agents beside it, when nobody of it acts next.
+        A team ends with its game, or, beside other agents, when no member acts next.
         """
-        told = result.several
-        assert told is not None
-        there = told.there
+        several = result.several
+        assert several is not None
+        there = several.there
         if there is None:
-            begun = self._by_game(told.absent).all(-1, keepdims=True)  # the first row of a game
-            stays = ~(told.absent | result.terminated | result.truncated)
-            there = (begun | self._by_game(stays)).reshape(-1)
-        each = zip(*map(self._by_unit, (told.absent, result.terminated, result.truncated, there)), strict=True)
-        rows = [_Rows(*columns) for columns in each]
-        over = told.over if ends_with_game else None
-        standing = (_standing(unit, own, over) for unit, own in zip(self._units, rows, strict=True))
-        terminated, truncated, absent, present = zip(*standing, strict=True)
-        obs = self._seen(xp, result.obs, absent, present)
-        together = lambda parts: xp.stack(parts, -1).reshape(-1)
-        any_of = lambda x: together([part.any(-1) for part in self._by_unit(x)])
+            begins = self._by_game(several.absent).all(-1, keepdims=True)  # the first step of a game
+            stays = ~(several.absent | result.terminated | result.truncated)
+            there = (begins | self._by_game(stays)).reshape(-1)
+        each = zip(*map(self._by_unit, (several.absent, result.terminated, result.truncated, there)), strict=True)
+        rows = [_Rows(*flags) for flags in each]
+        over = several.over if ends_with_game else None
+        ends = (_find_ends(unit, own, over) for unit, own in zip(self._units, rows, strict=True))
+        terminated, truncated, absent, present = zip(*ends, strict=True)
+        stack = lambda parts: xp.stack(parts, -1).reshape(-1)
+        any_of = lambda x: stack([part.any(-1) for part in self._by_unit(x)])
         return StepResult(
-            obs,
-            together([part.sum(-1) for part in self._by_unit(result.reward)]),
-            together(terminated),
-            together(truncated),
+            self._join_observations(xp, result.obs, absent, present),
+            stack([part.sum(-1) for part in self._by_unit(result.reward)]),
+            stack(terminated),
+            stack(truncated),
             None if result.failed is None else any_of(result.failed),
-            Several(together([one.absent.all(-1) for one in rows]), told.over, any_of(there)),
+            Several(stack([own.absent.all(-1) for own in rows]), several.over, any_of(there)),
         )
 
     def _by_game(self, x: Array) -> Array:
         return x.reshape(-1, len(self._spec.agents))
 
     def _by_unit(self, x: Array) -> list[Array]:
-        """Returns the members' part [G, n] of x [G * A], for each unit."""
+        """Return the members' part [G, n] of x [G * A], for each unit."""
         return [_take(self._by_game(x), unit.members) for unit in self._units]
 
-    def _seen(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
-        """Returns the observations of the view's agents, made of the environment's."""
+    def _join_observations(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
         each: list[PyTree] = [None] * len(self._units)
-        of_kinds = zip(self._spec.groups, spaces.parts_by_kind(self._spec, obs), strict=True)
-        for k, (numbers, of_kind) in enumerate(of_kinds):
+        split_by_kind = zip(self._spec.groups, spaces.parts_by_kind(self._spec, obs), strict=True)
+        for k, (numbers, of_kind) in enumerate(split_by_kind):
             for i, unit in enumerate(self._units):
                 if unit.kind != k:
                     continue
-                mine = jax.tree.map(partial(_of_seats, size=len(numbers), seats=unit.seats), of_kind)
-                each[i] = self._views[i](xp, mine, absent[i], present[i]) if unit.is_team else mine
+                own = jax.tree.map(partial(_take_rows, size=len(numbers), seats=unit.seats), of_kind)
+                each[i] = self._views[i](xp, own, absent[i], present[i]) if unit.is_team else own
         join = lambda *x: xp.stack(x, 1).reshape(-1, *x[0].shape[1:])
-        kinds = self._shown.groups
-        return spaces.from_parts(self._shown, [jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds])
+        kinds = self._joined.groups
+        return spaces.from_parts(self._joined, [jax.tree.map(join, *(each[i] for i in kind)) for kind in kinds])
 
 
-def _of_seats(x: Array, size: int, seats: Sequence[int]) -> Array:
-    """Returns the rows [G * n, *] of x [G * size, *] that belong to n seats of each game."""
+def _take_rows(x: Array, size: int, seats: Sequence[int]) -> Array:
+    """Return the rows [G * n, *] of x [G * size, *] that belong to n indices of each game."""
     return _take(x.reshape(-1, size, *x.shape[1:]), seats).reshape(-1, *x.shape[1:])
 
 
 def _take(x: Array, numbers: Sequence[int]) -> Array:
-    """Returns x[:, numbers]; `x` itself, which costs nothing, if these are all in their order."""
+    """Return x[:, numbers]; `x` itself, without a copy, if these are all in order."""
     return x if list(numbers) == list(range(x.shape[1])) else x[:, np.asarray(numbers)]
 
 
-def _standing(unit: _Unit, rows: _Rows, over: Array | None) -> tuple[Array, Array, Array, Array]:
-    """Returns (terminated [G], truncated [G], members that have left, members that are present [G, n]) after a step.
+def _find_ends(unit: _Unit, rows: _Rows, over: Array | None) -> tuple[Array, Array, Array, Array]:
+    """Return (terminated [G], truncated [G], absent members [G, n], present members [G, n]) after a step.
 
-    A team ends with its game if `over` [G] is given. Members that a time limit cuts off as the team ends are present in
-    the observation from which is bootstrapped.
+    A team ends with its game if `over` [G] is given. Members truncated as the team ends count as present in the
+    observation that bootstraps the value.
     """
     ended = rows.terminated | rows.truncated
     if not unit.is_team:

@@ -1,4 +1,4 @@
-"""Small tasks that ask one question each: credit, memory, a way that becomes longer."""
+"""Small tasks, each for one ability: credit assignment, memory, curricula."""
 
 import math
 
@@ -12,10 +12,10 @@ from jrl.types import Array, Box, Discrete, InputError
 
 
 def catch() -> Definition:
-    """Defines catch-v0: move a paddle under a falling ball; +1 or -1 when it lands (bsuite; the game of EnvPool's
-    Catch-v0).
+    """Return the definition of Catch-v0: move a paddle under a falling ball; +1 or -1 when it lands.
 
-    Observation [10, 5], ones at ball and paddle. Actions: left, stay, right. State: ball row, ball column, paddle.
+    As in bsuite and EnvPool. Observation [10, 5], ones at ball and paddle. Actions: left, stay, right. State: ball row,
+    ball column, paddle.
     """
     rows, cols = 10, 5
 
@@ -40,9 +40,7 @@ def catch() -> Definition:
 
 
 def stateless_cartpole() -> Definition:
-    """Defines StatelessCartPole-v1: CartPole-v1 that shows positions only, [x, theta]: velocities must be
-    remembered.
-    """
+    """Return the definition of StatelessCartPole-v1: CartPole-v1 with observation [x, theta], without velocities."""
     task = classic.cartpole()
     assert isinstance(task.observation, Box)
     low, high = (tuple(bound[[0, 2]].tolist()) for bound in task.observation.bounds())
@@ -57,9 +55,9 @@ class _Tokens:
 
 
 def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
-    """Defines RepeatAfterMe-v0: say the token, 0 or 1, shown `delay` steps ago (after RLlib's RepeatAfterMeEnv).
+    """Return the definition of RepeatAfterMe-v0: repeat the token, 0 or 1, of `delay` steps ago (as RLlib's).
 
-    +1 if right, -1 if not; before the first token, 0 is to be said. An episode has `episode_length` steps, and ends.
+    +1 if right, -1 if not; before the first token the answer is 0. An episode has `episode_length` steps, and ends.
 
     Raises:
       InputError: a negative delay, or an episode without steps.
@@ -67,7 +65,8 @@ def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
     tokens = 2
     if delay < 0 or episode_length < 1:
         raise InputError(
-            f"env.options: RepeatAfterMe-v0 takes delay >= 0 and episode_length >= 1, not {delay} and {episode_length}"
+            "env.options: RepeatAfterMe-v0: expected delay >= 0 and episode_length >= 1, "
+            f"got {delay} and {episode_length}"
         )
 
     def token(draws):
@@ -89,25 +88,25 @@ def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
 
 
 def corridor(length: float = 5.0) -> Definition:
-    """Defines corridor-v0: walk to the far end (after RLlib's SimpleCorridor); its length is a task, for curricula.
+    """Return the definition of Corridor-v0: walk to the far end (as RLlib's SimpleCorridor); its length is a task.
 
-    Observation [2], position and length; actions left, right, which at the near end stays. 1 at the far end, where the
-    episode ends, else -0.01 per step; at most 200 steps. A new length counts at once: an agent beyond it is there
-    with the next step that does not lead back. A random walk needs about length squared steps.
+    Observation [2], position and length. Actions: left (stays at the near end), right. Reward 1 at the far end, where
+    the episode ends, else -0.01 per step; at most 200 steps. A new length takes effect at once: an agent beyond it
+    arrives with the next step that does not lead back. A random walk needs about length squared steps.
 
     Raises:
       InputError: a length below 1.
     """
     if length < 1:
-        raise InputError(f"env.options.length: Corridor-v0 takes at least 1, got {length}")
+        raise InputError(f"env.options.length: Corridor-v0: expected at least 1, got {length}: use 5")
 
     def reset(draws, length):
         return jnp.zeros_like(length)
 
     def step(position, action, draws, length):
         position = jnp.maximum(position + jnp.where(action == 1, 1.0, -1.0), 0.0)
-        there = position >= length
-        return position, jnp.where(there, 1.0, -0.01), there
+        arrived = position >= length
+        return position, jnp.where(arrived, 1.0, -0.01), arrived
 
     def observe(position, length):
         return jnp.stack([position, length], -1)

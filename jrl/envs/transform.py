@@ -1,8 +1,8 @@
-"""Environment options: pure functions between environments and policy, and the two shells that apply them.
+"""Environment options: pure functions between environments and policy, and the shells that apply them.
 
-An option is a function from the spec of environments to a `Transform`, or to None where it changes nothing. The
-functions of a Transform take numpy and jax arrays alike; `xp` is the library. `transformed` applies options from the
-environments outwards. The list of all options, in their order, is `jrl.envs.make.options`.
+An option is a function from the spec of environments to a `Transform`, or to None if it changes nothing. A Transform's
+functions take numpy and jax arrays; `xp` is the library. `transformed` applies options from the environments outwards.
+`jrl.envs.make.list_options` lists all options in their order.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,43 +13,43 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs.multi_agent import acting_next
-from jrl.envs.spec import check_action, on_host
+from jrl.envs.spec import check_action, to_numpy
 from jrl.spaces import columns, elements
 from jrl.types import Array, AsyncEnv, EnvSpec, JaxEnv, Key, PyTree, Several, StepResult
 
-State = dict[str, PyTree]  # name -> arrays [G * c, *], c columns of each of G games; those of all options side by side
+State = dict[str, PyTree]  # state of all options: name -> arrays [G * c, *], c indices per game
 
 
 class Transform(NamedTuple):
-    """One environment option for environments of one spec.
+    """An environment option for environments of one spec.
 
-    Steps obey `jrl.types.StepResult`: the step after an end is masked. The observation of a reset is a step, too, with
-    reward 0 and no ends, on which all agents are absent. On the host, functions may get the columns of some games only.
+    Steps obey `jrl.types.StepResult`: the step after an end is masked. The observation of a reset is passed as a step,
+    too: reward 0, no ends, all agents absent. On the host, functions may get some games only.
     """
 
-    spec: EnvSpec  # what the policy sees
-    # (xp, actions in `spec`) -> actions in the spec before; None: they are the same
+    spec: EnvSpec  # the policy's spec
+    # (xp, actions in `spec`) -> actions in the inner spec; None: unchanged
     act: Callable[[Any, PyTree], PyTree] | None = None
-    # (xp, state, the actions in `spec` before this step, the step) -> (state, the step in `spec`); None: it is the same
+    # (xp, state, actions in `spec` of this step, the step) -> (state, the step in `spec`); None: unchanged
     observe: Callable[[Any, State, PyTree, StepResult], tuple[State, StepResult]] | None = None
-    init: Callable[[Any], State] | None = None  # xp -> state before a reset; None: there is none
+    init: Callable[[Any], State] | None = None  # xp -> state before a reset; None: no state
 
 
 Option = Callable[[EnvSpec], Transform | None]
 
 
 def transformed(env: Any, *options: Option) -> Any:
-    """Returns a JaxEnv, Env or AsyncEnv with options applied, the first next to it; `env` itself if none changes it."""
-    chain = transforms(env.spec, *options)
+    """Return a JaxEnv, Env or AsyncEnv with options applied, the first one innermost; `env` itself without changes."""
+    chain = build_transforms(env.spec, *options)
     if not chain:
         return env
     if isinstance(env, JaxEnv):
-        return _in_jax(env, chain)
-    return (_NotWaiting if isinstance(env, AsyncEnv) else _Waiting)(env, chain)
+        return _wrap_jax(env, chain)
+    return (_AsyncEnv if isinstance(env, AsyncEnv) else _SyncEnv)(env, chain)
 
 
-def transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
-    """Returns the Transforms of those options that change environments of a spec."""
+def build_transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
+    """Return the Transforms of the options that change environments of a spec."""
     chain: list[Transform] = []
     for option in options:
         if (found := option(spec)) is not None:
@@ -59,12 +59,12 @@ def transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
 
 
 def environment_action(chain: Sequence[Transform], action: PyTree) -> PyTree:
-    """Returns the environments' actions, numpy or jax, of those that the policy chose."""
+    """Return the environments' actions, numpy or jax, for the policy's actions."""
     return _act(np if isinstance(jax.tree.leaves(action)[0], np.ndarray) else jnp, chain, action)[0]
 
 
 def _act(xp: Any, chain: Sequence[Transform], action: PyTree) -> tuple[PyTree, list[PyTree]]:
-    """Returns the environments' actions, and those that each Transform gets."""
+    """Return the environments' actions, and the actions passed to each Transform."""
     taken = []
     for transform in reversed(chain):
         taken.append(action)
@@ -82,30 +82,30 @@ def _observe(
     return state, result
 
 
-def _begin(xp: Any, chain: Sequence[Transform]) -> tuple[State, list[PyTree]]:
-    """Returns the state before a reset, and zeros in place of the actions before it."""
+def _init(xp: Any, chain: Sequence[Transform]) -> tuple[State, list[PyTree]]:
+    """Return the state before a reset, and zeros as the actions before it."""
     inits = [transform.init for transform in chain if transform.init is not None]
     zeros = lambda spec: jax.tree.map(lambda x: xp.zeros(x.shape, x.dtype), elements(spec.action, columns(spec)))
     return {name: x for init in inits for name, x in init(xp).items()}, [zeros(one.spec) for one in chain]
 
 
-def _first(xp: Any, spec: EnvSpec, obs: PyTree, there: Array | None) -> StepResult:
-    """Returns a reset as a step. `there` [B] bool are the agents that act next; None: all."""
+def _reset_as_step(xp: Any, spec: EnvSpec, obs: PyTree, there: Array | None) -> StepResult:
+    """Return a reset as a step. `there` [B] bool: agents that act next; None: all."""
     no = xp.zeros(spec.num_envs, bool)
     several = Several(~no, xp.zeros(spec.games, bool), there) if spec.agents else None
     return StepResult(obs, xp.zeros(spec.num_envs, "float32"), no, no, several=several)
 
 
-# ---------------------------------------------------------------- in a program
+# ---------------------------------------------------------------- inside a program
 
 
-def _in_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
+def _wrap_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
     spec, has_state = chain[-1].spec, any(transform.init is not None for transform in chain)
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         inner, obs = env.reset(key)
-        state, actions = _begin(jnp, chain)
-        state, result = _observe(jnp, chain, state, actions, _first(jnp, env.spec, obs, acting_next(inner)))
+        state, actions = _init(jnp, chain)
+        state, result = _observe(jnp, chain, state, actions, _reset_as_step(jnp, env.spec, obs, acting_next(inner)))
         # copies: the caller donates state and observation, which must not share a buffer
         return {"env": inner, **state} if has_state else inner, jax.tree.map(jnp.copy, result.obs)
 
@@ -117,11 +117,11 @@ def _in_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
         own, result = _observe(jnp, chain, own, actions, result)
         return {"env": inner, **own} if has_state else inner, result
 
-    return around(env, spec, reset, step) if has_state else env._replace(spec=spec, reset=reset, step=step)
+    return wrap_state(env, spec, reset, step) if has_state else env._replace(spec=spec, reset=reset, step=step)
 
 
-def around(env: JaxEnv, spec: EnvSpec, reset: Callable[..., Any], step: Callable[..., Any]) -> JaxEnv:
-    """Returns environments whose state is a dict that holds the state of `env` by the name `env`."""
+def wrap_state(env: JaxEnv, spec: EnvSpec, reset: Callable[..., Any], step: Callable[..., Any]) -> JaxEnv:
+    """Return environments whose state is a dict that holds the state of `env` under the key `env`."""
     wrapped = env._replace(spec=spec, reset=reset, step=step)
     if (draw := env.draw) is not None:
         wrapped = wrapped._replace(draw=lambda state, number: draw(state["env"], number))
@@ -137,30 +137,30 @@ def around(env: JaxEnv, spec: EnvSpec, reset: Callable[..., Any], step: Callable
 
 
 class _OnHost:
-    """Environments on the host with options applied; further members are their own."""
+    """Host environments with options applied; other members are passed through."""
 
     def __init__(self, env: Any, chain: Sequence[Transform]):
         self._env, self._chain, self.spec = env, chain, chain[-1].spec
         self._changes = any(transform.act is not None for transform in chain)
-        self._begin()
+        self._init_state()
 
-    def _begin(self) -> None:
-        self._state, self._actions = _begin(np, self._chain)
+    def _init_state(self) -> None:
+        self._state, self._actions = _init(np, self._chain)
 
     def _act(self, action: PyTree, rows: Array | None) -> PyTree:
-        """Returns the actions that the games `rows` [n] get; None: all games."""
-        action = on_host(action)
-        if self._changes:  # else the environments check it
+        """Return the environments' actions of the games `rows` [n]; None: all games."""
+        action = to_numpy(action)
+        if self._changes:  # otherwise the environments check the action
             games = self.spec.games if rows is None else len(rows)
             check_action(self.spec.action, columns(self.spec, games), action)  # transforms would broadcast it
         taken, actions = _act(np, self._chain, action)
-        self._actions = put(self._actions, rows, actions, self.spec.games)
+        self._actions = write_games(self._actions, rows, actions, self.spec.games)
         return taken
 
     def _observe(self, result: StepResult, rows: Array | None) -> StepResult:
-        state, actions = part((self._state, self._actions), rows, self.spec.games)
+        state, actions = select_games((self._state, self._actions), rows, self.spec.games)
         state, result = _observe(np, self._chain, state, actions, result)
-        self._state = put(self._state, rows, state, self.spec.games)
+        self._state = write_games(self._state, rows, state, self.spec.games)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -172,27 +172,23 @@ class _OnHost:
         self._env.close()
 
 
-class _Waiting(_OnHost):
-    """Environments that wait for each other."""
-
+class _SyncEnv(_OnHost):
     def reset(self) -> PyTree:
-        self._begin()
+        self._init_state()
         obs = self._env.reset()
-        return self._observe(_first(np, self._env.spec, obs, getattr(self._env, "there", None)), None).obs
+        return self._observe(_reset_as_step(np, self._env.spec, obs, getattr(self._env, "there", None)), None).obs
 
     def step(self, action: PyTree) -> StepResult:
         return self._observe(self._env.step(self._act(action, None)), None)
 
 
-class _NotWaiting(_OnHost):
-    """Environments that do not wait for each other."""
-
+class _AsyncEnv(_OnHost):
     def __init__(self, env: AsyncEnv, chain: Sequence[Transform]):
         super().__init__(env, chain)
         self.batch_size, self.least = env.batch_size, env.least
 
     def reset(self) -> None:
-        self._begin()
+        self._init_state()
         self._env.reset()
 
     def send(self, action: PyTree, env_id: Array) -> None:
@@ -203,28 +199,28 @@ class _NotWaiting(_OnHost):
         return env_id, self._observe(result, env_id)
 
 
-# ---------------------------------------------------------------- columns of some games
+# ---------------------------------------------------------------- agent indices of some games
 
 
-def index(rows: Array, count: int) -> np.ndarray:
-    """Returns the columns of games, where each has `count` side by side.
+def agent_indices(rows: Array, count: int) -> np.ndarray:
+    """Return the agent indices of games, each of which has `count` consecutive indices.
 
-    >>> index(np.array([2, 0]), 3)
+    >>> agent_indices(np.array([2, 0]), 3)
     array([6, 7, 8, 0, 1, 2])
     """
     rows = np.asarray(rows)
     return rows if count == 1 else (rows[:, None] * count + np.arange(count)).reshape(-1)
 
 
-def part(tree: PyTree, rows: Array | None, games: int) -> PyTree:
-    """Returns the columns of the games `rows` [n], of arrays [G * c, *]: copies [n * c, *]. None: `tree` itself."""
-    return tree if rows is None else jax.tree.map(lambda x: x[index(rows, len(x) // games)], tree)
+def select_games(tree: PyTree, rows: Array | None, games: int) -> PyTree:
+    """Return the games `rows` [n] of arrays [G * c, *]: copies [n * c, *]. None: `tree` itself."""
+    return tree if rows is None else jax.tree.map(lambda x: x[agent_indices(rows, len(x) // games)], tree)
 
 
-def put(tree: PyTree, rows: Array | None, new: PyTree, games: int) -> PyTree:
-    """Writes the columns of the games `rows` into arrays [G * c, *], and returns these; None: returns `new`."""
+def write_games(tree: PyTree, rows: Array | None, new: PyTree, games: int) -> PyTree:
+    """Write the games `rows` into arrays [G * c, *]; return the arrays. None: return `new`."""
     if rows is None:
         return new
     for x, own in zip(jax.tree.leaves(tree), jax.tree.leaves(new), strict=True):
-        x[index(rows, len(x) // games)] = own
+        x[agent_indices(rows, len(x) // games)] = own
     return tree

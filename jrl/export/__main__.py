@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         "Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
         "environment's own units; observation statistics and preprocessing are part of the policy.",
     )
-    command.take_checkpoint(p)
+    command.add_checkpoint_arguments(p)
     p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs numpy alone; default), stablehlo, onnx")
     p.add_argument("--out", required=True, help="directory to make; an earlier export in it is replaced")
     p.add_argument("--policy", help="which policy, of a run with several; it acts for one agent")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(export(args)))
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     return 0
 
 

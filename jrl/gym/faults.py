@@ -1,7 +1,7 @@
 """Faults of environments: one table for `check_env`, the first steps of a run and worker processes.
 
-Functions that look at a result yield its faults. Agents of an environment of several have the same faults, with the
-agent's name before them.
+Check functions yield the faults of a result. Multi-agent environments use the same table; the message begins with the
+agent's name.
 """
 
 import contextlib
@@ -12,154 +12,154 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FIRST_STEPS = 32  # of each environment, that a run looks at closely
-# types of rewards and flags with which nothing is wrong
+FIRST_STEPS = 32  # steps of each environment that a run checks fully
+# exact types of rewards and flags that need no further check
 NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_))
 FLAGS = frozenset((bool, np.bool_))
-ALL, COMMON = "__all__", "__common__"  # keys of RLlib's dicts that are no agents
-# what a reset and a step of several agents return, each a dict by agent
+ALL, COMMON = "__all__", "__common__"  # keys of RLlib's dicts that are not agents
+# parts of a multi-agent reset or step result, each a dict by agent
 RESET = ("observations", "infos")
 PARALLEL = ("observations", "rewards", "terminations", "truncations", "infos")
 RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
-_ROUNDING = 1e-5  # of a bound, by which float32 may be beyond it
+_ROUNDING = 1e-5  # relative float32 error allowed beyond a bound
 _KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
-# The table: what is wrong and, after the colon, what fixes it. Faults that end a run in its first steps
+# The table: the fault and, after the last colon, its fix. These faults end a run in its first steps
 RUN = {
-    "no pair": "{where} returned no pair: return (observation, info)",
+    "no pair": "{where} did not return a pair: return (observation, info)",
     "no five": "{where} returned {got}: return (observation, reward, terminated, truncated, info)",
     "no seed": "reset takes no seed: declare reset(self, *, seed=None, options=None)",
     "info": "{where}: {what} is {got}, a {type}: return a dict, such as {{}}",
     "reward shape": "{where}: reward of shape {got}: return one number, such as float(reward.sum())",
-    "reward": "{where}: reward {got} is no number: return a float",
+    "reward": "{where}: reward {got} is not a number: return a float",
     "flag": "{where}: {what} is {got}, a {type}: return bool({what})",
     "keys": "{where}: {what} has {got}, but the space has {want}: return a dict",
-    "tuple": "{where}: {what} is {got}, but the space is a Tuple of {want}: return one",
-    "array": "{where}: {what} is {got}, no array: return one of the space {want}",
-    "shape": "{where}: {what} of shape {got}, but the space has {want}: change the one or the other",
-    "no numbers": "{where}: {what} of {got}, no numbers: return {want}",
-    "fractions": "{where}: {what} of {got}, but the space has {want}, which cuts fractions off: return {want}, or "
+    "tuple": "{where}: {what} is {got}, but the space is a Tuple of {want}: return a tuple",
+    "array": "{where}: {what} is {got}, not an array: return an element of the space {want}",
+    "shape": "{where}: {what} of shape {got}, but the space has {want}: change the space or the {what}",
+    "no numbers": "{where}: {what} of {got}, not numbers: return {want}",
+    "fractions": "{where}: {what} of {got}, but the space has {want}, which drops fractions: return {want}, or "
     "change the space",
     "dtype": "{where}: {what} of {got}, but the space has {want}: convert it with astype",
     "range": "{where}: {what}{index} is {got:g}, outside {want}: widen the space, or clip it",
-    "dicts": "{where} returned {got}: return ({want}), a dict of each by agent",
-    "dict": "{where}: {what} is a {got}, no dict by agent: return one",
-    "unseen": "{where}: {what} has nothing of agent {agent!r}, which {why}: give one",
-    "lacking": "{where}: {what} has nothing of agent {agent!r}: give one",
-    "none": "{where}: the observation is None: give one of its space",
-    "unknown": "{where}: {what} has {agent!r}, which is not in possible_agents: add it to them",
+    "dicts": "{where} returned {got}: return ({want}), each a dict by agent",
+    "dict": "{where}: {what} is a {got}, not a dict by agent: return a dict",
+    "unseen": "{where}: {what} has no entry for agent {agent!r}, which {why}: add the entry",
+    "lacking": "{where}: {what} has no entry for agent {agent!r}: add the entry",
+    "none": "{where}: the observation is None: return an element of the agent's space",
+    "unknown": "{where}: {what} has {agent!r}, which is not in possible_agents: add it there",
     "flags": "{where}: {what}[{agent!r}] is {got!r}, a {type}: put bool(...) around it",
-    "infos": "{where}: infos[{agent!r}] is a {type}: put a dict there, such as {{}}",
-    "stranger": "{where}: agent {agent!r} is not in possible_agents {want}: add it to them",
-    "twice": "{where}: agents {got} names one twice: name each once",
-    "nobody": "{where}: agents is empty: put the agents into it that act first",
-    "nobody seen": "{where}: observations is empty: give one for each agent that acts first",
-    "stays": "{where}: agent {agent!r} has ended, but is in agents still: take it out of them",
-    "leaves": "{where}: agent {agent!r} is not in agents any more, but has not ended: {fix}",
+    "infos": "{where}: infos[{agent!r}] is a {type}: set it to a dict, such as {{}}",
+    "stranger": "{where}: agent {agent!r} is not in possible_agents {want}: add it there",
+    "twice": "{where}: agents {got} has a name twice: list each agent once",
+    "nobody": "{where}: agents is empty: add the agents that act first",
+    "nobody seen": "{where}: observations is empty: add an observation for each agent that acts first",
+    "stays": "{where}: agent {agent!r} has ended, but is still in agents: remove it from agents",
+    "leaves": "{where}: agent {agent!r} is no longer in agents, but has not ended: {fix}",
     "undead": "{where}: agent {agent!r} has ended, but is in agents after its step(None): remove it there from agents "
-    "and all dicts, such as by `self._was_dead_step(action); return` first in step",
+    "and all dicts, for example by `self._was_dead_step(action); return` first in step",
     "ended": "{where}: agent {agent!r} has ended already: set its flags to False",
-    "selection": "{where}: agent_selection is {agent!r}, but agents {want}: select one",
-    "no all": "{where}: terminateds has no '__all__': put it there, True where the episode ends for all",
-    "returns": "{where}: agent {agent!r} acted before, had no observation since, and has one again: say turn_based = "
-    "True in the class, or env.options.turn_based=true, where it waits for its turns and earns meanwhile for its "
-    "action before; or false where it leaves and comes back",
+    "selection": "{where}: agent_selection is {agent!r}, but agents is {want}: select an agent of agents",
+    "no all": "{where}: terminateds has no '__all__': add it, True when the episode ends for all agents",
+    "returns": "{where}: agent {agent!r} acted before, then had no observation, and has one again: set turn_based = "
+    "True in the class, or env.options.turn_based=true, if the agent waits for its turn and collects the rewards "
+    "meanwhile; set it to false if the agent leaves and joins again",
 }
-# problems that only `check_env` reports
+# faults that only `check_env` reports
 CHECK = {
     "reward finite": "{where}: reward is {got}: no algorithm can learn from it; find the division or logarithm",
     "finite": "{where}: {what}{index} is {got}: no network can read it; find the division or overflow",
     "bounds": "{where}: {what}{index} is {got:g}, outside {want}: widen the space, or clip it",
-    "no info": "{where}: {what} has nothing of agent {agent!r}: give one",
-    "no last": "{where}: {what} has nothing of agent {agent!r}: give the last one of its episode",
+    "no info": "{where}: {what} has no entry for agent {agent!r}: add the entry",
+    "no last": "{where}: {what} has no entry for agent {agent!r}: add the last observation of its episode",
     "skipped": "{where}: agent {agent!r} has ended, but was skipped: select it, and keep it until its step(None)",
     "step value": "{where} returned a {got}: step of an AECEnv returns nothing",
-    "last size": "{where}: last() returned a {got}, no 5 values: return (observation, reward, terminated, truncated, "
+    "last size": "{where}: last() returned a {got}, not 5 values: return (observation, reward, terminated, truncated, "
     "info)",
-    "last reward": "{where}: last() tells agent {agent!r} of a reward of {got:g}, but its rewards sum to {want:g}: set"
+    "last reward": "{where}: last() of agent {agent!r} has reward {got:g}, but its rewards sum to {want:g}: set"
     " self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last",
-    "last flag": "{where}: last() tells agent {agent!r} {got!r}, but {what}[{agent!r}] is {want!r}: return that",
-    "last info": "{where}: last() tells agent {agent!r} another info than infos[{agent!r}]: return that",
-    "last observe": "last takes no observe: PettingZoo wants last(self, observe=True)",
-    "last unseen": "{where}: last(observe=False) gives an observation: give None, which costs nothing",
-    "new space": "{where}: {what}({agent!r}) is another object at each call: return the same object each time, such as"
-    " self.observation_spaces[agent]: its seed is lost otherwise",
+    "last flag": "{where}: last() of agent {agent!r} has {got!r}, but {what}[{agent!r}] is {want!r}: return the latter",
+    "last info": "{where}: last() of agent {agent!r} has another info than infos[{agent!r}]: return the latter",
+    "last observe": "last has no parameter observe: declare last(self, observe=True), as PettingZoo does",
+    "last unseen": "{where}: last(observe=False) returns an observation: return None, which costs nothing",
+    "new space": "{where}: {what}({agent!r}) is another object at each call, which loses its seed: return the same "
+    "object each time, such as self.observation_spaces[agent]",
     "count": "{where}: num_agents is {got!r}, but agents has {want}: return len(self.agents)",
-    "rewards": "{where}: rewards of shape {got}, not ({want},): one per environment",
-    "flags of all": "{where}: {what} is {got}, not bool ({want},): one per environment",
+    "rewards": "{where}: rewards of shape {got}, not ({want},): return one per environment",
+    "flags of all": "{where}: {what} is {got}, not bool ({want},): return one per environment",
     "stuck": "{where}: the action_mask of environment {env} allows no action{what}, but its episode goes on: allow "
-    "one, or end the episode on this step",
-    "acts nothing": "{where} is absent, but has a reward or an end: give it neither",
-    "after an end": "{where} has ended on the step before, but is not absent: mark it absent",
-    "new game": "{where} is not absent on the step that begins a new game: mark all absent",
+    "an action, or end the episode on this step",
+    "acts nothing": "{where} is absent, but has a reward or an end: set reward 0 and no flag",
+    "after an end": "{where} has ended on the previous step, but is not absent: mark it absent",
+    "new game": "{where} is not absent on the first step of a new game: mark all agents absent",
     "over": "{where} has not ended, but the game is over: terminate or truncate it",
-    "not over": "{where} and all others have ended, but the game is not over: say so in Several.over",
-    "make": "{id} cannot be made: {error}: fix it, or give the options",
-    "raises": "environment {env} raises in {where}: {error}: fix it; with env_runners.restart_failed_sub_environments "
-    "a run goes on and makes it anew",
+    "not over": "{where} and all others have ended, but the game is not over: set Several.over",
+    "make": "{id} cannot be made: {error}: fix it, or set env.options",
+    "raises": "environment {env} raises in {where}: {error}: fix it; env_runners.restart_failed_sub_environments=true "
+    "makes the environment again and continues the run",
     "cannot step": "{id} cannot be stepped: {error}",
     "close": "close() raises {error}: fix it",
     "memory": "an observation takes {got}: {steps} x {envs} take {needed}, but {free} are free: {fix}",
     "seed twice": "the same seed and actions gave another stream, from {where} on: {fix}",
-    "contract": "{where} of environment {env} follows an end, but has reward {got:g} and {ends} end: environments "
-    "reset on the step after an end, with reward 0 and no end (see jrl.types.StepResult)",
+    "contract": "{where} of environment {env} follows an end, but has reward {got:g} and {ends} end: reset on the step "
+    "after an end, with reward 0 and no end (see jrl.types.StepResult)",
 }
 # notes of `check_env`
 NOTE = {
-    "converted": "{where}: {what} of {got}, but the space has {want}: it is converted; return {want} to save that",
+    "converted": "{where}: {what} of {got}, but the space has {want}: it is converted; return {want} to save the copy",
     "extra": "{where}: {what} has agent {agent!r}, which is not in agents: leave it out",
-    "dead": "{where}: {what} has agent {agent!r}, which is not there: leave out agents that have ended",
-    "back": "{where}: agent {agent!r} has ended in this episode before, and is back: jrl begins a new episode of its "
-    "own for it; PettingZoo wants another name for it",
-    "turns": "{where}: agent {agent!r} has not ended, but has no observation: where agents take turns say turn_based ="
+    "dead": "{where}: {what} has agent {agent!r}, which has left: leave out agents that have ended",
+    "back": "{where}: agent {agent!r} has ended in this episode before, and acts again: jrl begins a new episode for "
+    "it; PettingZoo expects a new name",
+    "turns": "{where}: agent {agent!r} has not ended, but has no observation: if agents take turns, set turn_based ="
     " True in the class, or env.options.turn_based=true",
-    "no count": "num_agents is missing: PettingZoo wants the property, len(self.agents)",
-    "no names": "possible_agents is missing, and agents stands for it: give a list of all names that may ever be there",
-    "no close": "render is there, but no close: write one, which closes what render opened",
-    "no options": "reset takes no options: PettingZoo wants reset(self, seed=None, options=None)",
-    "other seed": "another seed gives the same stream: nothing is random, or reset does not pass its seed on",
+    "no count": "num_agents is missing: add the property, len(self.agents), as PettingZoo does",
+    "no names": "possible_agents is missing, agents is used instead: set it to a list of all agents that may ever join",
+    "no close": "render is defined, but not close: define close, which closes what render opened",
+    "no options": "reset has no parameter options: declare reset(self, seed=None, options=None), as PettingZoo does",
+    "other seed": "another seed gives the same stream: the environment is not random, or reset ignores its seed",
     "final observation": "the last observation of each episode is also the first of the next: if the environment "
-    "resets itself, let it return the true final observation, from which the value after a time limit is estimated",
+    "resets itself, let it return the true final observation, which bootstraps the value after a time limit",
     "no end": "no episode ended within {got} steps, and no time limit is known: if episodes should end, set "
-    "env.horizon; an episode without an end is in no statistics of returns",
-    "uneven": "{got} of {want} steps and resets take {slow:.2g} ms, most {median:.2g} ms: all wait for the slowest, "
-    "unless env.remote_worker_envs and env.batch_wait_ms are set",
-    "slow": "a step takes {median:.2g} ms: with env.remote_worker_envs each environment has a process of its own, "
-    "which pays where cores are idle",
+    "env.horizon; episodes without an end do not count in mean returns",
+    "uneven": "{got} of {want} steps and resets take {slow:.2g} ms, most {median:.2g} ms: all environments wait for "
+    "the slowest, unless env.remote_worker_envs and env.batch_wait_ms are set",
+    "slow": "a step takes {median:.2g} ms: env.remote_worker_envs runs each environment in its own process, which "
+    "helps if cores are idle",
 }
 
 
 class Fault(NamedTuple):
-    """A fault that was found."""
+    """A fault found in an environment."""
 
-    name: str  # in the table, with what it is of
+    name: str  # table key and the faulty part
     message: str  # one line, with the fix
     ends_run: bool = False
     is_note: bool = False
 
 
 def fault(name: str, where: str = "", **values: Any) -> Fault:
-    """Returns the fault of an entry of the table, with `values` in the places that its text has."""
+    """Return the fault of a table entry, its text filled with `values`."""
     text = RUN.get(name) or CHECK.get(name) or NOTE[name]
     message = text.format(where=where, **values)
     return Fault(f"{name} {values.get('what', '')}", message, name in RUN, name in NOTE)
 
 
 class Breach(ValueError):
-    """An environment does not keep to its interface, so that making it anew would not help. A line for each fault."""
+    """An environment violates its interface, so that making it again would not help. One argument per fault."""
 
 
-def refused(found: Iterable[Fault]) -> list[str]:
-    """Returns a line for each fault that a run cannot learn from.
+def list_fatal(found: Iterable[Fault]) -> list[str]:
+    """Return the messages of the faults that end a run.
 
-    Bounds of floats are not among these, which many environments exceed by a little; nor are numbers that are not
-    finite, which a transform of the user's may replace: `run.on_nonfinite` says what becomes of an update.
+    Values beyond float bounds do not end it: many environments exceed their bounds a little. Non-finite numbers do not
+    either: a user's transform may replace them, and `run.on_nonfinite` decides about the update.
     """
     return [one.message for one in found if one.ends_run]
 
 
-def place_in_time(steps: int, *, reset: bool) -> str:
-    """Describes when a result came: after so many steps."""
+def describe_time(steps: int, *, reset: bool) -> str:
+    """Describe the time of a result: the step count, or the reset after so many steps."""
     if not reset:
         return f"step {steps}"
     return f"the reset after step {steps}" if steps else "the first reset"
@@ -168,110 +168,109 @@ def place_in_time(steps: int, *, reset: bool) -> str:
 # ---------------------------------------------------------------- one agent
 
 
-def of_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults in the result of a reset, whose observation is of `space`."""
+def check_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
+    """Yield faults in the result of a reset."""
     if not isinstance(result, tuple) or len(result) != 2:
         yield fault("no pair", where)
         return
-    yield from of_observation("observation", space, result[0], where)
-    yield from _of_info(result[1], where)
+    yield from check_observation("observation", space, result[0], where)
+    yield from _check_info(result[1], where)
 
 
-def of_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults in the result of a step, whose observation is of `space`."""
+def check_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
+    """Yield faults in the result of a step."""
     if not isinstance(result, tuple) or len(result) != 5:
-        yield fault("no five", where, got=_size(result))
+        yield fault("no five", where, got=_describe_size(result))
         return
     obs, reward, terminated, truncated, info = result
-    yield from of_observation("observation", space, obs, where)
-    yield from _of_info(info, where)
-    yield from of_reward(reward, where)
+    yield from check_observation("observation", space, obs, where)
+    yield from _check_info(info, where)
+    yield from check_reward(reward, where)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not is_flag(flag):
-            yield fault("flag", where, what=name, got=_short(flag), type=type(flag).__name__)
+            yield fault("flag", where, what=name, got=_shorten(flag), type=type(flag).__name__)
 
 
-def _of_info(info: Any, where: str) -> Iterator[Fault]:
+def _check_info(info: Any, where: str) -> Iterator[Fault]:
     if not isinstance(info, dict):
-        yield fault("info", where, what="info", got=_short(info), type=type(info).__name__)
+        yield fault("info", where, what="info", got=_shorten(info), type=type(info).__name__)
 
 
-def of_reward(reward: Any, where: str) -> Iterator[Fault]:
-    """Yields faults of a reward."""
+def check_reward(reward: Any, where: str) -> Iterator[Fault]:
     number = None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if shape := np.shape(reward):
             yield fault("reward shape", where, got=shape)
             return
-        # of a text, too, float makes a number, and of a complex one
+        # float() also accepts text, and complex numpy scalars
         if not isinstance(reward, str | bytes) and getattr(getattr(reward, "dtype", None), "kind", "f") not in "cmMSU":
             number = float(reward)
     if number is None:
-        yield fault("reward", where, got=_short(reward))
+        yield fault("reward", where, got=_shorten(reward))
     elif not math.isfinite(number):
         yield fault("reward finite", where, got=number)
 
 
 def is_flag(value: Any) -> bool:
-    """Returns whether a value is true or false: a bool, 0, 1, or an array of such a value without axes."""
+    """Return whether a value is a flag: a bool, 0, 1, or an array without axes of one of these."""
     if type(value) in FLAGS:
         return True
-    with contextlib.suppress(Exception):  # the value may be an object of any class
+    with contextlib.suppress(Exception):  # a value of any class
         array = np.asarray(value)
         return array.shape == () and array.dtype.kind in "biuf" and bool((array == 0) | (array == 1))
     return False
 
 
-def is_plain(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
-    """Returns whether `of_step` would find nothing that ends a run, beside the observation."""
+def has_no_fatal_fault(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
+    """Return whether `check_step` would find no fatal fault outside the observation."""
     if not (isinstance(info, dict) and is_flag(terminated) and is_flag(truncated)):
         return False
-    return type(reward) in NUMBERS or not refused(of_reward(reward, ""))
+    return type(reward) in NUMBERS or not list_fatal(check_reward(reward, ""))
 
 
 # ---------------------------------------------------------------- observations
 
 
-def kind(space: Any) -> str:
-    """Returns the name of a space's class, or of the first known one that it extends."""
+def space_kind(space: Any) -> str:
+    """Return the name of a space's class, or of its first base class that is a known space."""
     names = [cls.__name__ for cls in type(space).__mro__]
     return next((name for name in names if name in _KINDS), names[0])
 
 
-def of_observation(name: str, space: Any, obs: Any, where: str, num_envs: int | None = None) -> Iterator[Fault]:
-    """Yields faults in an observation.
+def check_observation(name: str, space: Any, obs: Any, where: str, num_envs: int | None = None) -> Iterator[Fault]:
+    """Yield faults in an observation.
 
     Args:
-      name: of the observation, for the messages.
-      space: Gymnasium's or ours.
-      obs: the observation of one environment, before it is converted.
-      where: when, in words.
-      num_envs: observations [B, *] of so many environments, which nothing converts; None: of one.
+      name: observation's name in messages.
+      space: Gymnasium's or jrl's space.
+      obs: observation of one environment, before conversion.
+      where: time of the result, in words.
+      num_envs: B, for observations [B, *] that are not converted; None: one environment.
     """
-    what = kind(space)
+    what = space_kind(space)
     if what in ("Dict", "Tuple"):
-        inner = space.spaces if hasattr(space, "spaces") else space.items  # ours
+        inner = space.spaces if hasattr(space, "spaces") else space.items  # jrl's space has items
         parts = dict(inner if what == "Dict" else enumerate(inner))
         if what == "Dict" and not (isinstance(obs, Mapping) and set(obs) == set(parts)):
             got = sorted(map(str, obs)) if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
             yield fault("keys", where, what=name, got=got, want=sorted(map(str, parts)))
         elif what == "Tuple" and not (isinstance(obs, tuple | list) and len(obs) == len(parts)):
-            yield fault("tuple", where, what=name, got=_short(obs), want=len(parts))
+            yield fault("tuple", where, what=name, got=_shorten(obs), want=len(parts))
         else:
             for key, part in parts.items():
-                yield from of_observation(f"{name}[{key!r}]", part, obs[key], where, num_envs)
+                yield from check_observation(f"{name}[{key!r}]", part, obs[key], where, num_envs)
         return
     try:
         value = np.asarray(obs)
     except (TypeError, ValueError):
-        yield fault("array", where, what=name, got=_short(obs), want=space)
+        yield fault("array", where, what=name, got=_shorten(obs), want=space)
         return
-    yield from _of_array(name, space, value, where, num_envs)
+    yield from _check_array(name, space, value, where, num_envs)
 
 
-def _of_array(name: str, space: Any, value: np.ndarray, where: str, num_envs: int | None) -> Iterator[Fault]:
+def _check_array(name: str, space: Any, value: np.ndarray, where: str, num_envs: int | None) -> Iterator[Fault]:
     dtype, shape = np.dtype(space.dtype), tuple(space.shape)
-    low, high = (np.asarray(bound, np.float64) for bound in bounds(space))
+    low, high = (np.asarray(bound, np.float64) for bound in get_bounds(space))
     typed: dict[str, Any] = {"what": name, "got": value.dtype, "want": dtype}
     if num_envs is not None:
         shape = (num_envs, *shape)
@@ -289,22 +288,22 @@ def _of_array(name: str, space: Any, value: np.ndarray, where: str, num_envs: in
     elif num_envs is None and value.dtype != dtype and (floating or not whole):
         yield fault("converted", where, **typed)
     if floating and not np.isfinite(value).all():
-        at = place(~np.isfinite(value))
-        yield fault("finite", where, what=name, index=_index(at), got=value[at])
+        at = find_first(~np.isfinite(value))
+        yield fault("finite", where, what=name, index=_format_index(at), got=value[at])
         return
     low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     slack = [np.where(np.isfinite(b), _ROUNDING * (1 + np.abs(b)), 0.0) if floating else 0.0 for b in (low, high)]
     outside = (value < low - slack[0]) | (value > high + slack[1])
     if outside.any():
-        at = place(outside)
+        at = find_first(outside)
         limits = f"[{low[at]:g}, {high[at]:g}]"
         kept = "range" if whole else "bounds"
-        yield fault(kept, where, what=name, index=_index(at), got=float(value[at]), want=limits)
+        yield fault(kept, where, what=name, index=_format_index(at), got=float(value[at]), want=limits)
 
 
-def bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lowest and highest values [*shape] of a space that is one array."""
-    what = kind(space)
+def get_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and highest values [*shape] of a space that is one array."""
+    what = space_kind(space)
     if what == "Box":
         return space.bounds() if hasattr(space, "bounds") else (np.asarray(space.low), np.asarray(space.high))
     low = np.asarray(getattr(space, "start", 0))
@@ -313,52 +312,52 @@ def bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.broadcast_to(low, shape), np.broadcast_to(low + np.asarray(sizes) - 1, shape)
 
 
-def place(wrong: np.ndarray) -> tuple[int, ...]:
-    """Returns the index of the first true element."""
+def find_first(wrong: np.ndarray) -> tuple[int, ...]:
+    """Return the index of the first true element."""
     return tuple(int(i) for i in np.argwhere(wrong)[0])
 
 
-def _index(at: tuple[int, ...]) -> str:
+def _format_index(at: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, at))}]" if at else ""
 
 
 # ---------------------------------------------------------------- seeds
 
 
-def takes(env: Any, name: str) -> bool:
-    """Returns whether the reset of an environment, or of what it wraps, takes an argument, such as `seed`."""
+def reset_accepts(env: Any, name: str) -> bool:
+    """Return whether the reset of the unwrapped environment has a parameter, such as `seed`."""
     try:
         parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return True
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def seeded(env: Any, seed: int) -> Any:
-    """Returns `env.reset(seed=seed)`. Raises Breach: it takes no seed."""
+def reset_with_seed(env: Any, seed: int) -> Any:
+    """Return `env.reset(seed=seed)`. Raises Breach: reset has no parameter seed."""
     try:
         return env.reset(seed=seed)
     except TypeError as e:
-        if takes(env, "seed"):
+        if reset_accepts(env, "seed"):
             raise
         raise Breach(fault("no seed").message) from e
 
 
 # ---------------------------------------------------------------- several agents
-# Arguments: env, the environment after a reset or step; possible, all agents that may ever be there; acted, agents that
-# had an action; ended, agents whose end came before, in this game; result, what `reset` or `step` returned; where, when
-# the result came, in words; space, from an agent to its observation space.
+# Arguments: env, environment after a reset or step; possible, all agents that may ever join; acted, agents that had an
+# action; ended, agents that ended earlier in this game; result, value of `reset` or `step`; where, time of the result,
+# in words; space, function from an agent to its observation space.
 
 
-def misnamed(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) -> bool:
-    """Returns whether dicts by agent lack an agent, name one that may not be there, or have None: for every step.
+def has_wrong_keys(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) -> bool:
+    """Return whether dicts by agent lack an agent, have an unknown key, or contain None.
 
-    A fault that this sees is one that the functions below describe. It costs a microsecond or two.
+    Runs on every step and costs about 2 microseconds. The check functions below describe each fault that it detects.
 
     Args:
-      possible: all agents that may ever be there, and other keys that are allowed.
+      possible: allowed keys: all agents, and special keys.
       parts: dicts by agent, as a reset or step returns them.
-      wanted: the agents that each of them must have; None: it is not looked at.
+      wanted: agents that each dict must have; None: the dict is not checked.
     """
     try:
         if len(parts) != len(wanted):
@@ -372,87 +371,87 @@ def misnamed(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) 
             for value in part.values():
                 if value is None:
                     return True
-    except (AttributeError, TypeError):  # not a dict, or names that have no hash
+    except (AttributeError, TypeError):  # not a dict, or a name that cannot be hashed
         return True
     return False
 
 
-def of_parts(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
-    """Returns the fault that keeps a result from being read: it is not a tuple of a dict for each of `names`."""
+def check_parts(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
+    """Return the fault of a result that is not a tuple of one dict per name; None: it is."""
     if not isinstance(result, tuple) or len(result) != len(names):
-        return fault("dicts", where, got=_size(result), want=", ".join(names))
-    return next(_dicts(names, result, where), None)
+        return fault("dicts", where, got=_describe_size(result), want=", ".join(names))
+    return next(_check_dicts(names, result, where), None)
 
 
-def _dicts(names: Collection[str], parts: Collection[Any], where: str) -> Iterator[Fault]:
+def _check_dicts(names: Collection[str], parts: Collection[Any], where: str) -> Iterator[Fault]:
     for name, part in zip(names, parts):
         if not isinstance(part, Mapping):
             yield fault("dict", where, what=name, got=type(part).__name__)
 
 
-def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults of the reset of a PettingZoo parallel environment, and of its agents after it."""
-    if (wrong := of_parts(result, RESET, where)) is not None:
+def check_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
+    """Yield faults in the reset of a PettingZoo parallel environment, and in its agents afterwards."""
+    if (wrong := check_parts(result, RESET, where)) is not None:
         yield wrong
         return
     obs, infos = result
-    yield from _of_agents(env.agents, possible, where)
+    yield from _check_agents(env.agents, possible, where)
     if not env.agents:
         yield fault("nobody", where)
-    yield from _unknown("observations", obs, possible, where)
-    yield from _each("unseen", _lacking(obs, env.agents), where, what="observations", why="is in agents")
-    yield from _observed(env.observation_space, obs, env.agents, where)
-    yield from _each("no info", _lacking(infos, env.agents), where, what="infos")
+    yield from _check_names("observations", obs, possible, where)
+    yield from _per_agent("unseen", _list_missing(obs, env.agents), where, what="observations", why="is in agents")
+    yield from _check_agent_observations(env.observation_space, obs, env.agents, where)
+    yield from _per_agent("no info", _list_missing(infos, env.agents), where, what="infos")
     for name, part in zip(RESET, result):
-        yield from _each("extra", _lacking(env.agents, part)[:1], where, what=name)
-    yield from _of_class(env)
-    yield from _of_spaces(env, possible, where)
+        yield from _per_agent("extra", _list_missing(env.agents, part)[:1], where, what=name)
+    yield from _check_class(env)
+    yield from _check_same_spaces(env, possible, where)
 
 
-def of_parallel_step(
+def check_parallel_step(
     env: Any, possible: Collection[Any], acted: Collection[Any], ended: Collection[Any], result: Any, where: str
 ) -> Iterator[Fault]:
-    """Yields faults of a step of a PettingZoo parallel environment, and of its agents after it."""
-    if (wrong := of_parts(result, PARALLEL, where)) is not None:
+    """Yield faults in a step of a PettingZoo parallel environment, and in its agents afterwards."""
+    if (wrong := check_parts(result, PARALLEL, where)) is not None:
         yield wrong
         return
     obs, reward, terminated, truncated, infos = result
     agents = list(env.agents)
-    yield from _of_agents(agents, possible, where)
+    yield from _check_agents(agents, possible, where)
     over = [agent for agent in acted if terminated.get(agent) or truncated.get(agent)]
     going = [agent for agent in acted if agent not in over]
     for name, part in zip(PARALLEL[1:4], result[1:4]):
-        yield from _each("lacking", _lacking(part, acted), where, what=name)
-    yield from _each("no info", _lacking(infos, acted), where, what="infos")
-    yield from _each("no last", _lacking(obs, over), where, what="observations")
+        yield from _per_agent("lacking", _list_missing(part, acted), where, what=name)
+    yield from _per_agent("no info", _list_missing(infos, acted), where, what="infos")
+    yield from _per_agent("no last", _list_missing(obs, over), where, what="observations")
     there = list(dict.fromkeys([*going, *agents]))
-    yield from _each("unseen", _lacking(obs, there), where, what="observations", why="has not ended")
-    yield from _observed(env.observation_space, obs, dict.fromkeys([*there, *over]), where)
+    yield from _per_agent("unseen", _list_missing(obs, there), where, what="observations", why="has not ended")
+    yield from _check_agent_observations(env.observation_space, obs, dict.fromkeys([*there, *over]), where)
     for name, part in zip(PARALLEL[:4], result):
-        yield from _unknown(name, part, possible, where)
-    yield from _of_numbers(reward, {"terminations": terminated, "truncations": truncated}, where)
-    yield from _each("stays", [agent for agent in over if agent in agents], where)
-    fix = "say so in terminations or truncations on its last step"
-    yield from _each("leaves", _lacking(agents, going), where, fix=fix)
+        yield from _check_names(name, part, possible, where)
+    yield from _check_rewards_and_flags(reward, {"terminations": terminated, "truncations": truncated}, where)
+    yield from _per_agent("stays", [agent for agent in over if agent in agents], where)
+    fix = "set its termination or truncation on its last step"
+    yield from _per_agent("leaves", _list_missing(agents, going), where, fix=fix)
     for name, part in zip(PARALLEL, result):
         gone = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
-        yield from _each("dead", gone[:1], where, what=name)
-    yield from _each("back", [agent for agent in agents if agent in ended][:1], where)
-    yield from _of_spaces(env, possible, where)
+        yield from _per_agent("dead", gone[:1], where, what=name)
+    yield from _per_agent("back", [agent for agent in agents if agent in ended][:1], where)
+    yield from _check_same_spaces(env, possible, where)
 
 
-def of_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
-    """Yields faults of the reset of an environment with RLlib's interface."""
-    if (wrong := of_parts(result, RESET, where)) is not None:
+def check_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
+    """Yield faults in the reset of an environment with RLlib's interface."""
+    if (wrong := check_parts(result, RESET, where)) is not None:
         yield wrong
         return
     if not result[0]:
         yield fault("nobody seen", where)
-    yield from _of_agents(result[0], agents, where)
-    yield from _observed(space, result[0], agents, where)
+    yield from _check_agents(result[0], agents, where)
+    yield from _check_agent_observations(space, result[0], agents, where)
 
 
-def of_rllib_step(
+def check_rllib_step(
     agents: Collection[Any],
     space: Callable[[Any], Any],
     acted: Collection[Any],
@@ -462,46 +461,49 @@ def of_rllib_step(
     *,
     waits: bool,
 ) -> Iterator[Fault]:
-    """Yields faults of a step of an environment with RLlib's interface. waits: a silent agent waits for its turn."""
-    if (wrong := of_parts(result, RLLIB, where)) is not None:
+    """Yield faults in a step of an environment with RLlib's interface.
+
+    waits: an agent without observation waits for its turn.
+    """
+    if (wrong := check_parts(result, RLLIB, where)) is not None:
         yield wrong
         return
     obs, reward, terminated, truncated, _ = result
     if ALL not in terminated:
         yield fault("no all", where)
     for name, part in zip(RLLIB, result):
-        yield from _unknown(name, part, agents, where)
-    yield from _observed(space, obs, agents, where)
+        yield from _check_names(name, part, agents, where)
+    yield from _check_agent_observations(space, obs, agents, where)
     rewards = {agent: number for agent, number in reward.items() if agent in agents}
-    yield from _of_numbers(rewards, {"terminateds": terminated, "truncateds": truncated}, where)
+    yield from _check_rewards_and_flags(rewards, {"terminateds": terminated, "truncateds": truncated}, where)
     if not (waits or terminated.get(ALL) or truncated.get(ALL)):
         silent = [a for a in acted if a not in obs and not (terminated.get(a) or truncated.get(a))]
-        yield from _each("turns", silent, where)
-    yield from _each("back", [agent for agent in obs if agent in ended][:1], where)
+        yield from _per_agent("turns", silent, where)
+    yield from _per_agent("back", [agent for agent in obs if agent in ended][:1], where)
 
 
-def of_turn(
+def check_aec_state(
     env: Any, possible: Collection[Any], ended: Collection[Any], where: str, *, reset: bool, returned: Any = None
 ) -> Iterator[Fault]:
-    """Yields faults in the attributes of a PettingZoo AECEnv. returned: by its step."""
+    """Yield faults in the attributes of a PettingZoo AECEnv. returned: value of its step."""
     agents, selected = list(env.agents), env.agent_selection
-    yield from _of_agents(agents, possible, where)
+    yield from _check_agents(agents, possible, where)
     if reset and not agents:
         yield fault("nobody", where)
     if agents and selected not in agents:
         yield fault("selection", where, agent=selected, want=agents)
     names = ("rewards", "terminations", "truncations", "infos")
     parts: dict[str, Any] = {name: getattr(env, name, None) for name in names}
-    if wrong := list(_dicts(names, parts.values(), where)):
+    if wrong := list(_check_dicts(names, parts.values(), where)):
         yield from wrong
         return
     for name, part in parts.items():
-        yield from _each("lacking", _lacking(part, agents), where, what=name)
-        yield from _unknown(name, part, possible, where)
-        extra = [agent for agent in _lacking(agents, part) if agent in possible]
-        yield from _each("extra", extra[:1], where, what=name)
+        yield from _per_agent("lacking", _list_missing(part, agents), where, what=name)
+        yield from _check_names(name, part, possible, where)
+        extra = [agent for agent in _list_missing(agents, part) if agent in possible]
+        yield from _per_agent("extra", extra[:1], where, what=name)
     flags = {name: parts[name] for name in names[1:3]}
-    yield from _of_numbers(parts["rewards"], flags, where)
+    yield from _check_rewards_and_flags(parts["rewards"], flags, where)
     for agent, info in parts["infos"].items():
         if not isinstance(info, dict):
             yield fault("infos", where, agent=agent, type=type(info).__name__)
@@ -511,27 +513,28 @@ def of_turn(
     elif isinstance(count, bool) or not isinstance(count, int) or count != len(agents):
         yield fault("count", where, got=count, want=len(agents))
     if reset:
-        yield from _of_class(env)
+        yield from _check_class(env)
         for part in flags.values():
-            yield from _each("ended", [agent for agent in agents if part.get(agent)][:1], where)
+            yield from _per_agent("ended", [agent for agent in agents if part.get(agent)][:1], where)
     if returned is not None:
         yield fault("step value", where, got=type(returned).__name__)
-    yield from _each("back", [agent for agent in agents if agent in ended][:1], where)
-    yield from _of_spaces(env, possible, where)
+    yield from _per_agent("back", [agent for agent in agents if agent in ended][:1], where)
+    yield from _check_same_spaces(env, possible, where)
 
 
-def of_gone(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
-    """Yields faults of agents that left without a `step(None)`; those in `over` ended, but `last()` did not say so."""
+def check_removed_agents(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
+    """Yield faults of agents that left without `step(None)`; agents in `over` had ended."""
     fix = "set its flags, and keep it in agents until its step(None)"
-    yield from _each("skipped", [agent for agent in gone if agent in over], where)
-    yield from _each("leaves", [agent for agent in gone if agent not in over], where, fix=fix)
+    yield from _per_agent("skipped", [agent for agent in gone if agent in over], where)
+    yield from _per_agent("leaves", [agent for agent in gone if agent not in over], where, fix=fix)
 
 
-def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
-    """Yields faults of `last()`, which agrees with the attributes and sums the rewards since the agent's own step.
+def check_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
+    """Yield faults in `last()`: it must match the attributes and sum the rewards since the agent's previous step.
 
     Args:
-      before, reward: by agent, what it earned since its own step and before this one, and in this one.
+      before: reward of each agent from its previous step until now.
+      reward: reward of each agent in this step.
     """
     agent = env.agent_selection
     if agent not in env.agents or agent not in reward:
@@ -546,7 +549,7 @@ def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], wh
     for name, flag in zip(("terminations", "truncations"), last[2:4]):
         if bool(flag) != bool(kept := getattr(env, name)[agent]):
             yield fault("last flag", where, agent=agent, what=name, got=flag, want=kept)
-    if last[4] is not info and set(last[4] or ()) != set(info):  # not ==, which arrays do not have
+    if last[4] is not info and set(last[4] or ()) != set(info):  # keys only: infos with arrays cannot be compared by ==
         yield fault("last info", where, agent=agent)
     try:
         unseen = env.last(observe=False)[0]
@@ -557,75 +560,77 @@ def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], wh
         yield fault("last unseen", where)
 
 
-def of_one(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
-    """Yields faults in one agent's observation; none where the agent's space is not known."""
+def check_agent_observation(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
+    """Yield faults in one agent's observation; none if the agent's space is unknown."""
     where = f"{where}: agent {agent!r}"
     if obs is None:
         yield fault("none", where)
         return
     with contextlib.suppress(LookupError):
         found = space(agent)
-        yield from of_observation("observation", found, obs, where)
+        yield from check_observation("observation", found, obs, where)
 
 
-def _each(name: str, agents: Iterable[Any], where: str, **values: Any) -> Iterator[Fault]:
+def _per_agent(name: str, agents: Iterable[Any], where: str, **values: Any) -> Iterator[Fault]:
     return (fault(name, where, agent=agent, **values) for agent in agents)
 
 
-def _lacking(part: Collection[Any], agents: Iterable[Any]) -> list[Any]:
+def _list_missing(part: Collection[Any], agents: Iterable[Any]) -> list[Any]:
     return [agent for agent in agents if agent not in part]
 
 
-def _unknown(name: str, part: Mapping[Any, Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
-    return _each("unknown", _lacking((*possible, ALL, COMMON), part)[:1], where, what=name)
+def _check_names(name: str, part: Mapping[Any, Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
+    return _per_agent("unknown", _list_missing((*possible, ALL, COMMON), part)[:1], where, what=name)
 
 
-def _observed(
+def _check_agent_observations(
     space: Callable[[Any], Any], obs: Mapping[Any, Any], agents: Iterable[Any], where: str
 ) -> Iterator[Fault]:
     for agent in agents:
         if agent in obs:
-            yield from of_one(agent, space, obs[agent], where)
+            yield from check_agent_observation(agent, space, obs[agent], where)
 
 
-def _of_agents(agents: Collection[Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
-    yield from _each("stranger", _lacking(possible, agents)[:1], where, want=list(possible))
+def _check_agents(agents: Collection[Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
+    yield from _per_agent("stranger", _list_missing(possible, agents)[:1], where, want=list(possible))
     if len(set(agents)) < len(agents):
         yield fault("twice", where, got=list(agents))
 
 
-def _of_numbers(reward: Mapping[Any, Any], flags: Mapping[str, Mapping[Any, Any]], where: str) -> Iterator[Fault]:
+def _check_rewards_and_flags(
+    reward: Mapping[Any, Any], flags: Mapping[str, Mapping[Any, Any]], where: str
+) -> Iterator[Fault]:
     for agent, number in reward.items():
-        yield from of_reward(number, f"{where}: agent {agent!r}")
+        yield from check_reward(number, f"{where}: agent {agent!r}")
     for name, part in flags.items():
         for agent, flag in part.items():
             if not is_flag(flag):
                 yield fault("flags", where, what=name, agent=agent, got=flag, type=type(flag).__name__)
 
 
-def _of_spaces(env: Any, possible: Collection[Any], where: str) -> Iterator[Fault]:
+def _check_same_spaces(env: Any, possible: Collection[Any], where: str) -> Iterator[Fault]:
     for name in ("observation_space", "action_space"):
         space = getattr(env, name)
         changing = [agent for agent in env.agents if agent in possible and space(agent) is not space(agent)]
-        yield from _each("new space", changing, where, what=name)
+        yield from _per_agent("new space", changing, where, what=name)
 
 
-def _of_class(env: Any) -> Iterator[Fault]:
-    """Yields faults in members of the class, which stay the same."""
+def _check_class(env: Any) -> Iterator[Fault]:
+    """Yield faults in members of the class."""
     if getattr(env, "possible_agents", None) is None:
         yield fault("no names")
     mro = type(env).__mro__
     makers = [next((c.__name__ for c in mro if name in vars(c)), "AECEnv") for name in ("render", "close")]
     if makers[0] != "AECEnv" and makers[1] == "AECEnv":
         yield fault("no close")
-    if not takes(env, "options"):
+    if not reset_accepts(env, "options"):
         yield fault("no options")
 
 
-def _size(result: Any) -> str:
+def _describe_size(result: Any) -> str:
     return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Settings of a process that forks or is a worker: one thread each for numpy, no warnings of forks.
+"""Process settings for the fork server and its workers: one numpy thread each, no fork warnings.
 
 Multiprocessing's fork server imports this module before numpy. The process of a run never imports it.
 """
@@ -6,9 +6,9 @@ Multiprocessing's fork server imports this module before numpy. The process of a
 import os
 import warnings
 
-# there is a process per environment
+# one process per environment already uses all cores
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 os.environ.update(THREADS | os.environ)
-# jax warns of forks, but computes nothing in a worker; Python 3.12 warns of threads, which hold no lock here
+# workers do not use jax, which warns about forks; Python 3.12 warns about threads, but they hold no lock here
 warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -1,6 +1,6 @@
-"""A worker process, seen from inside: it steps one Gymnasium environment for the process of `jrl.envs.processes`.
+"""A worker process: steps one Gymnasium environment for `jrl.envs.processes`.
 
-It imports neither jax nor `jrl.envs` nor the script of the run, unless the environment does.
+Imports neither jax nor `jrl.envs` nor the run's script, unless the environment does.
 """
 
 import contextlib
@@ -21,31 +21,31 @@ from typing import Any, NamedTuple
 from jrl.gym import exceptions, faults, masked
 from jrl.gym.block import Block
 
-# Requests. Those in `ARGUED` bring an argument, those in `VALUED` get a value. In capitals they ask for the info, too
+# Requests. `ARGUED` requests carry an argument, `VALUED` requests get a value. A capital letter also asks for the info
 STEP, RESET, MAKE, SEED, LOOK, MASK, CALL = b"s", b"r", b"m", b"i", b"l", b"k", b"c"
 ARGUED, VALUED = frozenset((SEED, LOOK, MASK, CALL)), frozenset((MAKE, LOOK, CALL))
-# Answers. All but DONE and SEVERAL bring a value; SEVERAL: the environment has several agents
+# Answers. All but DONE and SEVERAL carry a value; SEVERAL: the environment has several agents
 DONE, VALUE, ERROR, INFO, SEVERAL = b"d", b"v", b"e", b"n", b"a"
-GRACE_S = 2.0  # to close an environment
+GRACE_S = 2.0  # time to close an environment
 
 
 class Setup(NamedTuple):
-    """What a worker is started with."""
+    """Start parameters of a worker."""
 
-    make: bytes  # pickled by cloudpickle, makes environment i when called with i
+    make: bytes  # function from i to environment i, pickled by cloudpickle
     num_envs: int
     check_steps: int  # see `Block`
     environ: dict[str, str]
 
 
 def main(link: Any, index: int, setup: Setup) -> None:
-    """Steps environment `index` as a `multiprocessing.connection.Connection` asks, until its other end is closed."""
-    from jrl.gym import preload  # a fork server that others started has not imported it
+    """Step environment `index` for the other end of a `multiprocessing.connection.Connection`, until it is closed."""
+    from jrl.gym import preload  # another library's fork server has not imported it
 
     os.environ.clear()  # the fork server may be older than the run's variables
     os.environ.update(preload.THREADS | setup.environ)
-    # Ctrl-C, an orderly end and a closed terminal reach the whole group: the run wants to finish a step, then it closes
-    # the environments. A handler rather than SIG_IGN, which programs that an environment starts would inherit
+    # These signals reach the whole process group, but the run finishes its step first and then closes the environments.
+    # A handler, not SIG_IGN: programs started by an environment would inherit SIG_IGN
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
     faulthandler.enable()
@@ -63,7 +63,7 @@ def main(link: Any, index: int, setup: Setup) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process soon after the process that started it, also one whose environment hangs."""
+    """End this process soon after its parent, even if the environment hangs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -72,18 +72,16 @@ def _end_with_parent() -> None:
 
 
 class _Worker:
-    """One environment and the requests to it."""
-
     def __init__(self, link: Any, index: int, setup: Setup):
         self._link, self._index, self._setup = link, index, setup
         self._make: Any = None
         self._env: Any = None
         self._block: Any = None
-        self._around: Any = None  # the environment's `Masked`, if it has one
-        self._begun: Any = None  # the seed and the result of a reset that was not used yet
+        self._mask_wrapper: Any = None  # the environment's `MaskWrapper`; None: no mask
+        self._pending_reset: Any = None  # seed and result of a reset that is not used yet
 
     def work(self) -> None:
-        """Answers requests. Raises ConnectionError or EOFError: the other side is gone."""
+        """Answer requests. Raises ConnectionError or EOFError when the other end is closed."""
         fd, read, write = self._link.fileno(), os.read, os.write
         while asked := read(fd, 1):
             kind, answer, value = asked.lower(), DONE, b""
@@ -94,10 +92,11 @@ class _Worker:
                     answer, value = VALUE, pickle.dumps(result)
                 elif asked != kind:
                     answer, value = INFO, pickle.dumps(_sendable(result))
-            except BaseException as e:  # SystemExit, too: an environment has no say in when its process ends
+            except BaseException as e:  # SystemExit, too: an environment may not end its process
                 breach = e.args if isinstance(e, faults.Breach) else ()
-                said = exceptions.line(e), exceptions.stack(e), traceback.format_exc()
-                answer, value = ERROR, pickle.dumps((breach, exceptions.of_making(e) if kind == MAKE else None, said))
+                texts = exceptions.format_line(e), exceptions.format_stack(e), traceback.format_exc()
+                reason = exceptions.explain_make_error(e) if kind == MAKE else None
+                answer, value = ERROR, pickle.dumps((breach, reason, texts))
                 if kind == MAKE and type(e).__name__ == "SeveralAgents":  # of jrl.envs.context, which needs jax
                     answer = SEVERAL
             write(fd, answer)
@@ -110,52 +109,52 @@ class _Worker:
         if kind == RESET:
             return self._block.take(self._index, self._env.reset(), reset=True)
         if kind == SEED:
-            return self._seeded(*argument)
+            return self._reset_first(*argument)
         if kind == LOOK:
-            self._begun = (argument, faults.seeded(self._env, argument))
-            return masked.shapes(self._begun[1][1])
+            self._pending_reset = (argument, faults.reset_with_seed(self._env, argument))
+            return masked.list_numeric_shapes(self._pending_reset[1][1])
         if kind == MASK:
-            self._env, self._around = masked.put_around(self._env, argument)
+            self._env, self._mask_wrapper = masked.wrap_with_mask(self._env, argument)
         if kind == MAKE:
             self.close()
             self._make = self._make or pickle.loads(self._setup.make)
             self._env = env = self._make(self._index)
-            self._around = self._begun = None
+            self._mask_wrapper = self._pending_reset = None
             # a class that does not inherit from gymnasium.Env may lack `spec`
             limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
             return env.observation_space, env.action_space, limit
         if kind == CALL:
-            self._begun = None  # what it does to the environment may show in the reset
-            return pickle.loads(argument)(self._env)  # the function was pickled by cloudpickle
+            self._pending_reset = None  # the call may change the environment
+            return pickle.loads(argument)(self._env)
         return None
 
-    def _seeded(self, seed: int, mask: Any, memory: bool) -> Any:
-        """Resets an environment that was just made, with its seed, and returns its info."""
+    def _reset_first(self, seed: int, mask: Any, memory: bool) -> Any:
+        """Reset a new environment with its seed; return its info."""
         if memory:
             self._memory = reduction.recv_handle(self._link)
-        begun, self._begun = self._begun, None
-        if mask is not None and self._around is None:
-            self._env, self._around = masked.put_around(self._env, mask)
+        pending, self._pending_reset = self._pending_reset, None
+        if mask is not None and self._mask_wrapper is None:
+            self._env, self._mask_wrapper = masked.wrap_with_mask(self._env, mask)
         if self._block is None:
             spaces = self._env.observation_space, self._env.action_space
             buffer = lambda size: mmap.mmap(self._memory, size)
             self._block = Block(*spaces, self._setup.num_envs, buffer, check_steps=self._setup.check_steps)
-        if begun is not None and begun[0] == seed:
-            result = begun[1]
-            if self._around is not None:
-                result = self._around.joined(*result), result[1]
+        if pending is not None and pending[0] == seed:
+            result = pending[1]
+            if self._mask_wrapper is not None:
+                result = self._mask_wrapper.add_mask(*result), result[1]
         else:
-            result = faults.seeded(self._env, seed)
+            result = faults.reset_with_seed(self._env, seed)
         return self._block.take(self._index, result, reset=True)
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # it may have failed already
+        with contextlib.suppress(Exception):  # a failed environment may fail here again
             if self._env is not None:
                 self._env.close()
 
 
 def _sendable(info: Any) -> dict[Any, Any]:
-    """Returns the part of an info that can be pickled."""
+    """Return the entries of an info that can be pickled."""
     if _picklable(info):
         return dict(info)
     return {name: value for name, value in info.items() if _picklable(value)}
@@ -164,6 +163,6 @@ def _sendable(info: Any) -> dict[Any, Any]:
 def _picklable(value: Any) -> bool:
     try:
         pickle.dumps(value)
-    except Exception:  # an object's own __reduce__ may raise whatever it likes
+    except Exception:  # a user's __reduce__ can raise anything
         return False
     return True

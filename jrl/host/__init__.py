@@ -1,1 +1,1 @@
-"""Process and machine of a run: files, streams, signals, memory, what is set before jax starts."""
+"""Process and machine of a run: files, streams, signals, memory, settings before jax starts."""

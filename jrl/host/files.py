@@ -1,9 +1,9 @@
-"""Files of a run directory: one process writes to it, and each file is whole or stays as it was.
+"""Files of a run directory: one process writes to it, and each file is whole or unchanged.
 
-    with held(directory):
+    with lock_directory(directory):
         replace(directory / "config.yaml", text)
 
-The standard library and filelock only: a directory that is in use is told before anything slow starts.
+Standard library and filelock only: a directory in use is reported before anything slow starts.
 """
 
 import contextlib
@@ -21,70 +21,70 @@ from jrl.errors import InputError
 from jrl.fields.paths import resolve
 
 LOCK = "run.lock"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # of file systems that have none
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # file systems without locks
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 _log = logging.getLogger(__name__)
 
 
-# ---------------------------------------------------------------- who writes to a directory
+# ---------------------------------------------------------------- lock of a directory
 
 
 @contextlib.contextmanager
-def held(directory: Path, *, made: bool = False) -> Iterator[None]:
-    """Keeps other runs out of a directory, which is made if it is missing, until the block or this process ends.
+def lock_directory(directory: Path, *, made: bool = False) -> Iterator[None]:
+    """Lock a run directory, which is made if missing, until the block or this process ends.
 
-    The lock is the operating system's: nothing is left behind by a process that was killed, and processes that were
-    started or forked from this one do not hold it.
+    The operating system holds the lock: a killed process leaves nothing behind, and child processes do not hold it.
 
     Args:
-      directory: of the run.
-      made: it was made for this run; one that was made and is still empty at the end goes.
+      directory: run directory.
+      made: whether it was made for this run; such a directory is removed if still empty at the end.
     Raises:
-      InputError: another run writes to it, or it cannot be written to.
+      InputError: another run writes to it, or it is not writable.
     """
     from filelock import FileLock, Timeout
 
     directory = resolve(directory, "run.out", "directory")
     path = directory / LOCK
-    lock = FileLock(path, timeout=0, mode=0o644, on_acquired=_sign, thread_local=False)
+    lock = FileLock(path, timeout=0, mode=0o644, on_acquired=_write_owner, thread_local=False)
     try:
         made = made or not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise InputError(
-            f"run.out: {directory} is in use by {_holder(path)}: wait until that run has ended, or choose another --out"
+            f"run.out: {directory} is in use by {_describe_owner(path)}: wait until that run has ended, or choose "
+            "another --out"
         ) from None
     except OSError as e:
         if e.errno not in _NO_LOCKS:
-            _leave(path, made)
-            raise unwritable(directory, e) from e
-        _log.warning("%s: no lock: %s: take care that no other run writes there", directory, e.strerror)
+            _remove_lock(path, made)
+            raise unwritable_error(directory, e) from e
+        _log.warning("%s: cannot be locked: %s: let no other run write there", directory, e.strerror)
     try:
         yield
     finally:
         if lock.is_locked:
-            _leave(path, made)  # before the release: nobody can hold a lock on a file that is gone
+            _remove_lock(path, made)  # before the release, so that no other run locks a deleted file
             with contextlib.suppress(OSError):
                 lock.release()
 
 
-def _leave(lock: Path, made: bool) -> None:
+def _remove_lock(lock: Path, made: bool) -> None:
     with contextlib.suppress(OSError):
         lock.unlink()
         if made:
             lock.parent.rmdir()  # fails unless it is empty
 
 
-def _sign(handle: int) -> None:
+def _write_owner(handle: int) -> None:
     now = datetime.datetime.now().isoformat(" ", "seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
     os.ftruncate(handle, 0)
     os.pwrite(handle, text.encode(), 0)
 
 
-def _signed(path: Path) -> tuple[int, str, str] | None:
+def _read_owner(path: Path) -> tuple[int, str, str] | None:
     try:
         found = json.loads(path.read_text())
         return int(found["pid"]), str(found["host"]), str(found["since"])
@@ -92,19 +92,19 @@ def _signed(path: Path) -> tuple[int, str, str] | None:
         return None
 
 
-def _holder(path: Path) -> str:
-    found = _signed(path)
+def _describe_owner(path: Path) -> str:
+    found = _read_owner(path)
     return f"process {found[0]} on {found[1]} since {found[2]}" if found else "another process"
 
 
-def is_held_here(directory: Path) -> bool:
-    """Returns whether this process keeps other runs out of a directory, see `held`."""
-    found = _signed(directory.absolute() / LOCK)
+def is_locked_here(directory: Path) -> bool:
+    """Return whether this process holds the lock of a directory."""
+    found = _read_owner(directory.absolute() / LOCK)
     return found is not None and found[:2] == (os.getpid(), socket.gethostname())
 
 
-def new(directory: Path) -> Path:
-    """Makes a directory of that name, or with -2, -3, ... behind it where there is one already; returns its path."""
+def make_numbered(directory: Path) -> Path:
+    """Make a directory of that name, or with -2, -3, ... appended if it exists; return its path."""
     directory = resolve(directory, "run.out")
     for path in (directory, *(directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))):
         try:
@@ -113,21 +113,21 @@ def new(directory: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise unwritable(path, e) from e
-    raise InputError(f"run.out: {directory} and all that are named like it exist: choose another --out")
+            raise unwritable_error(path, e) from e
+    raise InputError(f"run.out: {directory} and {directory.name}-2 to -9999 exist: choose another --out")
 
 
-def unwritable(path: Path, e: OSError) -> InputError:
-    """Returns the error of a run directory in which nothing can be written."""
+def unwritable_error(path: Path, e: OSError) -> InputError:
+    """Return the error of a run directory that is not writable."""
     taken, full = e.errno in (errno.EEXIST, errno.ENOTDIR), e.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "a part of its path is a file" if taken else e.strerror or str(e)
-    mend = "free space, or choose another --out" if full else "choose another --out"
-    return InputError(f"run.out: cannot write to {path}: {why}: {mend}")
+    fix = "free space, or choose another --out" if full else "choose another --out"
+    return InputError(f"run.out: cannot write to {path}: {why}: {fix}")
 
 
 @contextlib.contextmanager
-def opening(directory: Path) -> Iterator[None]:
-    """Turns the failure to open a file of a run directory for writing, such as another user's, into an InputError.
+def report_unwritable(directory: Path) -> Iterator[None]:
+    """Convert a failure to open a run directory's file for writing, such as another user's, into an InputError.
 
     Raises:
       InputError: names the file.
@@ -136,24 +136,24 @@ def opening(directory: Path) -> Iterator[None]:
         yield
     except OSError as e:
         path = Path(str(e.filename))
-        if no_room(e) or not path.is_relative_to(directory):
+        if is_disk_full(e) or not path.is_relative_to(directory):
             raise
-        raise unwritable(path, e) from e
+        raise unwritable_error(path, e) from e
 
 
-# ---------------------------------------------------------------- whole files, and room for them
+# ---------------------------------------------------------------- atomic writes
 
 
-def no_room(e: BaseException) -> bool:
-    """Returns whether an error says that nothing more can be written: a full disk, a quota, a read-only file system."""
+def is_disk_full(e: BaseException) -> bool:
+    """Return whether an error means that nothing more can be written: full disk, quota, read-only file system."""
     if isinstance(e, OSError):
         return e.errno in _CANNOT_WRITE
-    # tensorstore has errors of its own kind
+    # tensorstore raises ValueError
     return type(e) is ValueError and any(word in str(e) for word in ("RESOURCE_EXHAUSTED", os.strerror(errno.ENOSPC)))
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file anew: it holds either what it held or `text`, whenever the process dies or the disk is full."""
+    """Replace a file's content by `text`. If the process dies or the disk is full, the old content stays."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -168,7 +168,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes) -> None:
-    """Adds `data` at the end of an unbuffered file, all of it or, with an OSError that names the file, nothing."""
+    """Append `data` to an unbuffered file: all of it, or nothing with an OSError that names the file."""
     start, left = file.seek(0, os.SEEK_END), memoryview(data)
     try:
         while left:
@@ -180,7 +180,7 @@ def append(file: io.FileIO, data: bytes) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Puts a directory's entries on disk; where directories cannot be opened, as on Windows, the system decides."""
+    """Flush a directory's entries to disk; on systems whose directories cannot be opened (Windows), do nothing."""
     with contextlib.suppress(PermissionError):
         handle = os.open(directory, os.O_RDONLY)
         try:

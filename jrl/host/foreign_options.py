@@ -1,4 +1,4 @@
-"""Options and commands of RLlib's, Stable-Baselines3's and CleanRL's command lines, and what to type here: data."""
+"""Options and commands of RLlib's, Stable-Baselines3's and CleanRL's command lines, and their equivalents here."""
 
 _FRAMEWORK = "JAX is the only framework: leave it out"
 _RAY = "Ray is started where --set env_runners.num is above 0, and for nothing else: leave it out"

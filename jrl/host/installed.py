@@ -1,4 +1,4 @@
-"""Installed packages: their versions, and the error about one that is missing."""
+"""Versions of installed packages, and the error about a missing one."""
 
 import functools
 import importlib.metadata
@@ -9,7 +9,7 @@ from jrl.errors import InputError
 
 @functools.cache
 def version(package: str) -> str | None:
-    """Returns the version of a package; None where it is not installed, jrl's too in a checkout that is on the path."""
+    """Return the version of a package; None: not installed, or a checkout on the path."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -17,10 +17,10 @@ def version(package: str) -> str | None:
 
 
 def require(package: str, extra: str, user: str) -> None:
-    """Checks that an optional package is installed.
+    """Check that an optional package is installed.
 
     Args:
-      package: name of its top-level module.
+      package: top-level module.
       extra: extra of jrl that installs it.
       user: key, option or command that needs it.
     Raises:

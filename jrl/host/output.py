@@ -1,11 +1,11 @@
-"""Output of a command: to a terminal or pipe that may go away meanwhile, and into a file of its run.
+"""Output of a command: to a terminal or pipe that may close, and into a log file of its run.
 
-    with recorded() as transcript:
+    with record_output() as transcript:
         print("...")                            # to stdout, and kept
-        transcript.open(directory / "log.txt")  # what was kept goes there, and what follows
-        display = open_progress(stop, transcript.screen)  # not into the file
+        transcript.open(directory / "log.txt")  # receives the kept text and all later text
+        display = open_progress(stop, transcript.screen)  # not recorded
 
-The standard library only: commands answer `--help` and bad input through it before jax loads.
+Standard library only: commands answer `--help` and bad input before jax loads.
 """
 
 import contextlib
@@ -22,19 +22,20 @@ from typing import Any, TextIO, cast
 
 from jrl.host import files
 
-# escape sequences of terminals, then what else has no width, but for tabs and ends of lines
+# escape sequences of terminals, then other control characters except tab and newline
 _CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_])|[\x00-\x08\x0b-\x1f\x7f]")
 
-_DATED = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a record in log.txt
+_DATED = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # format of records in log.txt
 
 
-class Lasting:
-    """A text stream that outlives its reader: once that is gone, what is written is dropped. Characters that the stream
-    cannot encode are written as escapes.
+class SafeStream:
+    """A text stream that never raises: after its reader has gone, text is dropped.
+
+    Characters that the stream cannot encode are written as escapes.
 
     Args:
-      stream: sys.stdout or sys.stderr; None, as Python has them where the file was closed: nothing is shown.
-      copy: gets each text as well.
+      stream: sys.stdout or sys.stderr; None (Python's value for a closed file): nothing is shown.
+      copy: function that also receives each text.
     """
 
     def __init__(self, stream: TextIO | None, copy: Callable[[str], None] = lambda text: None):
@@ -42,7 +43,7 @@ class Lasting:
 
     def write(self, text: str) -> int:
         self._copy(text)
-        self._do("write", text)
+        self._call("write", text)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -50,26 +51,26 @@ class Lasting:
             self.write(line)
 
     def flush(self) -> None:
-        self._do("flush")
+        self._call("flush")
 
     def isatty(self) -> bool:
         with contextlib.suppress(OSError, ValueError):
             return self._stream is not None and self._stream.isatty()
         return False
 
-    def _do(self, method: str, *args: Any) -> None:
+    def _call(self, method: str, *args: Any) -> None:
         if self._stream is None:
             return
         try:
             try:
                 getattr(self._stream, method)(*args)
-            except UnicodeEncodeError:  # a terminal or a pipe that knows no such character
+            except UnicodeEncodeError:  # the stream's encoding lacks a character
                 encoding = getattr(self._stream, "encoding", None) or "ascii"
                 known = [text.encode(encoding, "backslashreplace").decode(encoding) for text in args]
                 getattr(self._stream, method)(*known)
         except (OSError, ValueError):  # ValueError: closed in Python
             stream, self._stream = self._stream, None
-            _to_nowhere(stream)
+            _discard(stream)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self._stream is None:
@@ -77,8 +78,8 @@ class Lasting:
         return getattr(self._stream, name)
 
 
-def _to_nowhere(stream: TextIO) -> None:
-    """Discards what the stream still holds when Python ends, and what others write to its file."""
+def _discard(stream: TextIO) -> None:
+    """Redirect a stream's file to the null device, for its remaining buffer and for other writers."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         handle = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -90,12 +91,12 @@ class Transcript:
     """Printed text, line by line, without control characters.
 
     Attributes:
-      screen: stdout alone, for what is drawn over itself.
-      file: to write to the transcript alone.
+      screen: stdout alone, for a progress bar.
+      file: stream into the transcript alone.
     """
 
     def __init__(self, screen: TextIO | None):
-        self.screen, self.file = cast(TextIO, Lasting(screen)), cast(TextIO, Lasting(None, self.write))
+        self.screen, self.file = cast(TextIO, SafeStream(screen)), cast(TextIO, SafeStream(None, self.write))
         self._kept: list[str] = []
         self._line = ""
         self._open: Any = None
@@ -104,13 +105,13 @@ class Transcript:
     def write(self, text: str) -> None:
         with self._lock:
             *lines, self._line = (self._line + text).split("\n")
-            # of what a progress bar drew over itself, the last
+            # a progress bar overwrites its line: keep the last version
             clean = [_CONTROL.sub("", line.rstrip("\r").rsplit("\r", 1)[-1]) for line in lines]
             self._kept += [line + "\n" for line in clean]
             self._save()
 
     def open(self, path: Path) -> None:
-        """Appends to that file from now on, and first what was printed before; once."""
+        """Append to that file from now on, beginning with the text printed before. A second call does nothing."""
         with self._lock:
             if self._open is not None:
                 return
@@ -121,21 +122,21 @@ class Transcript:
             self._save()
 
     def listen(self) -> None:
-        """Goes on where somebody, such as a live bar, has put streams of their own in the place of these."""
+        """Wrap sys.stdout and sys.stderr again, if other code (such as a live bar) has replaced them."""
         for name in ("stdout", "stderr"):
-            if not isinstance(stream := getattr(sys, name), Lasting):
-                setattr(sys, name, Lasting(stream, self.write))
+            if not isinstance(stream := getattr(sys, name), SafeStream):
+                setattr(sys, name, SafeStream(stream, self.write))
 
     def _save(self) -> None:
         if self._open is None or not self._kept:
             return
         text, self._kept = "".join(self._kept), []
-        # a disk that is full is for others to tell
+        # a full disk is reported elsewhere
         with contextlib.suppress(OSError):
             files.append(self._open, text.encode("utf-8", "replace"))
 
     def close(self) -> None:
-        """Ends the file, and a line that has no end."""
+        """Close the file, and end an unfinished line."""
         with self._lock:
             if self._line:
                 self.write("\n")
@@ -145,23 +146,23 @@ class Transcript:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Transcript]:
-    """Copies all that Python prints, to stdout and stderr, into a Transcript; neither can fail meanwhile.
+def record_output() -> Iterator[Transcript]:
+    """Copy stdout and stderr into a Transcript; neither stream can raise meanwhile.
 
-    What jrl's loggers let through (run.log_level) is in it as well, with the time, and goes to stderr unless somebody
-    has said where else. An exception that ends the block is written as Python will print it.
+    Records of jrl's loggers (run.log_level) are copied with their time. They also go to stderr, unless other handlers
+    exist. An exception that ends the block is written as Python will print it.
     """
-    _reopen()
+    _fill_closed_descriptors()
     out, err = sys.stdout, sys.stderr
     transcript = Transcript(out)
-    own: Any = Lasting(out, transcript.write), Lasting(err, transcript.write)
+    own: Any = SafeStream(out, transcript.write), SafeStream(err, transcript.write)
     sys.stdout, sys.stderr = own
     logger = logging.getLogger("jrl")
     handlers = [_handler(transcript.file, _DATED)]
     propagates = logger.propagate
     if not logger.hasHandlers():
-        handlers.append(_handler(Lasting(err), "%(levelname)s %(name)s: %(message)s"))
-        logger.propagate = False  # to the handler that a library gives Python's root meanwhile, as absl does
+        handlers.append(_handler(SafeStream(err), "%(levelname)s %(name)s: %(message)s"))
+        logger.propagate = False  # a library such as absl may add a root handler later
     for handler in handlers:
         logger.addHandler(handler)
     try:
@@ -181,27 +182,24 @@ def recorded() -> Iterator[Transcript]:
         transcript.close()
 
 
-class _Copied(logging.StreamHandler):
-    """Writes records to a file. Where nobody else handles them, Python shows them as if this were not there either."""
+class _FileHandler(logging.StreamHandler):
+    """Handler that writes records to a file, and leaves the default handling on if no other handler exists."""
 
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
-        heard = [*logging.getLogger("jrl").handlers, *logging.getLogger().handlers]
+        handlers = [*logging.getLogger("jrl").handlers, *logging.getLogger().handlers]
         last = logging.lastResort
-        # several runs of a process show a record once
-        if last and heard[0] is self and all(isinstance(h, _Copied) for h in heard) and record.levelno >= last.level:
+        is_first = handlers[0] is self  # several runs of a process show a record once
+        if last and is_first and all(isinstance(h, _FileHandler) for h in handlers) and record.levelno >= last.level:
             last.handle(record)
 
 
 @contextlib.contextmanager
-def log_file(path: Path) -> Iterator[TextIO]:
-    """Yields a log.txt to write to, beside what a program of the user's prints.
-
-    What jrl's loggers let through is in it as well. A file that is there already goes on.
-    """
+def open_log(path: Path) -> Iterator[TextIO]:
+    """Yield a stream into a log.txt; records of jrl's loggers are copied into it. An existing file is continued."""
     transcript, logger = Transcript(None), logging.getLogger("jrl")
     transcript.open(path)
-    handler = _Copied(transcript.file)
+    handler = _FileHandler(transcript.file)
     handler.setFormatter(logging.Formatter(_DATED))
     logger.addHandler(handler)
     try:
@@ -217,10 +215,10 @@ def _handler(stream: Any, form: str) -> logging.Handler:
     return handler
 
 
-def _reopen() -> None:
-    """Opens the null device in the place of standard files that are closed: another file would get their number."""
+def _fill_closed_descriptors() -> None:
+    """Open the null device for closed standard files; otherwise the next opened file would get their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # open uses the lowest free descriptor

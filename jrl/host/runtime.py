@@ -1,6 +1,6 @@
-"""Settings of jax before it starts, and a counter of programs that jax compiles again.
+"""Settings of jax before it starts, and a counter of recompiled programs.
 
-Call `apply` before anything touches a device. A run starts `Recompiles`, wraps each iteration in
+Call `apply` before anything uses a device. A run starts `Recompiles`, wraps each iteration in
 `with recompiles.iteration(rows)`, and calls `recompiles.check()` before the next one.
 """
 
@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 from jrl.errors import InputError
 from jrl.fields.bounds import Interval, Share, bounded
-from jrl.host import room
+from jrl.host import machine
 
 
 @dataclasses.dataclass(frozen=True)
 @bounded
 class RuntimeConfig:
-    """Settings made before jax starts, as environment variables. null: as the environment says."""
+    """Settings made before jax starts, as environment variables. null: the environment's value."""
 
     xla_flags: str | None = None  # appended to XLA_FLAGS, e.g. --xla_gpu_deterministic_ops=true
     preallocate: bool | None = None  # take the share of a GPU's memory at once, not as it is needed
@@ -33,20 +33,20 @@ class RuntimeConfig:
 
 # ---------------------------------------------------------------- before jax starts
 
-# jax says that the second name is out of date, and takes one of the two only
+# the second name is deprecated; jax rejects both together
 _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _READ_AT_START = ("XLA_", "PJRT_", "TF_", "CUDA_", "NVIDIA_", "NCCL_", "TPU_", "LIBTPU_", "NPROC")
 _for_runners: dict[str, str] = {}
 
 
-def variables(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables that a config asks for, where `environ` is what there is."""
+def build_environment(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a config, given the current variables `environ`."""
     found = {name: str(value) for name, value in cfg.env.items()}
     if cfg.xla_flags:
-        there = found.get("XLA_FLAGS", environ.get("XLA_FLAGS", "")).split()
-        latest = {flag.partition("=")[0]: flag for flag in there}  # of a flag given twice the later counts
+        present = found.get("XLA_FLAGS", environ.get("XLA_FLAGS", "")).split()
+        latest = {flag.partition("=")[0]: flag for flag in present}  # the last of a repeated flag counts
         new = [flag for flag in cfg.xla_flags.split() if latest.get(flag.partition("=")[0]) != flag]
-        found["XLA_FLAGS"] = " ".join([*there, *new])
+        found["XLA_FLAGS"] = " ".join([*present, *new])
     if cfg.preallocate is not None:
         found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true" if cfg.preallocate else "false"
     if cfg.mem_fraction is not None:
@@ -57,25 +57,26 @@ def variables(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def apply(cfg: RuntimeConfig) -> list[str]:
-    """Sets the environment variables that `runtime` asks for. Call it before anything touches a device.
+    """Set the environment variables of `runtime`. Call it before anything uses a device; jax may be imported.
 
-    jax may be imported. Environment runners that are started later get those of `runtime.env` too.
+    Env runners that start later get the variables of `runtime.env`, too.
 
     Returns:
-      What was asked for, as NAME=value.
+      The variables, as NAME=value.
     Raises:
-      InputError: jax has started already, and with other values.
+      InputError: jax has started already, with other values.
     """
-    there = dict(os.environ)
-    if _FRACTION not in there and _OLD_FRACTION in there:
-        there[_FRACTION] = there[_OLD_FRACTION]
-    wanted = variables(cfg, there)
-    new = {name: value for name, value in wanted.items() if there.get(name) != value}
+    current = dict(os.environ)
+    if _FRACTION not in current and _OLD_FRACTION in current:
+        current[_FRACTION] = current[_OLD_FRACTION]
+    wanted = build_environment(cfg, current)
+    new = {name: value for name, value in wanted.items() if current.get(name) != value}
     late = [name for name in new if name.startswith(_READ_AT_START)]
-    if late and started():
+    if late and has_started():
         raise InputError(
-            f"runtime: jax has started in this process, and reads {', '.join(late)} only then: build the first run of "
-            "a process with these keys, before anything else uses jax, or set the variables before the process starts"
+            f"runtime: jax has started in this process, and reads {', '.join(late)} only at its start: build the first "
+            "run of a process with these keys, before other code uses jax, or set the variables before the process "
+            "starts"
         )
     os.environ.update(wanted)
     if cfg.mem_fraction is not None:
@@ -85,24 +86,24 @@ def apply(cfg: RuntimeConfig) -> list[str]:
     return [f"{name}={value}" for name, value in wanted.items()]
 
 
-def for_runners() -> dict[str, str]:
-    """Returns the variables of `runtime.env` that `apply` set last: environment runners have them too."""
+def runner_environment() -> dict[str, str]:
+    """Return the variables of `runtime.env` that `apply` set last, for env runners."""
     return dict(_for_runners)
 
 
 def cpu_threads() -> int:
-    """Counts the threads in which XLA computes on the CPU, as `runtime.cpu_threads` says or one per core."""
-    asked = os.environ.get("PJRT_NPROC", "")
-    return int(asked) if asked.isdigit() and int(asked) else room.usable_cpus()
+    """Return the number of XLA's CPU threads: `runtime.cpu_threads`, or one per core."""
+    value = os.environ.get("PJRT_NPROC", "")
+    return int(value) if value.isdigit() and int(value) else machine.usable_cpus()
 
 
-def started() -> bool:
-    """Returns whether jax has looked for its devices, after which it ignores changes of its environment variables."""
+def has_started() -> bool:
+    """Return whether jax has initialised its devices; from then on it ignores changes of its environment variables."""
     if "jax" not in sys.modules:
         return False
     import jax
 
-    # there is no function that tells; but this setting, which has no other effect here, can no longer be changed then
+    # jax has no public function for this; but this setting cannot be changed afterwards, and is harmless before
     config: Any = jax.config
     count = config.jax_num_cpu_devices
     try:
@@ -113,58 +114,58 @@ def started() -> bool:
     return False
 
 
-# ---------------------------------------------------------------- compiled again and again
+# ---------------------------------------------------------------- recompilations
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # jax also sends it for a program read from the disk cache
-_WARM_UP = 3  # iterations: the first calls get arrays with other placements than those that programs return
-_SHOWN = 5  # function names in a message
+_WARM_UP = 3  # iterations: the first calls get arrays with other placements than programs return
+_MOST_NAMES = 5  # function names in a message
 
 
 class Recompiled(RuntimeError):
-    """More programs were compiled again during iterations than `run.max_recompiles` allows."""
+    """More programs were recompiled during iterations than `run.max_recompiles` allows."""
 
 
 class Recompiles:
-    """Counts the programs that iterations compile again: the function name was compiled before in this run.
+    """Counts the programs that iterations recompile: a function of that name was compiled before in this run.
 
     Counting starts after the first result row and three iterations. Compilations for result rows, evaluation and
-    checkpoints do not count, nor do those of other threads.
+    checkpoints do not count, nor do other threads' compilations.
 
     Args:
-      most: compilations that `check` allows; None: any number.
+      most: compilations allowed by `check`; None: no limit.
     """
 
     def __init__(self, most: int | None):
         self._most = most
-        self._watching = False
+        self._is_active = False
         self._known: set[str] = set()  # names of compiled functions
-        self._names: list[str] = []  # of functions that were compiled again
+        self._names: list[str] = []  # names of recompiled functions
         self._iterations, self._rows = 0, 0
         self._thread: int | None = None  # compilations of this thread count
 
     @property
     def count(self) -> int:
-        """Returns the number of programs that were compiled again."""
+        """Number of recompiled programs."""
         return len(self._names)
 
     def start(self) -> None:
-        """Starts counting; may be called again."""
-        if self._watching:
+        """Start counting; may be called again."""
+        if self._is_active:
             return
         from jax import monitoring
 
-        monitoring.register_event_duration_secs_listener(self._compiled)
-        self._watching = True
+        monitoring.register_event_duration_secs_listener(self._on_compile)
+        self._is_active = True
 
     def close(self) -> None:
-        """Stops counting; may be called again."""
-        if not self._watching:
+        """Stop counting; may be called again."""
+        if not self._is_active:
             return
         from jax import monitoring
 
-        self._watching = False
-        with contextlib.suppress(AssertionError, ValueError):  # other code may have cleared all listeners
-            monitoring.unregister_event_duration_listener(self._compiled)
+        self._is_active = False
+        with contextlib.suppress(AssertionError, ValueError):  # other code may have removed all listeners
+            monitoring.unregister_event_duration_listener(self._on_compile)
 
     def __enter__(self) -> "Recompiles":
         self.start()
@@ -175,14 +176,14 @@ class Recompiles:
 
     @contextlib.contextmanager
     def iteration(self, rows: int) -> Iterator[None]:
-        """Counts the compilations of one iteration, in the thread that runs it.
+        """Count the compilations of one iteration, in the thread that runs it.
 
         Args:
           rows: number of result rows so far.
         """
         if not self._iterations:
             self._rows = rows  # a resumed run has rows already
-        counts = self._watching and rows > self._rows and self._iterations >= _WARM_UP
+        counts = self._is_active and rows > self._rows and self._iterations >= _WARM_UP
         self._iterations += 1
         self._thread = threading.get_ident() if counts else None
         try:
@@ -191,17 +192,17 @@ class Recompiles:
             self._thread = None
 
     def check(self) -> None:
-        """Raises Recompiled if more programs were compiled again than allowed."""
+        """Raise Recompiled if more programs were recompiled than allowed."""
         if self._most is None or self.count <= self._most:
             return
-        names = ", ".join(dict.fromkeys(self._names[-_SHOWN:]))
+        names = ", ".join(dict.fromkeys(self._names[-_MOST_NAMES:]))
         raise Recompiled(
             f"run.max_recompiles: expected at most {self._most} programs compiled again since the first result row, "
-            f"got {self.count} (latest: {names}): keep shapes and dtypes the same (pad what varies), call jax.jit "
+            f"got {self.count} (latest: {names}): keep shapes and dtypes the same (pad varying arrays), call jax.jit "
             "once and not in each iteration, or raise run.max_recompiles. JAX_LOG_COMPILES=1 prints the shapes"
         )
 
-    def _compiled(self, event: str, duration_secs: float, **about: Any) -> None:
+    def _on_compile(self, event: str, duration_secs: float, **about: Any) -> None:
         if event != _COMPILED:
             return
         name = str(about.get("fun_name", "a program"))

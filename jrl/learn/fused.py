@@ -123,7 +123,7 @@ class Fused(Program):
         state = LoopState(state.learner, own_replay(state.replay, self.learner), _mine(state.source))
         state, (metrics, reports) = _repeat(one, state, self.iterations, count)
         state = LoopState(state.learner, joined_replay(state.replay), _stacked(state.source))
-        reports = episode_metrics.add_up_stacked(reports, count)
+        reports = episode_metrics.add_stacked_reports(reports, count)
         return state, over_iterations(metrics, count), _stacked(reports)
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int | None = None):
@@ -163,7 +163,7 @@ class Fused(Program):
     def place(self, state: LoopState) -> LoopState:
         source = state.source
         if self._initial_source is not None:
-            source = dataclasses.replace(self._initial_source, columns=episode_metrics.restarted(source))
+            source = dataclasses.replace(self._initial_source, columns=episode_metrics.clear_running(source))
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
         replay = parallel.shard(self._with_data(state.replay), self.mesh)
         return LoopState(learned, replay, parallel.shard(source, self.mesh))

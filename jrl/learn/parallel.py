@@ -71,7 +71,9 @@ def devices(
     """
     if fake is not None:
         _fake(fake)
-    elif of_cpu > 1 and learners is None and _FORCED not in os.environ.get("XLA_FLAGS", "") and not runtime.started():
+    elif (
+        of_cpu > 1 and learners is None and _FORCED not in os.environ.get("XLA_FLAGS", "") and not runtime.has_started()
+    ):
         jax.config.update("jax_num_cpu_devices", of_cpu)
     found = jax.local_devices()
     if fake is None and learners is None and found[0].platform == "cpu":

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jrl.host import room
+from jrl.host import machine
 from jrl.learn import parallel
 from jrl.learn.fused import Fused
 from jrl.learn.program import LoopState, Program
@@ -101,7 +101,7 @@ class Population:
         if free is None or of_one is None:
             return None
         shared = count if device.platform == "cpu" else 1  # CPU devices share the host's memory
-        return count * int(room.SHARE * free / shared / max(of_one, 1))
+        return count * int(machine.SHARE * free / shared / max(of_one, 1))
 
     def begin(self) -> None:
         """Makes each member's state, one after the other: a vmapped orthogonal init hangs on jaxlib 0.10 on CPU."""

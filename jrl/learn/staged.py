@@ -89,7 +89,7 @@ class Staged(Program):
         if not reports:
             report = episode_metrics.empty_report(self.source.columns)
         else:
-            report = reports[0] if len(reports) == 1 else episode_metrics.add_up(reports)
+            report = reports[0] if len(reports) == 1 else episode_metrics.add_reports(reports)
         metrics = learned[0] if len(learned) == 1 else _mean(learned)
         return step.state, {**metrics, **self.source.metrics, **step.metrics}, report
 
@@ -154,7 +154,7 @@ class Staged(Program):
 
     def place(self, state: LoopState) -> LoopState:
         assert self.source is not None
-        self.source.columns = episode_metrics.restarted(state.source)
+        self.source.columns = episode_metrics.clear_running(state.source)
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
         return LoopState(learned, parallel.shard(self._with_data(state.replay), self.mesh), ())
 
@@ -165,7 +165,7 @@ class Staged(Program):
         columns = jax.device_get(self.source.columns)
         self.source.close()
         self.source = self._remake(jax.random.fold_in(self._source_key, count), count)
-        self.source.columns = episode_metrics.restarted(columns)
+        self.source.columns = episode_metrics.clear_running(columns)
 
     def close(self) -> None:
         if self.source is not None:

@@ -1,41 +1,40 @@
-"""Tests whether a result row meets a stop criterion, for ends of runs and displays of their progress."""
+"""Stop criteria: whether a result row meets one."""
 
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-_OF_THE_WINDOW = re.compile(r"(episode|agent/.+|policy/[^/]+)/(?:return|length)")
+_WINDOW_MEAN = re.compile(r"(episode|agent/.+|policy/[^/]+)/(?:return|length)")
 
 
-def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
-    """Returns whether a row's value of the metric can meet a criterion: a mean over the first few episodes is luck.
+def is_reliable(name: str, row: Mapping[str, Any], window: int) -> bool:
+    """Return whether a row's metric can meet a criterion: a mean over fewer than `window` episodes is luck.
 
     Args:
-      name: of the metric.
-      row: a result row; `episode/window` says over how many episodes its means are, `agent/NAME/window` and
-        `policy/NAME/window` over how many those of an agent and of a policy are.
-      window: over so many they have to be.
+      name: metric.
+      row: result row; `episode/window`, `agent/NAME/window` and `policy/NAME/window` count the episodes of its means.
+      window: required number of episodes.
     """
-    return episodes(name, row) >= window
+    return window_size(name, row) >= window
 
 
-def episodes(name: str, row: Mapping[str, Any]) -> float:
-    """Returns over how many episodes a row's value of the metric is a mean; inf: it is not such a mean."""
-    found = _OF_THE_WINDOW.fullmatch(name)
+def window_size(name: str, row: Mapping[str, Any]) -> float:
+    """Return the number of episodes in the mean of a row's metric; inf: the metric is not such a mean."""
+    found = _WINDOW_MEAN.fullmatch(name)
     if found is None:
         return math.inf
-    of_games = row.get("episode/window", math.inf)  # which is all that rows of earlier versions have
+    of_games = row.get("episode/window", math.inf)  # rows of earlier versions have no other window
     return float(row.get(f"{found[1]}/window", of_games))
 
 
-def met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
-    """Returns whether the row has the metric, it counts, and is at least `target`.
+def is_met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
+    """Return whether the row has the metric, reliable and at least `target`.
 
-    A mean over 3 episodes is not yet one over 10:
+    A mean over 3 episodes is not yet reliable:
 
-    >>> [met("episode/return", {"episode/return": 500, "episode/window": n}, 475, window=10) for n in (3, 10)]
+    >>> [is_met("episode/return", {"episode/return": 500, "episode/window": n}, 475, window=10) for n in (3, 10)]
     [False, True]
     """
     value = row.get(name)
-    return value is not None and counts(name, row, window) and value >= target
+    return value is not None and is_reliable(name, row, window) and value >= target

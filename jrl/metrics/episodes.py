@@ -1,4 +1,4 @@
-"""Episode statistics, computed on the device from what a rollout recorded."""
+"""Episode statistics, computed on the device from a rollout."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,93 +12,92 @@ from flax import struct
 from jrl.ops import scans, sums
 from jrl.types import Array, Episodes, PyTree
 
-WINDOW = 100  # episodes over which the reported mean return is taken, unless a run says otherwise
+WINDOW = 100  # default number of episodes in the reported mean return
 
 
 @struct.dataclass
-class Columns:
-    """Statistics of the episodes in flight, one per environment, and of the latest that ended."""
+class EpisodeState:
+    """Statistics of the running episode of each environment, and of the latest finished episodes."""
 
-    episode_return: Array  # [B] f32, undiscounted, so far
-    return_rest: Array  # [B] f32, what that sum is beyond float32: a million steps would be 1 % off without it
+    episode_return: Array  # [B] f32, undiscounted return so far
+    return_rest: Array  # [B] f32, rounding error of that sum: without it, a million steps would be 1 % off
     length: Array  # [B] i32, steps so far
-    running_return: Array  # [B] f32, discounted return so far; 0 where it is not recorded
-    window_return: Array  # [W] f32, ring of the last W returns; NaN where there is none yet
+    running_return: Array  # [B] f32, discounted return so far; 0: not recorded
+    window_return: Array  # [W] f32, ring of the last W returns; NaN: no episode yet
     window_length: Array  # [W] f32
-    window_next: Array  # [] i32, where the next episode is written
-    games: Any = ()  # Columns or (), of several agents, whose windows then are [A, W] and [A]: the same of games
+    window_next: Array  # [] i32, ring index of the next episode
+    games: Any = ()  # with several agents, the EpisodeState of games; windows of agents are [A, W] and [A]
 
 
-_FLYING = ("episode_return", "return_rest", "length", "running_return")
+_RUNNING = ("episode_return", "return_rest", "length", "running_return")
 _WINDOWS = ("window_return", "window_length", "window_next")
 
 
-class Tracked(NamedTuple):
-    """Numbers per row of a rollout; `episode_return` and `length` are those of an episode on the row where it ends."""
+class EpisodeRows(NamedTuple):
+    """Return and length so far on each step of a rollout; on the step of an end they are the episode's."""
 
-    episode_return: Array  # [T, B] f32, so far, this row included
+    episode_return: Array  # [T, B] f32, including this step
     length: Array  # [T, B] i32
     running_return: Array  # [T, B] f32
 
 
-def window_of(parts: int, smoothing: int = WINDOW) -> int:
-    """Returns the latest episodes that each of so many pools reports on, so that all report on `smoothing` at least."""
+def window_per_pool(parts: int, smoothing: int = WINDOW) -> int:
+    """Return the window size of each of several pools, so that together they cover at least `smoothing` episodes."""
     return -(-smoothing // parts)
 
 
-def init(num_envs: int, window: int = WINDOW, *, agents: int = 0) -> Columns:
-    """Makes the columns of environments that have just been reset.
+def init(num_envs: int, window: int = WINDOW, *, agents: int = 0) -> EpisodeState:
+    """Return the state of environments that have just been reset.
 
     Args:
       num_envs: B.
       window: W.
-      agents: A, of each environment, where it has several.
+      agents: A, agents per environment; 0: single agent.
     """
     if agents:
-        of_agents = init(num_envs, window)
+        combine_agents = init(num_envs, window)
         stack = lambda x: jnp.repeat(x[None], agents, 0)
         return dataclasses.replace(
-            of_agents,
-            **{name: stack(getattr(of_agents, name)) for name in _WINDOWS},
+            combine_agents,
+            **{name: stack(getattr(combine_agents, name)) for name in _WINDOWS},
             games=init(num_envs // agents, window),
         )
-    nothing = jnp.full((window,), jnp.nan, jnp.float32)
+    empty = jnp.full((window,), jnp.nan, jnp.float32)
     zeros = jnp.zeros((num_envs,), jnp.float32)
-    # copies: each leaf is donated, and no buffer may be donated twice
-    return Columns(
+    # copies: leaves are donated, and no buffer may be donated twice
+    return EpisodeState(
         episode_return=zeros,
         return_rest=jnp.copy(zeros),
         length=jnp.zeros((num_envs,), jnp.int32),
         running_return=jnp.copy(zeros),
-        window_return=nothing,
-        window_length=jnp.copy(nothing),
+        window_return=empty,
+        window_length=jnp.copy(empty),
         window_next=jnp.int32(0),
     )
 
 
-def restarted(columns: Columns) -> Columns:
-    """Returns the columns with no episode in flight, as after a reset; episodes that have ended still count."""
+def clear_running(state: EpisodeState) -> EpisodeState:
+    """Return the state without running episodes, as after a reset; finished episodes still count."""
     clear = lambda x: jnp.zeros(x.shape, x.dtype)
-    games = restarted(columns.games) if isinstance(columns.games, Columns) else ()
-    return dataclasses.replace(columns, games=games, **{name: clear(getattr(columns, name)) for name in _FLYING})
+    games = clear_running(state.games) if isinstance(state.games, EpisodeState) else ()
+    return dataclasses.replace(state, games=games, **{name: clear(getattr(state, name)) for name in _RUNNING})
 
 
-def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tuple[Columns, Tracked]:
-    """Follows the episodes through a rollout.
+def track(state: EpisodeState, reward, done, mask, gamma=None, learned=None) -> tuple[EpisodeState, EpisodeRows]:
+    """Accumulate returns and lengths over a rollout.
 
     Args:
-      columns: of the B environments, before the rollout.
-      reward: [T, B] f32, as the environment gave it.
+      state: state of the B environments before the rollout.
+      reward: [T, B] f32, environment's reward.
       done: [T, B] bool, terminated or truncated.
-      mask: [T, B] bool, False on masked steps, which count neither as reward nor as step.
+      mask: [T, B] bool, False on masked steps, whose reward and length do not count.
       gamma: discount of the running return; None: not recorded (0).
-      learned: [T, B] f32, the rewards of the running return, as the learner sees them; None: `reward`.
+      learned: [T, B] f32, the learner's rewards, for the running return; None: `reward`.
     Returns:
-      The columns after the rollout, and Tracked.
+      The state after the rollout, and EpisodeRows.
     """
 
-    # what rounding loses is reckoned once per rollout, of what the episodes had before and what it brings: in the loop
-    # that takes six times as long on CPU
+    # the rounding error is corrected once per rollout: inside the loop it takes six times as long on CPU
     def body(carry, row):
         before, total, length = carry
         reward, done, mask = row
@@ -106,45 +105,47 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
         keep = ~done
         return (before * keep, total * keep, length * keep), (before + total, length)
 
-    start = (columns.episode_return, jnp.zeros_like(columns.episode_return), columns.length)
+    start = (state.episode_return, jnp.zeros_like(state.episode_return), state.length)
     (before, total, length), (returns, lengths) = scans.elementwise(body, start, (reward, done, mask))
-    # 0 behind an end, where nothing is left of the rest either
-    total, rest = sums.add(before, jnp.where(before == 0, 0.0, columns.return_rest), total)
-    after = dataclasses.replace(columns, episode_return=total, return_rest=rest, length=length)
+    # before is 0 after an end, where the rounding error is dropped, too
+    total, rest = sums.add(before, jnp.where(before == 0, 0.0, state.return_rest), total)
+    after = dataclasses.replace(state, episode_return=total, return_rest=rest, length=length)
     if gamma is None:
-        return after, Tracked(returns, lengths, jnp.zeros_like(returns))
+        return after, EpisodeRows(returns, lengths, jnp.zeros_like(returns))
 
     def discounted(running, row):
         reward, done, mask = row
-        running = jnp.where(mask, reward + gamma * running, running)  # a masked row leaves it as it is
+        running = jnp.where(mask, reward + gamma * running, running)  # a masked step changes nothing
         return running * ~done, running
 
     learned = reward if learned is None else learned
-    running, running_rows = scans.elementwise(discounted, columns.running_return, (learned, done, mask))
-    return dataclasses.replace(after, running_return=running), Tracked(returns, lengths, running_rows)
+    running, running_rows = scans.elementwise(discounted, state.running_return, (learned, done, mask))
+    return dataclasses.replace(after, running_return=running), EpisodeRows(returns, lengths, running_rows)
 
 
-def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episodes]:
-    """Statistics of the episodes that ended in a rollout; the latest W of them enter the window.
+def reduce(state: EpisodeState, rows: EpisodeRows, done, mask) -> tuple[EpisodeState, Episodes]:
+    """Return the state and the statistics of the episodes that ended in a rollout; the latest W enter the window.
 
     Args:
-      columns: after `track`.
+      state: state after `track`.
       rows, done, mask: [T, B].
     """
     ended = done & mask
     count = ended.sum(dtype=jnp.int32)
     flat_ended = ended.reshape(-1)
-    window = columns.window_return.shape[0]
+    window = state.window_return.shape[0]
     rank = jnp.cumsum(flat_ended.astype(jnp.int32)) - 1
-    latest = flat_ended & (rank >= count - window)  # more would overwrite one another, in no defined order
-    slot = jnp.where(latest, (columns.window_next + rank) % window, window)  # window: out of bounds, dropped
+    latest = flat_ended & (rank >= count - window)  # more would overwrite one another in undefined order
+    slot = jnp.where(
+        latest, (state.window_next + rank) % window, window
+    )  # index `window` is out of bounds, so the write is dropped
     write = lambda ring, values: ring.at[slot].set(values.reshape(-1).astype(jnp.float32), mode="drop")
     returns = rows.episode_return
-    columns = dataclasses.replace(
-        columns,
-        window_return=write(columns.window_return, returns),
-        window_length=write(columns.window_length, rows.length),
-        window_next=(columns.window_next + count) % window,
+    state = dataclasses.replace(
+        state,
+        window_return=write(state.window_return, returns),
+        window_length=write(state.window_length, rows.length),
+        window_next=(state.window_next + count) % window,
     )
     episodes = Episodes(
         count=count,
@@ -153,76 +154,81 @@ def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episod
         return_max=jnp.max(jnp.where(ended, returns, -jnp.inf)),
         length_sum=jnp.sum(jnp.where(ended, rows.length, 0)),
         steps=mask.sum(dtype=jnp.int32),
-        window_return=columns.window_return,
-        window_length=columns.window_length,
+        window_return=state.window_return,
+        window_length=state.window_length,
     )
-    return columns, episodes
+    return state, episodes
 
 
-def of_games(reward, mask, over) -> tuple[Array, Array]:
-    """Reads the columns of several agents [T, G * A] as games.
+def to_games(reward, mask, over) -> tuple[Array, Array]:
+    """Return the agents' arrays [T, G * A] as games.
 
     Returns:
-      reward [T, G] f32, the sum over the agents who are there; mask [T, G] bool, whether anybody is.
+      reward [T, G] f32, summed over present agents; mask [T, G] bool, whether any agent is present.
     """
     split = lambda x: x.reshape(*over.shape, -1)
     return split(jnp.where(mask, reward, 0.0)).sum(-1), split(mask).any(-1)
 
 
-def reduce_games(columns: Columns, rows: Tracked, reward, done, mask, over) -> tuple[Columns, Episodes]:
-    """Statistics of games and, in `Episodes.agents`, of each agent's own episodes.
+def reduce_games(state: EpisodeState, rows: EpisodeRows, reward, done, mask, over) -> tuple[EpisodeState, Episodes]:
+    """Return the state and the statistics of games; `Episodes.agents` has those of the agents' own episodes.
 
     Args:
-      columns: after `track`, but for `columns.games`, which are tracked here.
-      rows, reward, done, mask: [T, G * A], of the agents.
-      over: [T, G], where games end.
+      state: state after `track`; `state.games` is tracked here.
+      rows, reward, done, mask: [T, G * A], by agent.
+      over: [T, G], ends of games.
     """
-    assert isinstance(columns.games, Columns)
-    earned, played = of_games(reward, mask, over)
-    games, found = track(columns.games, earned, over, played)
-    return _of_each(columns, rows, done, mask, *reduce(games, found, over, played))
+    assert isinstance(state.games, EpisodeState)
+    game_reward, game_mask = to_games(reward, mask, over)
+    games, game_rows = track(state.games, game_reward, over, game_mask)
+    return _reduce_agents(state, rows, done, mask, *reduce(games, game_rows, over, game_mask))
 
 
-class Told(NamedTuple):
-    """Results of games whose agents' rows do not stand side by side."""
+class FinishedGames(NamedTuple):
+    """Results of games whose agents' steps are not adjacent in the batch."""
 
-    steps: Array  # [T, G * A] bool: rows that stand for a step of their game, one for each
-    over: Array  # [N] bool: of the rest, how many are games that have ended
-    episode_return: Array  # [N] f32, the sum over the agents
+    steps: Array  # [T, G * A] bool, marks one agent per game step, so that steps are counted once
+    over: Array  # [N] bool, whether the entry is a finished game; other entries are padding
+    episode_return: Array  # [N] f32, sum over agents
     length: Array  # [N] i32
 
 
-def reduce_told(columns: Columns, rows: Tracked, done, mask, told: Told) -> tuple[Columns, Episodes]:
-    """Reduces, as `reduce_games`, games that somebody else has followed to their ends."""
-    assert isinstance(columns.games, Columns)
-    ended = told.over[None]
-    games, report = reduce(columns.games, Tracked(told.episode_return[None], told.length[None], ended), ended, ended)
-    report = dataclasses.replace(report, steps=(told.steps & mask).sum(dtype=jnp.int32))
-    return _of_each(columns, rows, done, mask, games, report)
+def reduce_finished(
+    state: EpisodeState, rows: EpisodeRows, done, mask, finished: FinishedGames
+) -> tuple[EpisodeState, Episodes]:
+    """Do as `reduce_games` for games whose results are known."""
+    assert isinstance(state.games, EpisodeState)
+    ended = finished.over[None]
+    games, report = reduce(
+        state.games, EpisodeRows(finished.episode_return[None], finished.length[None], ended), ended, ended
+    )
+    report = dataclasses.replace(report, steps=(finished.steps & mask).sum(dtype=jnp.int32))
+    return _reduce_agents(state, rows, done, mask, games, report)
 
 
-def _of_each(columns: Columns, rows: Tracked, done, mask, games: Columns, report: Episodes) -> tuple[Columns, Episodes]:
-    """Adds each agent's own episodes to what is known of games."""
-    num_agents = columns.window_next.shape[0]
-    # an agent may end before its game does, and what it is part of when the game ends has ended, too
+def _reduce_agents(
+    state: EpisodeState, rows: EpisodeRows, done, mask, games: EpisodeState, report: Episodes
+) -> tuple[EpisodeState, Episodes]:
+    """Add the agents' own episodes to the statistics of games."""
+    num_agents = state.window_next.shape[0]
     by_agent = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], -1, num_agents), -1, 0)
-    cut = {name: by_agent(getattr(columns, name)) for name in _FLYING}
-    of_each = dataclasses.replace(columns, games=(), **cut)
-    of_each, agents = jax.vmap(reduce)(of_each, jax.tree.map(by_agent, rows), by_agent(done), by_agent(mask))
-    windows = {name: getattr(of_each, name) for name in _WINDOWS}
-    return dataclasses.replace(columns, games=games, **windows), dataclasses.replace(report, agents=agents)
+    running = {name: by_agent(getattr(state, name)) for name in _RUNNING}
+    each = dataclasses.replace(state, games=(), **running)
+    each, agents = jax.vmap(reduce)(each, jax.tree.map(by_agent, rows), by_agent(done), by_agent(mask))
+    windows = {name: getattr(each, name) for name in _WINDOWS}
+    return dataclasses.replace(state, games=games, **windows), dataclasses.replace(report, agents=agents)
 
 
-def summary(reports: list[Episodes]) -> dict[str, Any]:
-    """Returns one row's episode metrics from the reports of one or more iterations, oldest first, on the host.
+def summarize(reports: list[Episodes]) -> dict[str, Any]:
+    """Return a row's episode metrics from the reports of one or more iterations, oldest first, on the host.
 
-    Leaves may have leading axes (devices, iterations of one call); the windows are those of the last report. NaN until
-    an episode has ended.
+    Leaves may have leading axes (devices, iterations of one call). The windows are the last report's. NaN: no episode
+    has ended.
 
     Returns:
       `episode/return` and `episode/length` (means over the window), `episode/window` (episodes in it), `episode/count`,
-      `episode/return_p10`, `episode/return_p90` (tenth and ninetieth percentile over the window),
-      `episode/return_min`, `episode/return_max` (of the episodes that ended since the last row).
+      `episode/return_p10`, `episode/return_p90` (percentiles over the window), `episode/return_min`,
+      `episode/return_max` (of the episodes that ended since the last row).
     """
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     last = reports[-1]
@@ -242,17 +248,19 @@ def summary(reports: list[Episodes]) -> dict[str, Any]:
     }
 
 
-def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Makes one row's metrics of the agents' own episodes; as `summary`.
+def summarize_agents(
+    reports: list[Episodes], agents: Sequence[str], policies: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Return a row's metrics of the agents' own episodes, as `summarize`.
 
     Args:
-      reports: of several agents.
-      agents: their A names.
-      policies: name -> the agents that follow it.
+      reports: reports of several agents.
+      agents: A names.
+      policies: policy -> names of its agents.
     Returns:
-      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/window`, `agent/NAME/count`, and `policy/NAME/return`, the
-      mean over its agents; `policy/NAME/window` is the least of those agents that are in the mean;
-      `policy/NAME/return_min` and `return_max` are over the episodes of its agents since the last row.
+      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/window`, `agent/NAME/count`; `policy/NAME/return`, the mean
+      over its agents; `policy/NAME/window`, the smallest window of these agents; `policy/NAME/return_min` and
+      `return_max`, over its agents' episodes since the last row.
     """
     known = [r.agents for r in reports if isinstance(r.agents, Episodes)]
     windows = ("window_return", "window_length")
@@ -261,25 +269,24 @@ def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[
     extremes: dict[str, tuple[float, float]] = {}
     for i, agent in enumerate(agents):
         pick = lambda name, x, i=i: np.asarray(x)[(..., i, slice(None)) if name in windows else (..., i)]
-        of_it = lambda r: {n: pick(n, x) for n, x in vars(r).items() if n != "agents"}  # noqa: B023 - called at once
-        cut = [dataclasses.replace(r, **of_it(r)) for r in known]
-        of_one = summary(cut)
-        found |= {f"agent/{agent}/{name}": of_one[f"episode/{name}"] for name in kept}
-        extremes[agent] = of_one["episode/return_min"], of_one["episode/return_max"]
-    for policy, followers in policies.items():
-        returns = np.array([found[f"agent/{agent}/return"] for agent in followers])
+        select = lambda r: {n: pick(n, x) for n, x in vars(r).items() if n != "agents"}  # noqa: B023 - called at once
+        metrics = summarize([dataclasses.replace(r, **select(r)) for r in known])
+        found |= {f"agent/{agent}/{name}": metrics[f"episode/{name}"] for name in kept}
+        extremes[agent] = metrics["episode/return_min"], metrics["episode/return_max"]
+    for policy, members in policies.items():
+        returns = np.array([found[f"agent/{agent}/return"] for agent in members])
         known_returns = returns[np.isfinite(returns)]
         found[f"policy/{policy}/return"] = float(known_returns.mean()) if known_returns.size else float("nan")
-        windows_known = [found[f"agent/{a}/window"] for a, seen in zip(followers, np.isfinite(returns)) if seen]
+        windows_known = [found[f"agent/{a}/window"] for a, known in zip(members, np.isfinite(returns)) if known]
         found[f"policy/{policy}/window"] = min(windows_known, default=0)
-        low, high = zip(*(extremes[agent] for agent in followers), strict=True)
+        low, high = zip(*(extremes[agent] for agent in members), strict=True)
         found[f"policy/{policy}/return_min"] = float(np.fmin.reduce(low))
         found[f"policy/{policy}/return_max"] = float(np.fmax.reduce(high))
     return found
 
 
 def merge(reports: list[Episodes]) -> Episodes:
-    """Returns several reports, oldest first, as one, on the host; `steps` and windows are those of the last."""
+    """Merge reports, oldest first, on the host; `steps` and windows are the last report's."""
     agents = [r.agents for r in reports if isinstance(r.agents, Episodes)]
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     over = lambda fn, name: fn(np.stack([getattr(r, name) for r in reports]), 0)
@@ -295,13 +302,13 @@ def merge(reports: list[Episodes]) -> Episodes:
     )
 
 
-def add_up(reports: Sequence[Episodes]) -> Episodes:
-    """Reports of one part of a run after the other, oldest first, as one, on the device; windows are the last one's."""
-    return add_up_stacked(jax.tree.map(lambda *x: jnp.stack(x), *reports))
+def add_reports(reports: Sequence[Episodes]) -> Episodes:
+    """Add consecutive reports of one part of a run, oldest first, on the device; windows are the last report's."""
+    return add_stacked_reports(jax.tree.map(lambda *x: jnp.stack(x), *reports))
 
 
-def add_up_stacked(reports: Episodes, among=None) -> Episodes:
-    """Adds up, as `add_up`, reports whose leaves are stacked along a first axis; of the first `among`, None: of all."""
+def add_stacked_reports(reports: Episodes, among=None) -> Episodes:
+    """Add reports stacked along a first axis, as `add_reports`; `among`: number of reports to add, None: all."""
     if reports.count.shape[0] == 1:
         return jax.tree.map(lambda x: x[0], reports)
     last = -1 if among is None else among - 1
@@ -322,42 +329,42 @@ def add_up_stacked(reports: Episodes, among=None) -> Episodes:
         steps=total(reports.steps),
         window_return=reports.window_return[last],
         window_length=reports.window_length[last],
-        agents=add_up_stacked(reports.agents, among) if isinstance(reports.agents, Episodes) else (),
+        agents=add_stacked_reports(reports.agents, among) if isinstance(reports.agents, Episodes) else (),
     )
 
 
-def empty_report(columns: Columns) -> Episodes:
-    """Returns the report of a time in which no step was taken, in numpy; leaves of `columns` may have leading axes."""
-    if isinstance(columns.games, Columns):
-        agents = empty_report(dataclasses.replace(columns, games=()))
-        return dataclasses.replace(empty_report(columns.games), agents=agents)
-    of = lambda value, dtype: np.full(columns.window_next.shape, value, dtype)
+def empty_report(state: EpisodeState) -> Episodes:
+    """Return a report without steps, in numpy; leaves of `state` may have leading axes."""
+    if isinstance(state.games, EpisodeState):
+        agents = empty_report(dataclasses.replace(state, games=()))
+        return dataclasses.replace(empty_report(state.games), agents=agents)
+    full = lambda value, dtype: np.full(state.window_next.shape, value, dtype)
     return Episodes(
-        count=of(0, np.int32),
-        return_sum=of(0, np.float32),
-        return_min=of(np.inf, np.float32),
-        return_max=of(-np.inf, np.float32),
-        length_sum=of(0, np.int32),
-        steps=of(0, np.int32),
-        # copies: the next rollout takes over the buffers of the columns
-        window_return=np.array(columns.window_return),
-        window_length=np.array(columns.window_length),
+        count=full(0, np.int32),
+        return_sum=full(0, np.float32),
+        return_min=full(np.inf, np.float32),
+        return_max=full(-np.inf, np.float32),
+        length_sum=full(0, np.int32),
+        steps=full(0, np.int32),
+        # copies: the next rollout donates the buffers
+        window_return=np.array(state.window_return),
+        window_length=np.array(state.window_length),
     )
 
 
 def to_lists(report: Episodes) -> dict[str, Any]:
-    """Returns the arrays of a report as lists, for JSON."""
+    """Return a report's arrays as lists, for JSON."""
     found = {name: np.asarray(x).tolist() for name, x in vars(report).items() if name != "agents"}
     return found | ({"agents": to_lists(report.agents)} if isinstance(report.agents, Episodes) else {})
 
 
 def from_lists(found: Mapping[str, Any]) -> Episodes:
-    """Returns a report from what `to_lists` made of its arrays; numbers that are not finite may be strings."""
+    """Return a report from `to_lists`; non-finite numbers may be strings."""
     whole = ("count", "length_sum", "steps")
     arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items() if n != "agents"}
     return Episodes(**arrays, agents=from_lists(found["agents"]) if found.get("agents") else ())
 
 
-def steps(reports: PyTree) -> int:
-    """Returns environment steps of one report (all devices and iterations in it)."""
+def count_steps(reports: PyTree) -> int:
+    """Return the environment steps of a report, over all devices and iterations."""
     return int(np.asarray(reports.steps).astype(np.int64).sum())

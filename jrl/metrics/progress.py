@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TextIO, TypeGuard
 
 from jrl.metrics import criteria
 
-_COUNTERS = ("env_steps", "time_s", "iteration", "updates")  # that begin at 0 and grow evenly
-_ROWS = 10  # the latest so many tell the speed
-_BAR = 10  # columns of the bar, at least
+_COUNTERS = ("env_steps", "time_s", "iteration", "updates")  # start at 0 and grow evenly
+_ROWS = 10  # latest rows that measure the speed
+_BAR = 10  # minimum width of the bar
 
 
 class Progress(NamedTuple):
@@ -28,30 +28,30 @@ def open_progress(
     interval: float = 2.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """Returns a display of result rows: the nearest end of the run, steps, return, evaluation, steps/s and time left.
+    """Return a display of result rows: nearest stop criterion, steps, return, evaluation, steps/s and time left.
 
-    The row that meets a criterion is the last that is shown.
+    The row that meets a criterion is the last one displayed.
 
     Args:
-      stop: the run's criteria, as `reporter.stop_at` reads them, with env_steps; none: it goes on for ever.
-      stream: where to; None for stdout. A bar if it is a terminal.
-      window: as of `reporter.stop_at`.
-      interval: seconds at least between two plain lines; the last row is always told.
-      clock: seconds; for tests.
+      stop: stop criteria with env_steps, as in `reporter.stop_at`; empty: the run is endless.
+      stream: output stream; None: stdout. A terminal gets a bar.
+      window: as in `reporter.stop_at`.
+      interval: minimum seconds between two plain lines; the last row is always printed.
+      clock: function that returns seconds; for tests.
     """
     stream = sys.stdout if stream is None else stream
-    course = Course(stop, window)
-    return _bar(course, stream) if stream.isatty() else _lines(course, stream, interval, clock)
+    progress = RunProgress(stop, window)
+    return _open_bar(progress, stream) if stream.isatty() else _open_lines(progress, stream, interval, clock)
 
 
-# ---------------------------------------------------------------- where the run is
+# ---------------------------------------------------------------- progress towards the stop criteria
 
 
-class Course:
-    """Follows the rows of a run towards its criteria.
+class RunProgress:
+    """Progress of a run towards its stop criteria, from its result rows.
 
-    A counter goes from 0 to its criterion; any other metric from its first value, which counts once `episode/window` is
-    full for those of the latest episodes.
+    A counter starts at 0; any other metric starts at its first value. Means over the latest episodes count from the row
+    on whose `episode/window` is full.
     """
 
     def __init__(self, stop: Mapping[str, float], window: int = 0):
@@ -59,91 +59,92 @@ class Course:
         self._first: dict[str, float] = {}
         self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_ROWS)  # seconds, steps
         self.row: Mapping[str, Any] = {}
-        self.fraction = 0.0  # of the way to the nearest criterion
-        self.nearest = "env_steps"  # its name
+        self.fraction = 0.0  # progress to the nearest criterion
+        self.nearest = "env_steps"  # name of the nearest criterion
         self.over = False  # a criterion is met
 
-    def see(self, row: Mapping[str, Any]) -> bool:
-        """Takes the next row; whether it is to be shown: not after one that ended the run."""
+    def add_row(self, row: Mapping[str, Any]) -> bool:
+        """Add the next row; return whether to display it: False after a row that met a criterion."""
         if self.over:
             return False
         self.row = row
-        if _known(row.get("time_s")):
+        if _is_finite(row.get("time_s")):
             self._marks.append((row["time_s"], row["env_steps"]))
-        reached = {name: self._reached(name, row) for name in self._stop}
+        reached = {name: self._fraction_of(name, row) for name in self._stop}
         self.nearest = max(reached, key=reached.__getitem__, default="env_steps")
         self.fraction = reached.get(self.nearest, 0.0)
         self.over = self.fraction >= 1.0
         return True
 
-    def _reached(self, name: str, row: Mapping[str, Any]) -> float:
-        """Returns the share of the way to a criterion, 1 where it is met."""
+    def _fraction_of(self, name: str, row: Mapping[str, Any]) -> float:
+        """Return the progress to a criterion, 1 when it is met."""
         value, target = row.get(name), self._stop[name]
-        if not _known(value) or not criteria.counts(name, row, self._window):
+        if not _is_finite(value) or not criteria.is_reliable(name, row, self._window):
             return 0.0
-        if criteria.met(name, row, target, self._window):
+        if criteria.is_met(name, row, target, self._window):
             return 1.0
         start = 0.0 if name in _COUNTERS else self._first.setdefault(name, value)
-        # never the whole way where rounding alone would say so
+        # below 1, even with rounding
         return min(max(0.0, (value - start) / (target - start)), 0.999) if math.isfinite(target) else 0.0
 
     def speed(self) -> float | None:
-        """Returns environment steps per second of the latest rows. The first row, which holds the compilation, only
-        begins.
+        """Return environment steps per second of the latest rows.
+
+        The first row, which includes compilation, only starts the measurement.
         """
         (then, before), (now, steps) = (self._marks[0], self._marks[-1]) if self._marks else ((0, 0), (0, 0))
         return (steps - before) / (now - then) if now > then and steps > before else None
 
-    def left(self) -> float | None:
-        """Seconds until a counter meets its criterion, if no other metric does before; None: not known yet."""
+    def time_left(self) -> float | None:
+        """Return seconds until a counter meets its criterion, if no other metric does before; None: unknown."""
         speed, found = self.speed(), []
         for name in ("env_steps", "time_s"):
             pace = 1.0 if name == "time_s" else speed
-            if speed and pace and name in self._stop and _known(self.row.get(name)):
+            if speed and pace and name in self._stop and _is_finite(self.row.get(name)):
                 found.append(max(0.0, self._stop[name] - self.row[name]) / pace)
         return min(found, default=None)
 
-    def parts(self, short: bool = False) -> list[str]:
-        """Lists what there is to say of the latest row, the most important first."""
+    def describe(self, short: bool = False) -> list[str]:
+        """Return the texts about the latest row, the most important first."""
         row, target = self.row, self._stop.get(self.nearest, math.inf)
-        number = _short if short else _long
+        number = _format_short if short else _format_long
         percent = math.floor(100 * self.fraction)
         steps = lambda n: f"{number(n)} step{'s' * (n != 1)}"
-        said = [f"{percent}% of {steps(target)}" if self.nearest == "env_steps" else
-                f"{percent}% of {_name(self.nearest)} {target:g}"] if self._stop else []  # fmt: skip
+        texts = [f"{percent}% of {steps(target)}" if self.nearest == "env_steps" else
+                f"{percent}% of {_display_name(self.nearest)} {target:g}"] if self._stop else []  # fmt: skip
         if not (short and self.nearest == "env_steps" and self._stop):
-            said.append(steps(row["env_steps"]))
+            texts.append(steps(row["env_steps"]))
         score, evaluation, speed = row.get("episode/return"), row.get("evaluation/return"), self.speed()
-        said.append(f"return {_score(score)}" if _known(score) else "return -")
-        if _known(evaluation):
-            said.append(f"{'eval' if short else 'evaluation'} {_score(evaluation)}")
-        left = self.left()
+        texts.append(f"return {_format_score(score)}" if _is_finite(score) else "return -")
+        if _is_finite(evaluation):
+            texts.append(f"{'eval' if short else 'evaluation'} {_format_score(evaluation)}")
+        left = self.time_left()
         if left is not None and not self.over:
             most = any(name not in _COUNTERS for name in self._stop)
-            said.append(f"{'<' if short else 'less than ' if most else ''}{_duration(left)} left")
+            texts.append(f"{'<' if short else 'less than ' if most else ''}{_format_duration(left)} left")
         if speed is not None:
-            said.append(f"{number(round(speed))} steps/s")
-        return said
+            texts.append(f"{number(round(speed))} steps/s")
+        return texts
 
 
-def _known(value: Any) -> TypeGuard[float]:
+def _is_finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _name(metric: str) -> str:
-    """Returns a metric as people call it: `return`, `evaluation return`, `seconds`."""
+def _display_name(metric: str) -> str:
+    """Return a metric's display name: `return`, `evaluation return`, `seconds`."""
     return {"time_s": "seconds"}.get(metric, metric.removeprefix("episode/").replace("/", " "))
 
 
-def _long(number: float) -> str:
+def _format_long(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _score(number: float) -> str:
-    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"  # returns of 0 to 1 are common
+def _format_score(number: float) -> str:
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"  # two digits, because returns of 0 to 1 are common
 
 
-def _short(number: float) -> str:
+def _format_short(number: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             digits = f"{number / size:.3g}"
@@ -151,61 +152,61 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _duration(seconds: float) -> str:
-    # more than timedelta's days where a step takes for ever
+def _format_duration(seconds: float) -> str:
+    # timedelta overflows for very slow steps
     return str(datetime.timedelta(seconds=round(seconds))) if seconds < 1e9 else "years"
 
 
-# ---------------------------------------------------------------- how it is shown
+# ---------------------------------------------------------------- displays
 
 
-def _lines(course: Course, stream: TextIO, interval: float, clock: Callable[[], float]) -> Progress:
+def _open_lines(progress: RunProgress, stream: TextIO, interval: float, clock: Callable[[], float]) -> Progress:
     last: float | None = None
     waiting = False
 
-    def tell() -> None:
+    def print_row() -> None:
         nonlocal last, waiting
         last, waiting = clock(), False
-        print("  ".join(course.parts()), file=stream, flush=True)
+        print("  ".join(progress.describe()), file=stream, flush=True)
 
     def update(row: Mapping[str, Any]) -> None:
         nonlocal waiting
-        if not course.see(row):
+        if not progress.add_row(row):
             return
         waiting = True
         if last is None or clock() - last >= interval:
-            tell()
+            print_row()
 
     def close() -> None:
         if waiting:
-            tell()
+            print_row()
 
     return Progress(update, close)
 
 
-def _bar(course: Course, stream: TextIO) -> Progress:
+def _open_bar(progress: RunProgress, stream: TextIO) -> Progress:
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    def drawn() -> Table:
-        said = course.parts(short=True) if course.row else ["compiling"]
-        while len(said) > 1 and _BAR + 2 + len("  ".join(said)) > console.width:
-            said.pop()
+    def draw() -> Table:
+        texts = progress.describe(short=True) if progress.row else ["compiling"]
+        while len(texts) > 1 and _BAR + 2 + len("  ".join(texts)) > console.width:
+            texts.pop()
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(ratio=1, min_width=1)
         line.add_column(no_wrap=True)
-        line.add_row(ProgressBar(total=1.0, completed=course.fraction), "  ".join(said))
+        line.add_row(ProgressBar(total=1.0, completed=progress.fraction), "  ".join(texts))
         return line
 
-    # redrawn by `update` alone: no thread of its own beside the training loop
+    # only `update` redraws: no refresh thread beside the training loop
     console = Console(file=stream)
-    live = Live(drawn(), console=console, auto_refresh=False)
+    live = Live(draw(), console=console, auto_refresh=False)
     live.start(refresh=True)
 
     def update(row: Mapping[str, Any]) -> None:
-        if course.see(row):
-            live.update(drawn(), refresh=True)
+        if progress.add_row(row):
+            live.update(draw(), refresh=True)
 
     return Progress(update, live.stop)

@@ -1,4 +1,4 @@
-"""A result row under the names that RLlib's users know, nested as there."""
+"""Result rows under RLlib's names, nested as in RLlib."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from jrl.spaces import join_paths
 
-# ours -> theirs; those of episodes stand at the top and under `env_runners`
+# jrl's name -> RLlib's; episode metrics are at the top and under `env_runners`
 EPISODES = {
     "episode/return": "episode_return_mean",
     "episode/return_p10": "episode_return_p10",
@@ -22,8 +22,8 @@ COUNTS = {
     "timestamp": "timestamp",
     "env_runners/num_healthy_workers": "num_healthy_workers",
 }
-# the first part of our names -> where they stand
-_PLACES = {
+# first part of jrl's names -> RLlib's section
+_SECTIONS = {
     "time": "timers",
     "evaluation": "evaluation",
     "custom": "custom_metrics",
@@ -36,7 +36,7 @@ _PLACES = {
     "rollout": "env_runners",
 }
 _LISTS = ("evaluation/returns", "evaluation/lengths")
-# names of an evaluation's metrics
+# jrl's name of an evaluation metric -> RLlib's
 _EVALUATION = {
     "return": "episode_return_mean",
     "return_std": "episode_return_std",
@@ -47,7 +47,7 @@ _EVALUATION = {
 }
 
 
-# names that numbers had in RLlib before -> those that they have now
+# RLlib's former name -> its present name
 _FORMER = {
     "episode_reward_mean": "episode_return_mean",
     "episode_reward_min": "episode_return_min",
@@ -57,29 +57,29 @@ _FORMER = {
     "timesteps_this_iter": "num_env_steps_sampled",
     "num_env_steps_trained_this_iter": "num_env_steps_trained",
 }
-# of one agent, whose steps are those of its environment
-_OF_ONE = {
+# with a single agent, agent steps equal environment steps
+_SINGLE_AGENT = {
     "agent_timesteps_total": "num_env_steps_sampled_lifetime",
     "num_agent_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
     "num_agent_steps_sampled": "num_env_steps_sampled",
     "num_agent_steps_trained": "num_env_steps_trained",
     "num_agent_steps_trained_lifetime": "num_env_steps_trained_lifetime",
 }
-# what a row tells of an agent or a policy -> (under `env_runners`, at the top), each a dict by its name
-_OF_AGENT = {
+# metric of an agent or policy -> (RLlib's name under `env_runners`, at the top); each is a dict by agent or policy
+_AGENT = {
     "return": ("agent_episode_returns_mean", ""),
     "length": ("agent_episode_lens_mean", ""),
     "count": ("agent_episodes_this_iter", ""),
 }
-_OF_POLICY = {
+_POLICY = {
     "return": ("module_episode_returns_mean", "policy_reward_mean"),
     "return_min": ("module_episode_returns_min", "policy_reward_min"),
     "return_max": ("module_episode_returns_max", "policy_reward_max"),
 }
-_ALL = "__all_modules__"  # among `learners`, what is of no policy alone
+_ALL = "__all_modules__"  # key in `learners` of metrics that are not of one policy
 
 
-def result(
+def build_result(
     row: Mapping[str, Any],
     *,
     iteration: int,
@@ -90,17 +90,17 @@ def result(
     collects: bool = True,
     lists: bool = False,
 ) -> dict[str, Any]:
-    """Returns the dict that `Algorithm.train` returns.
+    """Return the dict of `Algorithm.train`.
 
     Args:
-      row: of the loggers.
+      row: row of the loggers.
       iteration: number of the row.
       trained: environment steps learned from so far.
-      episodes: that have ended so far.
-      before: the row before, None for the first.
-      trained_before: environment steps learned from until then.
-      collects: whether there are environments; without, what a row counts are updates, and no step is sampled.
-      lists: keep the returns and lengths of an evaluation's episodes, up to 2,000 numbers.
+      episodes: episodes that have ended so far.
+      before: previous row; None: this is the first.
+      trained_before: environment steps learned from until the previous row.
+      collects: whether there are environments; otherwise a row counts updates, and no step is sampled.
+      lists: whether to keep the returns and lengths of an evaluation's episodes, up to 2,000 numbers.
     """
     learner: dict[str, Any] = {}
     found: dict[str, Any] = {
@@ -118,12 +118,12 @@ def result(
     several = "agent_steps" in row
     if several:
         found["learners"] = {_ALL: learner}
-        found |= _of_agents(row, before)
+        found |= _count_agent_steps(row, before)
     for name, value in row.items():
         first, _, rest = name.partition("/")
         owner, _, inner = rest.partition("/") if first == "policy" else rest.rpartition("/")
         if several and first in ("agent", "policy"):
-            places = (_OF_AGENT if first == "agent" else _OF_POLICY).get(inner, ("", ""))
+            places = (_AGENT if first == "agent" else _POLICY).get(inner, ("", ""))
             for place, key in ((found["env_runners"], places[0]), (found, places[1])):
                 if key:
                     place.setdefault(key, {})[owner] = value
@@ -136,60 +136,59 @@ def result(
         elif name in _LISTS and not lists:
             continue
         elif first == "evaluation":
-            _put_evaluated(found.setdefault("evaluation", {}), rest, value)
+            _add_evaluation_metric(found.setdefault("evaluation", {}), rest, value)
         elif first == "estimate":
             found.setdefault("evaluation", {})
-        elif rest and first in _PLACES:
-            found.setdefault(_PLACES[first], {})[rest] = value
+        elif rest and first in _SECTIONS:
+            found.setdefault(_SECTIONS[first], {})[rest] = value
         elif name not in ("iteration", "episode/window", "agent_steps"):
             learner[name.removeprefix("learner/")] = value
     if not collects:
         found |= {"num_env_steps_sampled": 0, "num_env_steps_sampled_lifetime": 0}
     if "evaluation" in found:
-        found["evaluation"] = _with_former(found["evaluation"]) | _estimated(row)
+        found["evaluation"] = _add_former_names(found["evaluation"]) | _build_estimates(row)
     if several:
         found["info"] = {"learner": found["learners"]}
     else:
-        found |= {name: found[of] for name, of in _OF_ONE.items() if of in found}
-    return _with_former(found)
+        found |= {name: found[of] for name, of in _SINGLE_AGENT.items() if of in found}
+    return _add_former_names(found)
 
 
-def _of_agents(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the steps of agents, of whom several act in a step of their environment."""
+def _count_agent_steps(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     total = row["agent_steps"]
     now = {"num_agent_steps_sampled": total - (before.get("agent_steps", 0) if before else 0)}
     return {**now, "num_agent_steps_sampled_lifetime": total, "agent_timesteps_total": total}
 
 
-def _with_former(found: dict[str, Any]) -> dict[str, Any]:
+def _add_former_names(found: dict[str, Any]) -> dict[str, Any]:
     return found | {former: found[name] for former, name in _FORMER.items() if name in found}
 
 
-def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metrics of an evaluation under those names, at the top and under `env_runners`."""
+def build_evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an evaluation's metrics under RLlib's names, at the top and under `env_runners`."""
     named: dict[str, Any] = {}
     for name, value in found.items():
         if not name.startswith("estimate/"):
-            _put_evaluated(named, name, value)
-    named = _with_former(named) | _estimated(found)
+            _add_evaluation_metric(named, name, value)
+    named = _add_former_names(named) | _build_estimates(found)
     return {**named, "env_runners": dict(named)}
 
 
-def _put_evaluated(found: dict[str, Any], name: str, value: Any) -> None:
-    """Writes a metric of an evaluation under its name in RLlib; those of agents and policies stand in dicts by name."""
+def _add_evaluation_metric(found: dict[str, Any], name: str, value: Any) -> None:
+    """Add an evaluation metric under its name in RLlib; metrics of agents and policies are dicts by name."""
     kind, _, owner = name.removesuffix("/return").partition("/")
     if owner and kind in ("agent", "policy") and name.endswith("/return"):
-        for key in filter(None, (_OF_AGENT if kind == "agent" else _OF_POLICY)["return"]):
+        for key in filter(None, (_AGENT if kind == "agent" else _POLICY)["return"]):
             found.setdefault(key, {})[owner] = value
     else:
         found[_EVALUATION.get(name, name)] = value
 
 
-def _estimated(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns estimates by data under their names in RLlib, `off_policy_estimator`; {} where a row has none.
+def _build_estimates(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return off-policy estimates under RLlib's names, `off_policy_estimator`; {}: the row has none.
 
-    RLlib's is and wis weigh each step, as pdis and wpdis do: these stand there under both names, unless the row has
-    estimates that weigh whole episodes.
+    RLlib's is and wis weigh each step, as pdis and wpdis do. The latter are therefore copied to RLlib's names, unless
+    the row has estimates that weigh whole episodes.
     """
     found: dict[str, dict[str, Any]] = {}
     named = {name.removeprefix("estimate/"): value for name, value in row.items() if name.startswith("estimate/")}
@@ -197,14 +196,14 @@ def _estimated(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in named.items():
         method, _, end = name.partition("_")
         found.setdefault(method, dict(behavior))["_".join(filter(None, ("v_target", end)))] = value
-    theirs = {name: found[own] for own, name in (("pdis", "is"), ("wpdis", "wis")) if own in found}
-    return {"off_policy_estimator": theirs | found} if found else {}
+    copies = {name: found[own] for own, name in (("pdis", "is"), ("wpdis", "wis")) if own in found}
+    return {"off_policy_estimator": copies | found} if found else {}
 
 
-def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings as one, with names joined by /, no two to the same (`jrl.spaces.join_paths`).
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as one, names joined by / and unique (`jrl.spaces.join_paths`).
 
-    >>> flat({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
+    >>> flatten({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
     {'info/learner/loss': 0.5, 'iteration': 3}
     """
     found = dict(_leaves(tree, ()))
@@ -219,8 +218,8 @@ def _leaves(tree: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tupl
             yield (*at, str(name)), value
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers and texts of `after` that `before` has not, or has otherwise."""
+def select_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and texts of `after` that are new or differ from `before`."""
     nan = lambda x: isinstance(x, float) and math.isnan(x)
     other = lambda k, v: k not in before or not (before[k] is v or before[k] == v or (nan(before[k]) and nan(v)))
     return {k: v for k, v in after.items() if isinstance(v, int | float | str) and other(k, v)}

@@ -5,7 +5,7 @@ import time
 
 __all__ = ["RECOMPILES", "Timers"]
 
-RECOMPILES = "time/recompiles"  # column of result rows: a count of programs, not seconds
+RECOMPILES = "time/recompiles"  # metric: number of recompiled programs, not seconds
 
 
 class Timers:
@@ -22,19 +22,19 @@ class Timers:
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._lock = threading.Lock()
-        self.latest: tuple[str, float] | None = None  # the stage that was begun last, and when, by time.monotonic
+        self.latest: tuple[str, float] | None = None  # latest stage, and its start by time.monotonic
 
     def __call__(self, name: str) -> "_Stage":
-        """Returns a context manager that adds the time of its body, also when the body raises."""
+        """Return a context manager that adds the time of its body, even if the body raises."""
         return _Stage(self, name)
 
     def add(self, name: str, seconds: float) -> None:
-        """Adds seconds that were measured elsewhere."""
+        """Add seconds measured elsewhere."""
         with self._lock:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def drain(self) -> dict[str, float]:
-        """Returns `time/<stage>` -> seconds since the last drain. A stage that was seen once stays, with 0."""
+        """Return `time/<stage>` -> seconds since the last drain. A known stage stays, with 0."""
         with self._lock:
             drained, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return {f"time/{name}": seconds for name, seconds in drained.items()}

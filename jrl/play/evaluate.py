@@ -148,10 +148,10 @@ class Player(_Evaluating):
         self._options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore}
         if not self.in_program:
             self._options |= {"cut": False} | ({"record_infos": True} if infos else {})
-        self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.of_games)
+        self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.to_games)
         self._source: Source | None = None
-        self._columns: episodes.Columns  # of the games
-        self._of_agents: episodes.Columns  # of each agent in the game under way, where there are several
+        self._columns: episodes.EpisodeState  # of the games
+        self._of_agents: episodes.EpisodeState  # of each agent in the game under way, where there are several
         self._at_start = False  # environments that stand where their making, or a reset, has left them
 
     def _made(self, key: Key | None = None) -> Source:

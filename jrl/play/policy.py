@@ -203,8 +203,8 @@ class Inputs:
         self._own = own = spec._replace(observation=self.observation)
         self.history, self.added = None, dict[str, Space]()
         if observation is not None:
-            asked = history.asked(cfg)
-            self.history = history.history(own, **asked)
+            asked = history.history_options(cfg)
+            self.history = history.build_history(own, **asked)
             items = {PREV_ACTION: spec.action, PREV_REWARD: Box((), "float32")}
             self.added = {name: space for name, space in items.items() if asked.get(name)}
         self.remembers = PREV_ACTION in self.added

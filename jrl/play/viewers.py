@@ -173,7 +173,7 @@ def _alone(acting: policy.Policy, seed: int) -> Alone:
 def _together(cfg: RunConfig, trained: EnvSpec) -> Together:
     num = seats.whole_blocks(cfg, 1)
     make = lambda section: build_evaluation.environments(dataclasses.replace(cfg, env=section), num)
-    env = render.games(cfg.env, make, seed=cfg.run.seed)
+    env = render.make_games(cfg.env, make, seed=cfg.run.seed)
     try:
         build_evaluation.check_spaces(env.spec, trained)
     except BaseException:

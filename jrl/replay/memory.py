@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jrl.errors import InputError, counted
-from jrl.host import room
+from jrl.host import machine
 from jrl.types import Buffer
 
 
@@ -21,7 +21,7 @@ def available(device: jax.Device | None = None) -> int | None:
     """Returns the free bytes of an accelerator, or of the host for a CPU device; None if unknown."""
     device = device or jax.local_devices()[0]
     if device.platform == "cpu":
-        return room.host_available()
+        return machine.free_bytes()
     stats = device.memory_stats() or {}
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
@@ -41,13 +41,14 @@ def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 
     device = jax.local_devices()[0]
     share = 1 if device.platform == "cpu" else devices
     needed, free = (envs * length * kept + batch) * row // share, available(device)
-    if free is None or needed <= room.SHARE * free:
+    if free is None or needed <= machine.SHARE * free:
         return needed
     of = (f" x {kept} rollouts" if kept > 1 else "") + (f", and {batch:,} drawn from replay" if batch else "")
     raise InputError(
-        f"rollout.length: observations of {room.words(row)} each, of {counted(envs, 'env', ',')} x "
-        f"{counted(length, 'step', ',')}{of}, take {room.words(needed)}, but {room.words(free)} are free, room for "
-        f"{int(room.SHARE * free / row) * share:,}: make observations smaller, or lower env.num_envs, rollout.length"
+        f"rollout.length: observations of {machine.format_bytes(row)} each, of {counted(envs, 'env', ',')} x "
+        f"{counted(length, 'step', ',')}{of}, take {machine.format_bytes(needed)}, but "
+        f"{machine.format_bytes(free)} are free, room for "
+        f"{int(machine.SHARE * free / row) * share:,}: make observations smaller, or lower env.num_envs, rollout.length"
         + (" or replay.batch_size" if batch else "")
     )
 
@@ -68,17 +69,17 @@ def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1
     size = lambda capacity: nbytes(make(capacity)) * shared
     free, needed = available(device), size(capacity)
     where = "" if shared == devices else f" on each of {devices} devices"
-    words = f"{capacity:,} transitions take {room.words(needed)}{where}"
+    words = f"{capacity:,} transitions take {machine.format_bytes(needed)}{where}"
     if free is None:
         return f"replay: {words}"
-    left = room.SHARE * free - beside
+    left = machine.SHARE * free - beside
     if needed > left:
-        also = f", {room.words(beside)} of them for a rollout and a batch" if beside > 0.01 * free else ""
+        also = f", {machine.format_bytes(beside)} of them for a rollout and a batch" if beside > 0.01 * free else ""
         raise InputError(
-            f"replay.capacity: {words}, but {room.words(free)} are free{also}: "
+            f"replay.capacity: {words}, but {machine.format_bytes(free)} are free{also}: "
             f"at most {_largest(size, capacity, left):,} would fit"
         )
-    return f"replay: {words}, {room.words(free)} are free"
+    return f"replay: {words}, {machine.format_bytes(free)} are free"
 
 
 def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:

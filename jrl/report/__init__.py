@@ -1,1 +1,1 @@
-"""`python -m jrl.report`: runs read, compared with honest statistics, told as tables and learning curves."""
+"""`python -m jrl.report`: comparison of runs with bootstrap intervals, as tables and learning curves."""

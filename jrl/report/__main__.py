@@ -17,7 +17,7 @@ PORT = 8500
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line; nothing heavy is imported for it."""
+    """Return the command line; imports nothing slow."""
     p = command.parser(
         "report",
         "Compare runs: tables with intervals, learning curves, and what is doubtful about them. Runs whose configs "
@@ -44,17 +44,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what is doubtful and the paths that were written; exit status 0, or 2 for bad input."""
+    """Print the cautions and the written paths; return the exit status: 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         report(args)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     return 0
 
 
 def report(args: argparse.Namespace) -> None:
-    """Reads the runs, and writes the report; with --serve it shows the page until Ctrl-C. Raises InputError."""
+    """Read the runs and write the report; with --serve, show the page until Ctrl-C. Raises InputError."""
     from jrl.report import content, page, page_server, runs
 
     if args.seed < 0:
@@ -68,15 +68,15 @@ def report(args: argparse.Namespace) -> None:
         args.against = str(as_typed(args.against, "--against", "file"))
     bounds = None
     if args.normalize is not None:
-        bounds = content.normalization(as_typed(args.normalize, "--normalize", "file"))
+        bounds = content.read_bounds(as_typed(args.normalize, "--normalize", "file"))
     code = page.library()
     if args.serve is not None and code is None:
-        raise InputError(f"--serve: the page needs a drawing library, which is not installed: {page.INSTALL}")
+        raise InputError(f"--serve: the drawing library of the page is not installed: {page.INSTALL}")
 
     def read() -> "tuple[runs.Found, content.Options]":
         paths, against = list(args.runs), args.against
         if is_file:
-            paths.insert(0, against)  # before the same file of another spelling, which would not be read twice
+            paths.insert(0, against)  # first: a file is read once, under the first spelling of its path
             against = runs.only_method(Path(against))
         found = runs.read(paths, [key for key in args.by.split(",") if key])
         if is_file:
@@ -107,11 +107,11 @@ def _write(out: Path, found: "runs.Found", options: "content.Options", code: str
     said = content.content(found, options)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        names = [figures.curves(said, out / "curves.png").name, "report.md", "report.json"]
-        files.replace(out / "report.md", tables.markdown(said, names[0]))
+        names = [figures.plot_curves(said, out / "curves.png").name, "report.md", "report.json"]
+        files.replace(out / "report.md", tables.to_markdown(said, names[0]))
         files.replace(out / "report.json", tables.to_json(said))
         if code:
-            files.replace(out / page.NAME, page.html(found, said, options, page.relative(out), code))
+            files.replace(out / page.NAME, page.html(found, said, options, page.relative_link(out), code))
             names.insert(0, page.NAME)
     except OSError as e:
         raise InputError(f"--out {out}: cannot write there: {e.strerror}: choose another directory") from e

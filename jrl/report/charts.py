@@ -1,7 +1,7 @@
 """Charts of the page: options of Apache ECharts as plain data.
 
-A chart is a list of views, {"task": ..., "axis": ..., "option": ...}: the page shows the view that its controls name. A
-colour is the name of a variable in page.css, such as `--c0`, so that one option serves light and dark.
+A chart is a list of views, {"task": ..., "axis": ..., "option": ...}; the page shows the view selected by its controls.
+A colour is the name of a variable in page.css, such as `--c0`, so that one option serves light and dark mode.
 """
 
 import itertools
@@ -13,25 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.fields import schema
-from jrl.metrics import report
+from jrl.metrics import plots
 from jrl.metrics.timers import RECOMPILES
 from jrl.report import content, statistics
 from jrl.report.content import Options
 from jrl.report.runs import AXES, Found, Run
 
 Views = list[dict[str, Any]]
-Band = Mapping[str, Sequence[float]]  # x, value, low, high
-Curves = tuple[Sequence[report.Curve], Band | None]  # curves of a method's runs, and their interval (None: one run)
+Band = Mapping[str, Sequence[float]]  # keys: x, value, low, high
+Curves = tuple[Sequence[plots.Curve], Band | None]  # curves of a method's runs, and their interval (None: one run)
 
 ALL_TASKS = "*"
-MOST_CURVES = 10  # methods that are switched on at first
+MOST_CURVES = 10  # methods shown initially
 _INSIDE = (
     "episode/return", "episode/length", "loss/policy", "loss/value", "policy/entropy", "policy/approx_kl",
     "value/explained_variance", "train/lr", "perf/steps_per_s",
 )  # fmt: skip
 _STAGES = ("env", "act", "collect", "transfer", "wait", "update", "log")
-MOST_METHODS = 50  # of the legend
-_MOST_WITH_RUNS = 5  # methods up to which every run is drawn, not the mean alone
+MOST_METHODS = 50  # in the legend
+_MOST_WITH_RUNS = 5  # maximum number of methods whose single runs are drawn
 _MOST_SMALL = 20  # methods in the small charts
 _MOST_TIMED = 16
 _MOST_AXES = 8  # hyper-parameters in parallel
@@ -66,7 +66,7 @@ _TOOLBOX = {
         "restore": {"title": "All"}, "saveAsImage": {"type": "svg", "name": "curves", "title": "Save as SVG"},
     },
 }  # fmt: skip
-# parallel coordinates on a phone and on a wide screen: their place, and each of their axes
+# parallel coordinates on a phone and on a wide screen: position, and style of each axis
 _UPRIGHT = (
     {"layout": "vertical", "left": 34, "right": 26, "top": 46, "bottom": 36},
     {
@@ -87,25 +87,25 @@ _PARALLEL_AXIS = {
 
 
 class Measured(NamedTuple):
-    """What charts show, before methods and points are chosen."""
+    """Data of the charts, before methods and points are selected."""
 
-    said: Mapping[str, Any]  # of `content.content`
+    said: Mapping[str, Any]  # result of `content.content`
     runs: Mapping[str, Run]
     groups: Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs with scores
-    curves: Mapping[str, Mapping[tuple[str, str], Curves]]  # axis -> task or ALL_TASKS, method -> them
+    curves: Mapping[str, Mapping[tuple[str, str], Curves]]  # axis -> (task or ALL_TASKS, method) -> curves
     names: Mapping[str, str]  # short names of methods
-    rank: Mapping[str, int]  # place of each method; its colour and dashes
+    rank: Mapping[str, int]  # rank of each method, which selects its colour and dashes
 
 
 class Size(NamedTuple):
     """Limits of a page."""
 
-    points: int  # of a curve
-    most: int  # runs, and methods
+    points: int  # maximum points of a curve
+    most: int  # maximum number of runs, and of methods
 
 
 def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured:
-    """Returns the curves over every axis that rows have, of runs and what `content.content` says of them."""
+    """Return the curves over each axis that rows have, for the runs and the result of `content.content`."""
     options = options._replace(objective=said["objective"])
     runs = {run.name: run for run in found.runs}
     groups = {(c["task"], c["method"]): [runs[line["name"]] for line in c["runs"]] for c in said["curves"]}
@@ -118,7 +118,7 @@ def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured
         curves[axis] = {(ALL_TASKS, c["method"]): ([], c["band"]) for c in over}
         for c, (key, members) in zip(said["curves"], groups.items(), strict=True):
             lines = [run.curve(axis, options.objective) for run in members]
-            band = c["band"] if axis == options.axis else content.band([lines], options)
+            band = c["band"] if axis == options.axis else content.interquartile_band([lines], options)
             curves[axis][key] = [line for line in lines if len(line[0])], band
     brief = {method: re.sub(r"\balgo\.(?=\w+=)", "", method) for method in said["methods"]}
     if len({*brief.values()}) < len(brief):
@@ -130,8 +130,8 @@ def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured
 # ---------------------------------------------------------------- over steps, updates or seconds
 
 
-def learning_curves(m: Measured, size: Size) -> Views:
-    """Returns a view for each task and axis: a method's runs, and their interquartile mean with its interval."""
+def draw_curves(m: Measured, size: Size) -> Views:
+    """Return a view per task and axis: a method's runs, and their interquartile mean with its interval."""
     found = []
     for task, axis in itertools.product((ALL_TASKS, *m.said["tasks"]), m.curves):
         methods = m.said["methods"][: min(size.most, MOST_METHODS)]
@@ -151,16 +151,16 @@ def learning_curves(m: Measured, size: Size) -> Views:
                 series.append(_line(name, i, _on_grid(grid, np.stack(line))) | thin)
                 if band:
                     series[-1]["lineStyle"] |= {"width": 1, "opacity": 0.4}
-        y = "normalised score" if task == ALL_TASKS else report.LABELS.get(m.said["objective"], m.said["objective"])
-        option = _chart(series, report.LABELS[axis], y) | {
+        y = "normalised score" if task == ALL_TASKS else plots.LABELS.get(m.said["objective"], m.said["objective"])
+        option = _chart(series, plots.LABELS[axis], y) | {
             "toolbox": _TOOLBOX, "tooltip": {**_AT_X, "axisPointer": {"lineStyle": {"color": "--soft"}}},
         }  # fmt: skip
         found.append({"task": task, "axis": axis, "option": option})
     return found
 
 
-def profiles(m: Measured, size: Size) -> Views:
-    """Returns the share of runs above each normalised score; [] of one task."""
+def draw_profiles(m: Measured, size: Size) -> Views:
+    """Return the share of runs above each normalised score; []: one task."""
     of, series = m.said["profiles"].get("methods", {}), []
     for method in m.said["methods"][: min(size.most, MOST_METHODS)]:
         if p := of.get(method):
@@ -172,8 +172,8 @@ def profiles(m: Measured, size: Size) -> Views:
     return [{"option": option}] if series else []
 
 
-def inside_learning(m: Measured, size: Size) -> list[Views]:
-    """Returns a small chart for each metric: the interquartile mean of a method's runs, and their quartiles."""
+def draw_metrics(m: Measured, size: Size) -> list[Views]:
+    """Return a small chart per metric: the interquartile mean of a method's runs, and their quartiles."""
     found = []
     for metric in _INSIDE if size.points > 25 else ():
         views = []
@@ -184,22 +184,22 @@ def inside_learning(m: Measured, size: Size) -> list[Views]:
                 curves = [run.curve("env_steps", metric) for run in m.groups.get((task, method), ()) if run.path]
                 lines = [(x, y) for x, y in curves if len(x) > 1]
                 if len(lines) > 1 and max(x[0] for x, _ in lines) < min(x[-1] for x, _ in lines):
-                    grid, values = report.on_one_grid(lines, size.points // 5)
+                    grid, values = plots.interpolate(lines, size.points // 5)
                     middle = statistics.interquartile_mean([values.T])
                     series += _band(name, i, np.stack([grid, middle, *np.quantile(values, (0.25, 0.75), axis=0)]))
                 else:
                     grids = [_shared_grid([x], size.points // 5) for x, _ in lines]
                     series += [_line(name, i, _on_grid(grid, np.stack(line))) for grid, line in zip(grids, lines)]
             if series:
-                views.append({"task": task, "option": _small(m, report.LABELS.get(metric, metric), task, series)})
+                views.append({"task": task, "option": _small(m, plots.LABELS.get(metric, metric), task, series)})
         found.append(views)
     return [views for views in found if views]
 
 
-def histograms(m: Measured) -> list[Views]:
-    """Returns a small chart for each column of the rows that holds lists, such as `hist/x` of callbacks.
+def draw_histograms(m: Measured) -> list[Views]:
+    """Return a small chart per metric that is a list, such as `hist/x` of callbacks.
 
-    All rows count, as each has the values since the row before.
+    All rows count, because each has the values since the previous row.
     """
     pooled: dict[str, dict[str, dict[str, list[float]]]] = {}
     methods = m.said["methods"][:_MOST_SMALL]
@@ -215,7 +215,7 @@ def histograms(m: Measured) -> list[Views]:
         for task, by_method in tasks.items():
             try:
                 edges = np.histogram_bin_edges([*itertools.chain(*by_method.values())], _BINS)
-            except ValueError:  # numbers so large that no edges lie between them
+            except ValueError:  # numbers too large for bin edges
                 continue
             area = {"step": "end", "showSymbol": False, "areaStyle": {"opacity": 0.14}}
             columns = {
@@ -231,20 +231,20 @@ def histograms(m: Measured) -> list[Views]:
 
 
 def _shared_grid(given: Sequence[np.ndarray], points: int) -> np.ndarray:
-    """Returns the x at which curves are drawn: where all have a point, a tooltip compares them."""
+    """Return common x values for curves, so that a tooltip compares them at the same point."""
     x = np.unique(np.concatenate(given))
     return x if len(x) <= points else np.linspace(x[0], x[-1], points)
 
 
 def _on_grid(grid: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Returns x and y of a curve [columns, points] at the grid's points, and at its own two ends."""
+    """Return x and y of a curve [columns, points] at the grid's points and at its own ends."""
     x = columns[0]
     at = np.unique(np.concatenate((x[[0, -1]], grid[(grid > x[0]) & (grid < x[-1])])))
     return np.stack([at, *(np.interp(at, x, y) for y in columns[1:])])
 
 
 def _line(name: str, i: int, columns: np.ndarray) -> dict[str, Any]:
-    """Returns the curve of method `i`, f64 [x and y, points]."""
+    """Return the curve of method `i`, f64 [x and y, points]."""
     rows = _rows(columns[:2])
     width = 3.25 if i == 0 else 2.25 if i < _COLORS else 1.25
     return {
@@ -254,7 +254,7 @@ def _line(name: str, i: int, columns: np.ndarray) -> dict[str, Any]:
 
 
 def _band(name: str, i: int, columns: np.ndarray) -> list[dict[str, Any]]:
-    """Returns a curve with its interval, of f64 [x, value, low and high, points]; `band` of page.js draws it."""
+    """Return a curve with its interval, f64 [x, value, low and high, points], for `band` in page.js."""
     around = {
         "type": "custom", "renderItem": "band", "name": name, "data": _rows(columns[[0, 2, 3]]), "z": 1, "clip": True,
         "encode": {"x": 0, "y": [1, 2]}, "itemStyle": {"color": color(i)}, "silent": True, "tooltip": {"show": False},
@@ -263,12 +263,12 @@ def _band(name: str, i: int, columns: np.ndarray) -> list[dict[str, Any]]:
 
 
 def color(i: int) -> str:
-    """Returns the colour of method `i`, in the order of rank."""
+    """Return the colour of method `i` by rank."""
     return f"--c{i % _COLORS}"
 
 
 def dash(i: int) -> str:
-    """Returns the dashes of method `i`: other ones where colours repeat."""
+    """Return the dashes of method `i`; they differ when colours repeat."""
     return _DASHES[i // _COLORS % len(_DASHES)]
 
 
@@ -315,13 +315,13 @@ class Swept(NamedTuple):
     """Runs of an algorithm on a task, and the hyper-parameters that differ between them."""
 
     task: str
-    keys: Sequence[str]  # the most important first
+    keys: Sequence[str]  # most important first
     values: Mapping[str, Sequence[float | str]]
-    scores: np.ndarray  # those at equal steps, where a scheduler stopped runs
+    scores: np.ndarray  # scores at equal steps, if a scheduler stopped runs
 
 
-def swept(m: Measured, size: Size, algo: str) -> list[Swept]:
-    """Returns the runs of each task that charts of hyper-parameters show."""
+def select_swept(m: Measured, size: Size, algo: str) -> list[Swept]:
+    """Return the runs of each task for the charts of hyper-parameters."""
     found = []
     equal = m.said["equal_steps"].get("scores", {})
     keys = [row["key"] for row in m.said["hyper_parameters"] if row["algo"] == algo]
@@ -329,7 +329,7 @@ def swept(m: Measured, size: Size, algo: str) -> list[Swept]:
         last = {told["name"]: told["last"] for told in m.said["runs"] if told["task"] == task} | equal
         own = [run for run in m.runs.values() if run.task == task and run.config.get("algo.name") == algo]
         own = [run for run in own if last.get(run.name) is not None]
-        own = sorted(own, key=lambda run: last[run.name])[-size.most :]  # the best are drawn last
+        own = sorted(own, key=lambda run: last[run.name])[-size.most :]  # the best are drawn last, on top
         common = [key for key in keys if all(key in run.config for run in own)]
         values = {key: [plain_value(run.config[key]) for run in own] for key in common}
         differ = [key for key in values if len({*values[key]}) > 1]
@@ -338,8 +338,8 @@ def swept(m: Measured, size: Size, algo: str) -> list[Swept]:
     return found
 
 
-def parallel(given: Sequence[Swept]) -> Views:
-    """Returns parallel coordinates: a line for each run through its hyper-parameters and its score."""
+def draw_parallel(given: Sequence[Swept]) -> Views:
+    """Return parallel coordinates: a line per run through its hyper-parameters and its score."""
     found = []
     for task, all_keys, values, scores in given:
         keys = all_keys[:_MOST_AXES]
@@ -370,9 +370,10 @@ def parallel(given: Sequence[Swept]) -> Views:
     return found
 
 
-def score_maps(given: Sequence[Swept], choice: str) -> Views:
-    """Returns the mean score over two hyper-parameters, of each pair that the control `choice` names, and every score
-    over each alone.
+def draw_score_maps(given: Sequence[Swept], choice: str) -> Views:
+    """Return heat maps of the mean score over pairs of hyper-parameters, and scatter plots over each one.
+
+    `choice` is the control that selects the pair.
     """
     found = []
     for task, all_keys, values, scores in given:
@@ -437,13 +438,13 @@ def _scatter(x: str, values: Sequence[Any], scores: np.ndarray) -> dict[str, Any
 
 
 def plain_value(value: Any) -> float | str:
-    """Returns a config value that is a number or a text, any other as YAML has it."""
+    """Return a config value that is a number or a text; any other value as YAML."""
     is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
     return value if is_plain else schema.flow(value)
 
 
 def _scale(values: Sequence[float | str]) -> dict[str, Any]:
-    """Returns an axis: of numbers, by their logarithm if they differ by a factor of 30, or of categories."""
+    """Return an axis: numbers, logarithmic if they differ by a factor of 30, or categories."""
     if any(isinstance(value, str) for value in values):
         return {"type": "category", "data": sorted({*map(str, values)})}
     low, high = _outwards(float(min(values)), math.floor), _outwards(float(max(values)), math.ceil)
@@ -461,22 +462,22 @@ def _limits(scores: Iterable[float]) -> dict[str, float]:
 
 
 def _cells(values: Sequence[Any]) -> tuple[list[str], list[int]]:
-    """Returns the names of an axis' cells, and the cell of each value: one of its own, or of many numbers a range."""
+    """Return the names of an axis' cells and the cell of each value; many different numbers are grouped into ranges."""
     scale = _scale(values)
     if scale["type"] == "category":
         return scale["data"], [scale["data"].index(str(value)) for value in values]
     levels = sorted({*values})
     if len(levels) <= _MOST_LEVELS:
-        return distinct(levels), [levels.index(value) for value in values]
+        return format_distinct(levels), [levels.index(value) for value in values]
     edges = (np.geomspace if scale["type"] == "log" else np.linspace)(scale["min"], scale["max"], _CELLS + 1)
     cell = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _CELLS - 1)
-    return [f"{name} ..." for name in distinct(edges[:-1].tolist())], cell.tolist()
+    return [f"{name} ..." for name in format_distinct(edges[:-1].tolist())], cell.tolist()
 
 
-def distinct(numbers: Sequence[float]) -> list[str]:
-    """Returns numbers as short as they can be while no two look the same.
+def format_distinct(numbers: Sequence[float]) -> list[str]:
+    """Return numbers as short as possible while no two look the same.
 
-    >>> distinct([0.97, 0.9725, 0.975]), distinct([1000, 2000, 3001])
+    >>> format_distinct([0.97, 0.9725, 0.975]), format_distinct([1000, 2000, 3001])
     (['0.97', '0.973', '0.975'], ['1000', '2000', '3000'])
     """
     for digits in range(2, 18):
@@ -489,8 +490,8 @@ def distinct(numbers: Sequence[float]) -> list[str]:
 # ---------------------------------------------------------------- seconds
 
 
-def seconds(m: Measured) -> Views:
-    """Returns where the seconds of a method's runs go, by stage; [] where no stage was measured."""
+def draw_seconds(m: Measured) -> Views:
+    """Return the seconds per stage of a method's runs; []: no stage was measured."""
     found = []
     timed = [(run, stage_seconds(run)) for run in m.runs.values() if run.reached("time_s") > 0]
     for task in (ALL_TASKS, *m.said["tasks"]) if m.said["curves_over_tasks"] else m.said["tasks"]:
@@ -500,7 +501,7 @@ def seconds(m: Measured) -> Views:
             stages = {*itertools.chain(*(parts for _, parts in own))}
             mean = {name: sum(parts.get(name, 0) for _, parts in own) / len(own) for name in stages}
             total = sum(run.reached("time_s") for run, _ in own) / max(len(own), 1)
-            if sum(mean.values()) > 0.02 * total:  # else all is one program, without parts
+            if sum(mean.values()) > 0.02 * total:  # otherwise the iteration is one program without stages
                 rows.append((total, m.names[method], {**mean, "rest": max(0.0, total - sum(mean.values()))}))
         if not rows:
             continue
@@ -529,7 +530,7 @@ def seconds(m: Measured) -> Views:
 
 
 def stage_seconds(run: Run) -> dict[str, float]:
-    """Returns the seconds of each stage over the whole run; a row has those since the row before."""
+    """Return the seconds of each stage over the whole run; a row has the seconds since the previous row."""
     names = dict.fromkeys(name for row in run.rows for name in row if name.startswith("time/") and name != RECOMPILES)
     sums = {name.removeprefix("time/"): float(np.nansum(run.column(name))) for name in names}
     return {name: value for name, value in sums.items() if value > 0}

@@ -1,23 +1,25 @@
-"""Content of a report, as plain data: the one source of its tables, its JSON and its pages.
+"""Content of a report, as plain data: the single source of its tables, JSON and page.
 
-`content` gives a dict whose every part is lists, dicts, texts and numbers; what is not finite is None. Its keys:
+`content` returns a dict of lists, dicts, texts and numbers; non-finite numbers are None. Its keys:
 
-    objective, axis, seed, against   what was asked for
-    notes, cautions                  lines: how scores were taken; what to know before believing them
-    tasks, methods, runs             names, the best method first; each run with its task, method, seed, state,
-                                     counters, last and best value
-    ranking                          of each task, and of all under "*", the methods, the best first
-    recommendation                   the method to take, and why; {} of a single method
-    per_task                         of each task and method: seeds, last, best, iqm, median, mean as {value, low, high}
-    aggregate                        over tasks, of each method; `none` says why there is none
-    profiles                         thresholds, and of each method the share of runs above them
-    improvement                      of pairs of methods the probability that a run of the first is better
-    curves                           of each task and method: every run, and the interquartile mean with its interval
-    curves_over_tasks                of each method the same, of normalised scores of all tasks together
-    hyper_parameters                 what each has to do with the score
-    equal_steps                      where a scheduler stopped runs: how scores compare, in words, and by name; else {}
+    objective, axis, seed, against   options of the report
+    notes, cautions                  lines: how scores were taken; reasons for doubt
+    tasks, methods, runs             names, the best method first; runs with task, method, seed, state, counters, last
+                                     and best value
+    ranking                          task (or "*" for all) -> methods, the best first
+    recommendation                   recommended method and reason; {}: a single method
+    per_task                         per task and method: seeds, last, best, iqm, median, mean as {value, low, high}
+    aggregate                        over tasks, per method; `none` is the reason why it is missing
+    profiles                         thresholds, and per method the share of runs above them
+    improvement                      per pair of methods, the probability that a run of the first is better
+    curves                           per task and method: every run, and the interquartile mean with its interval
+    curves_over_tasks                per method: the same for normalised scores of all tasks
+    hyper_parameters                 influence of each hyper-parameter on the score
+    equal_steps                      if a scheduler stopped runs: comparison at equal steps, as a note and scores by
+      name;
+                                     else {}
     differences                      key -> method -> its values
-    failures, provenance             runs without an end or without scores; where runs come from
+    failures, provenance             unfinished runs and runs without scores; origin of runs
 """
 
 import itertools
@@ -30,59 +32,69 @@ import numpy as np
 
 from jrl.errors import InputError, counted
 from jrl.fields import schema
-from jrl.metrics import report
+from jrl.metrics import plots
 from jrl.report import runs, statistics
-from jrl.report.runs import EMPTY, FINISHED, NOT_FINITE, STOPPED, Found, Run, differing_keys, learning_config, listed
+from jrl.report.runs import (
+    EMPTY,
+    FINISHED,
+    NOT_FINITE,
+    STOPPED,
+    Found,
+    Run,
+    differing_keys,
+    format_names,
+    learning_config,
+)
 
-Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
+Bounds = Mapping[str, tuple[float, float]]  # task -> scores normalised to 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
-Scores = Mapping[tuple[str, str], np.ndarray]  # task, method -> the scores of these runs
+Scores = Mapping[tuple[str, str], np.ndarray]  # task, method -> scores of these runs
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
 FEW_SEEDS = 5
-_UNEQUAL = 0.05  # by which budgets may differ
-_OF_THE_MACHINE = ("time", "timestamp", "perf/", "sys/")  # rows have other numbers there whenever they run
-_MOST_LEVELS = 8  # values of a number that are looked at one by one
-_MOST_PAIRED = 8  # methods that are compared each with each
+_UNEQUAL = 0.05  # allowed relative difference of budgets
+_TIMING = ("time", "timestamp", "perf/", "sys/")  # metrics that differ between equal runs
+_MOST_LEVELS = 8  # maximum number of single values of a numeric key; more are grouped into ranges
+_MOST_PAIRED = 8  # maximum number of methods for comparisons of all pairs
 _STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean, statistics.optimality_gap)
 
 
 class Options(NamedTuple):
     """Options of a report."""
 
-    objective: str = OBJECTIVE  # of the rows; greater is better
+    objective: str = OBJECTIVE  # metric; greater is better
     axis: str = "env_steps"
-    against: str | None = None  # the method that others are compared with
+    against: str | None = None  # reference method
     normalize: Bounds | None = None
-    seed: int = 0  # of the intervals
+    seed: int = 0  # seed of the bootstrap
 
 
 def content(found: Found, options: Options) -> dict[str, Any]:
-    """Says everything about runs that a report tells.
+    """Return the content of a report.
 
     Raises:
-      InputError: no row has the objective, a method or a task is not there, or pairs of scores are wanting.
+      InputError: no row has the objective, an unknown method or task, or too few scores for pairs.
     """
-    options, notes = with_objective(found.runs, options)
-    told = {run.name: _told(run, options) for run in found.runs}
-    scored = [run for run in found.runs if math.isfinite(told[run.name]["last"])]
+    options, notes = select_objective(found.runs, options)
+    described = {run.name: _describe_run(run, options) for run in found.runs}
+    scored = [run for run in found.runs if math.isfinite(described[run.name]["last"])]
     if not scored:
         raise InputError(f"--axis {options.axis}: no row has it beside {options.objective}: take --axis env_steps")
     names = list(dict.fromkeys(run.method for run in scored))
     if options.against is not None and options.against not in names:
-        there = any(run.method == options.against for run in found.runs)
-        why = f"none of its runs has {options.objective} beside {options.axis}" if there else "no such method"
-        raise InputError(f"--against {options.against}: {why}: {runs.near(options.against, names)}")
+        has_runs = any(run.method == options.against for run in found.runs)
+        why = f"none of its runs has {options.objective} beside {options.axis}" if has_runs else "no such method"
+        raise InputError(f"--against {options.against}: {why}: {runs.suggest_names(options.against, names)}")
     tasks = list(dict.fromkeys(run.task for run in scored))
-    places = {task: ranked_methods([run for run in found.runs if run.task == task], options) for task in tasks}
-    over_all = _over_all(places, names)
-    names = sorted(over_all, key=lambda name: name != options.against)
+    places = {task: rank_methods([run for run in found.runs if run.task == task], options) for task in tasks}
+    overall = _rank_over_tasks(places, names)
+    names = sorted(overall, key=lambda name: name != options.against)
     groups: Groups = {}
     for key in itertools.product(tasks, names):
         if own := [run for run in scored if (run.task, run.method) == key]:
             groups[key] = own
-    scores = {key: np.array([told[run.name]["last"] for run in own]) for key, own in groups.items()}
-    best = {key: np.array([told[run.name]["best"] for run in own]) for key, own in groups.items()}
+    scores = {key: np.array([described[run.name]["last"] for run in own]) for key, own in groups.items()}
+    best = {key: np.array([described[run.name]["best"] for run in own]) for key, own in groups.items()}
     normal = _normalized(scores, tasks, options.normalize)
     equal = _equal_steps(scored, options.objective)
     per_task = [_per_task(*key, scores[key], best[key], options) for key in groups]
@@ -95,44 +107,46 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "cautions": [*found.cautions, *cautions(groups, options.axis)],
         "tasks": tasks,
         "methods": names,
-        "runs": list(told.values()),
-        "ranking": {**{task: [place.method for place in own] for task, own in places.items()}, "*": over_all},
-        "recommendation": _recommendation(places, over_all, per_task, options),
+        "runs": list(described.values()),
+        "ranking": {**{task: [place.method for place in own] for task, own in places.items()}, "*": overall},
+        "recommendation": _recommendation(places, overall, per_task, options),
         "per_task": per_task,
         "aggregate": _aggregate(normal, tasks, names, options),
         "profiles": _profiles(normal, tasks, names, options),
         "improvement": _improvement(scores, tasks, names, options),
         "curves": [_curve(*key, own, options) for key, own in groups.items()],
         "curves_over_tasks": curves_over_tasks(groups, tasks, names, options),
-        "hyper_parameters": _hyper_parameters(groups, scores, equal.get("scores", {}), over_all),
+        "hyper_parameters": _hyper_parameters(groups, scores, equal.get("scores", {}), overall),
         "equal_steps": equal,
         "differences": _differences(scored, names),
-        "failures": _failures(found.runs, told, options),
+        "failures": _failures(found.runs, described, options),
         "provenance": _origins(found.runs),
     }
-    return plain(said)
+    return to_plain(said)
 
 
-def plain(value: Any) -> Any:
-    """Arrays as lists, and numbers that are not finite as None: what JSON can hold."""
+def to_plain(value: Any) -> Any:
+    """Return a value with lists for arrays and None for non-finite numbers, as JSON allows."""
     if isinstance(value, Mapping):
-        return {str(key): plain(x) for key, x in value.items()}
+        return {str(key): to_plain(x) for key, x in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
+        return to_plain(value.tolist())
     if isinstance(value, list | tuple):
-        return [plain(x) for x in value]
+        return [to_plain(x) for x in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def normalization(path: Path) -> dict[str, tuple[float, float]]:
-    """Returns the scores of each task that become 0 and 1, of a JSON file {"task": [low, high]}. Raises InputError."""
+def read_bounds(path: Path) -> dict[str, tuple[float, float]]:
+    """Return the scores normalised to 0 and 1 per task, from a JSON file {"task": [low, high]}. Raises InputError."""
     found, errors = {}, []
     for task, pair in schema.read_mapping(path).items():
         numbers = pair if isinstance(pair, list) and len(pair) == 2 else []
         if not numbers or not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
             errors.append(f"{path}: {task}: expected [low, high], two numbers, got {pair!r}")
         elif numbers[0] == numbers[1]:
-            errors.append(f"{path}: {task}: low and high are the same: nothing can be normalised by them")
+            errors.append(
+                f"{path}: {task}: expected low and high to differ, got {pair[0]!r} twice: set the task's range"
+            )
         else:
             found[task] = (float(numbers[0]), float(numbers[1]))
     if errors:
@@ -143,11 +157,11 @@ def normalization(path: Path) -> dict[str, tuple[float, float]]:
 # ---------------------------------------------------------------- scores
 
 
-def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
-    """Returns the objective that all methods have, and what there is to say of it. Raises InputError: no row has it.
+def select_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
+    """Return the options with the objective of all methods, and notes. Raises InputError: no row has it.
 
-    A run that was not evaluated yet has no score; a method of which no run ever was makes all be compared by the
-    episodes of training.
+    A run that was not evaluated yet has no score. If a method has no evaluated run at all, all methods are compared by
+    training episodes.
     """
     wanted, notes = options.objective, []
     own = [run for run in given if run.path and run.rows]
@@ -155,31 +169,31 @@ def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, lis
     lacking = list(dict.fromkeys(run.method for run in own if run.method not in having))
     if wanted == OBJECTIVE and lacking and any(len(run.curve("env_steps", TRAINING)[0]) for run in own):
         notes.append(
-            f"{listed(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
-            "episodes of training, with its exploration"
+            f"{format_names(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of "
+            "the latest training episodes, with exploration"
         )
         wanted, having = TRAINING, {run.method for run in own if len(run.curve("env_steps", TRAINING)[0])}
     elif lacking and having:
-        notes.append(f"{listed(lacking)}: no run has {wanted}: left out of all that needs it")
+        notes.append(f"{format_names(lacking)}: no run has {wanted}: left out of all that needs it")
     if own and not having:
-        raise InputError(f"--objective {wanted}: no row has it: {runs.near(wanted, runs.numbers(own))}")
+        raise InputError(f"--objective {wanted}: no row has it: {runs.suggest_names(wanted, runs.numbers(own))}")
     return options._replace(objective=wanted), notes
 
 
 class Place(NamedTuple):
-    """A method's place among those of a task."""
+    """A method's result on a task."""
 
     method: str
-    budget: float  # env_steps at which a scheduler stopped it; inf: it went on
-    lost: int  # number of its runs without a score, or whose update was not finite
-    score: float  # mean of the last values of the others
+    budget: float  # env_steps at which a scheduler stopped it; inf: not stopped
+    lost: int  # number of runs without a score, or with a non-finite update
+    score: float  # mean of the other runs' last values
 
 
-def ranked_methods(given: Sequence[Run], options: Options) -> list[Place]:
-    """Returns the methods of a task that have scores, the best first: as `jrl.sweep` ranks points.
+def rank_methods(given: Sequence[Run], options: Options) -> list[Place]:
+    """Return the methods of a task that have scores, the best first, ranked as points in `jrl.sweep`.
 
-    Methods that a scheduler stopped stand below those that went on: their scores are of fewer steps. Of equal budgets
-    those stand first that lost no run, and of these the one of the highest mean.
+    Methods that a scheduler stopped rank below the others: their scores are of fewer steps. With equal budgets, methods
+    without lost runs rank first, then methods of higher mean.
     """
     found = []
     for name in dict.fromkeys(run.method for run in given):
@@ -192,8 +206,8 @@ def ranked_methods(given: Sequence[Run], options: Options) -> list[Place]:
     return sorted(found, key=lambda place: (place.score == -math.inf, -place.budget, place.lost, -place.score))
 
 
-def _over_all(places: Mapping[str, Sequence[Place]], names: Sequence[str]) -> list[str]:
-    """Returns the methods by their mean place over the tasks; one that lacks a task is the last there."""
+def _rank_over_tasks(places: Mapping[str, Sequence[Place]], names: Sequence[str]) -> list[str]:
+    """Return the methods by their mean rank over tasks; a method without the task ranks last there."""
     order = {task: [place.method for place in own] for task, own in places.items()}
     of_task = lambda name, own: own.index(name) if name in own else len(names)
     return sorted(names, key=lambda name: sum(of_task(name, own) for own in order.values()))
@@ -226,7 +240,7 @@ def _recommendation(
     return {"method": name, "why": why}
 
 
-def _told(run: Run, options: Options) -> dict[str, Any]:
+def _describe_run(run: Run, options: Options) -> dict[str, Any]:
     return {
         "name": run.name,
         "method": run.method,
@@ -253,14 +267,14 @@ def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, opti
 
 
 def _estimates(measures: Sequence[statistics.Statistic], scores: statistics.Scores, options: Options) -> dict[str, Any]:
-    """Returns {value, low, high} of each measure, by its name."""
+    """Return {value, low, high} of each measure, by its name."""
     found = statistics.estimate(lambda s: np.stack([measure(s) for measure in measures]), scores, seed=options.seed)
     named = zip(("iqm", "median", "mean", "optimality_gap"), zip(*found))
     return {name: dict(zip(found._fields, values)) for name, values in named}
 
 
 def _normalized(scores: Scores, tasks: Sequence[str], bounds: Bounds | None) -> Scores:
-    """Returns (score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
+    """Return (score - low) / (high - low); {} without bounds. Raises InputError: a task has no bounds."""
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
@@ -276,17 +290,17 @@ def _between(scores: np.ndarray, low: float, high: float) -> np.ndarray:
 # ---------------------------------------------------------------- over tasks
 
 
-def _whole(scores: Scores, tasks: Sequence[str], name: str) -> list[np.ndarray]:
-    """Returns the scores of a method on all tasks; [] where it has none on one."""
+def _all_task_scores(scores: Scores, tasks: Sequence[str], name: str) -> list[np.ndarray]:
+    """Return the scores of a method on all tasks; []: a task is missing."""
     return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
 
 
 def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
     if not normal:
-        return {"none": "scores of different tasks have different scales: --normalize FILE says which become 0 and 1"}
+        return {"none": "scores of different tasks have different scales: set their ranges by --normalize FILE"}
     rows, left_out = [], {}
     for name in names:
-        if not (scores := _whole(normal, tasks, name)):
+        if not (scores := _all_task_scores(normal, tasks, name)):
             left_out[name] = [task for task in tasks if (task, name) not in normal]
             continue
         rows.append({"method": name, "runs": sum(map(len, scores)), **_estimates(_STATISTICS, scores, options)})
@@ -294,8 +308,8 @@ def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], optio
 
 
 def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
-    """Returns the share of runs above each threshold, of each method with runs on all tasks."""
-    whole = {name: scores for name in names if (scores := _whole(normal, tasks, name))}
+    """Return the share of runs above each threshold, per method with runs on all tasks."""
+    whole = {name: scores for name in names if (scores := _all_task_scores(normal, tasks, name))}
     if not whole:
         return {}
     most = max(float(task.max()) for scores in whole.values() for task in scores)
@@ -309,7 +323,7 @@ def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], option
 
 
 def _improvement(scores: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[dict[str, Any]]:
-    """Returns the probability that a run of one method is better than one of another, on the tasks that both have."""
+    """Return the probability that a run of one method is better than a run of another, on their common tasks."""
     if options.against is None and len(names) > _MOST_PAIRED:
         return []
     others = [options.against] if options.against else names
@@ -327,20 +341,20 @@ def _improvement(scores: Scores, tasks: Sequence[str], names: Sequence[str], opt
 
 
 def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict[str, Any]:
-    """Returns the runs of a method on a task, and their interquartile mean as far as all of them go."""
+    """Return the runs of a method on a task, and their interquartile mean up to the end of the shortest."""
     found = [run.curve(options.axis, options.objective) for run in own]
     lines = [dict(zip(("name", "x", "y"), (run.name, *_thin(*c)))) for run, c in zip(own, found)]
-    return {"task": task, "method": method, "runs": lines, "band": band([found], options)}
+    return {"task": task, "method": method, "runs": lines, "band": interquartile_band([found], options)}
 
 
-def _thin(x: np.ndarray, y: np.ndarray, most: int = 500) -> report.Curve:
-    """Thins a curve to at most so many points, evenly taken, the first and the last among them."""
+def _thin(x: np.ndarray, y: np.ndarray, most: int = 500) -> plots.Curve:
+    """Return a curve with at most `most` points, evenly spaced, including the ends."""
     kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
     return x[kept], y[kept]
 
 
 def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
-    """Returns the interquartile mean of normalised scores, of each method with runs on all tasks; [] of one task."""
+    """Return the interquartile mean of normalised scores, per method with runs on all tasks; []: one task."""
     found = []
     for name in names:
         if options.normalize is None or len(tasks) == 1 or any((task, name) not in groups for task in tasks):
@@ -349,12 +363,12 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
         for task in tasks:
             own = [run.curve(options.axis, options.objective) for run in groups[task, name]]
             scaled.append([(x, _between(y, *options.normalize[task])) for x, y in own])
-        found.append({"method": name, "band": band(scaled, options)})
+        found.append({"method": name, "band": interquartile_band(scaled, options)})
     return found
 
 
-def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
-    """Returns none of a single run, and where runs have no part of the axis in common."""
+def interquartile_band(tasks: Sequence[Sequence[plots.Curve]], options: Options) -> dict[str, Any] | None:
+    """Return the interquartile mean of runs with its interval; None: a single run, or runs without a common range."""
     found = statistics.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
     return {"x": found[0], **found[1]._asdict()} if found else None
 
@@ -363,10 +377,10 @@ def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str,
 
 
 def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
-    """Scores after as many steps of each run of a task and an algorithm: up to where a scheduler stopped the first.
+    """Return the scores of the runs of each task and algorithm at the step where a scheduler stopped the first run.
 
     Returns:
-      `scores` by name, of all runs beside such that were stopped; `note` says so. {} where none was.
+      `scores` by name, of all runs of these tasks and algorithms; `note` explains. {}: no run was stopped.
     """
     sets: dict[Any, list[Run]] = {}
     for run in given:
@@ -382,8 +396,8 @@ def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
         return {}
     after = " or ".join(f"{step:,.0f}" for step in dict.fromkeys(steps))
     note = (
-        "A scheduler stopped runs early. So that all are compared after equal training, the score of a run is here "
-        f"its value after {after} env_steps, where the first were stopped."
+        "A scheduler stopped runs early. To compare all runs after equal training, the score of a run is here its "
+        f"value after {after} env_steps, where the first runs were stopped."
     )
     return {"note": note, "scores": found}
 
@@ -391,10 +405,10 @@ def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
 def _hyper_parameters(
     groups: Groups, scores: Scores, equal: Mapping[str, float], order: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Returns the influence of each key that differs between runs of one algorithm on their scores, the greatest first.
+    """Return the influence of each differing key on the scores, per algorithm, the greatest first.
 
-    Scores count by their rank on their task, those of `equal` steps where there are. Three methods at least are needed
-    to tell. `recommended` is the value of the algorithm's method that stands first in `order`.
+    Scores count by their rank on their task, at equal steps if given. At least three methods are needed. `recommended`
+    is the value of the algorithm's best method in `order`.
     """
     last = [(run, score) for key, own in groups.items() for run, score in zip(own, scores[key]) if run.path]
     pairs = [(run, x) for run, score in last if math.isfinite(x := equal.get(run.name, score))]
@@ -421,7 +435,7 @@ def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
 
 
 def _parts(given: Sequence[float]) -> list[str]:
-    """Returns each number, or of more than `_MOST_LEVELS` the part of their range in which it lies."""
+    """Return each number as text; more than `_MOST_LEVELS` numbers are grouped into ranges."""
     if len({*given}) <= _MOST_LEVELS:
         return [schema.flow(value) for value in given]
     values = np.array(given, float)
@@ -431,7 +445,7 @@ def _parts(given: Sequence[float]) -> list[str]:
 
 
 def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
-    """Returns the rank correlation of numbers; the share of the scores' ranks between values, or parts of a range."""
+    """Return the rank correlation of numbers, and the share of the rank variance between (ranges of) values."""
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     shown = _parts(values) if numeric else [schema.flow(value) for value in values]
     levels = list(dict.fromkeys(shown))
@@ -444,37 +458,34 @@ def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- cautions about the comparison, a line each
+# ---------------------------------------------------------------- cautions, a line each
 
 
 def cautions(groups: Groups, axis: str) -> list[str]:
-    """Returns everything that is doubtful about the runs beside what could not be read; [] for nothing."""
+    """Return the cautions about the comparison; [] for none."""
     checks = (_seeds_and_tasks(groups), _repeated(groups), _budgets(groups), _stopped(groups), _machines(groups, axis))
     return [line for check in checks for line in check]
 
 
 def _seeds_and_tasks(groups: Groups) -> Iterator[str]:
-    """Methods of few seeds, and those that nothing is compared with: a task of another spelling is another task."""
+    """Yield methods with few seeds, and methods that share no task with others (perhaps by another spelling)."""
     few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
     if few:
-        yield (
-            f"fewer than {FEW_SEEDS} seeds: {listed(few)}: so few tell little of how runs vary; their intervals are "
-            "too narrow, or missing"
-        )
+        yield (f"fewer than {FEW_SEEDS} seeds: {format_names(few)}: their intervals are too narrow, or missing")
     tasks_of: dict[str, set[str]] = {}
     for task, method in groups:
         tasks_of.setdefault(method, set()).add(task)
     tasks = {task for task, _ in groups}
     if len(tasks) == 1 and len(groups) > 1:
-        yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
+        yield f"one task, {tasks.pop()}: the best method there need not be the best on other tasks"
     for method, own in tasks_of.items():
         others = {task for other, tasks in tasks_of.items() if other != method for task in tasks}
         if others and not own & others:
-            yield f"{method} is compared with nothing: no other method has {listed(sorted(own))} (see --by)"
+            yield f"{method} is compared with nothing: no other method has {format_names(sorted(own))} (see --by)"
 
 
 def _repeated(groups: Groups) -> Iterator[str]:
-    """Seeds of a method that are there twice, and runs that have the same numbers."""
+    """Yield repeated seeds of a method, and runs with identical numbers."""
     by_numbers: dict[tuple[str, str], list[Run]] = {}
     for (task, method), own in groups.items():
         by_seed: dict[int, list[str]] = {}
@@ -485,26 +496,27 @@ def _repeated(groups: Groups) -> Iterator[str]:
                 by_numbers.setdefault((task, numbers), []).append(run)
         for seed, same in by_seed.items():
             if len(same) > 1:
-                yield f"{method} on {task} has seed {seed} more than once: {listed(same)}: it counts as several runs"
+                names = format_names(same)
+                yield f"{method} on {task} has seed {seed} more than once: {names}: it counts as several runs"
     for (task, _), runs_ in by_numbers.items():
-        names = listed([run.name for run in runs_])
+        names = format_names([run.name for run in runs_])
         if len(runs_) > 1 and len({run.method for run in runs_}) == 1:
-            seeds = listed([str(run.seed) for run in runs_])
+            seeds = format_names([str(run.seed) for run in runs_])
             yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(runs_)}"
         elif len(runs_) > 1:
-            keys = listed(differing_keys([learning_config(run.config) for run in runs_])) or "what differs"
+            keys = format_names(differing_keys([learning_config(run.config) for run in runs_])) or "what differs"
             yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
 
 
 def _fingerprint(run: Run) -> str | None:
-    """Returns the numbers of a run that do not depend on the machine; None: too few to be told from chance."""
-    kept = [{k: v for k, v in row.items() if not k.startswith(_OF_THE_MACHINE)} for row in run.rows]
+    """Return a run's numbers without timings; None: too few numbers, which may be equal by chance."""
+    kept = [{k: v for k, v in row.items() if not k.startswith(_TIMING)} for row in run.rows]
     values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
     return repr(kept) if len(kept) > 1 and len(values) > 2 else None
 
 
 def _budgets(groups: Groups) -> Iterator[str]:
-    """Compares env_steps over all methods, updates within one: a method may learn more often from as many steps."""
+    """Yield unequal budgets: env_steps over all methods, updates within one method only."""
     for task in dict.fromkeys(task for task, _ in groups):
         of_task = [runs for (where, _), runs in groups.items() if where == task]
         said = list(_unequal(task, [run for runs in of_task for run in runs], "env_steps"))
@@ -519,7 +531,7 @@ def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
     if most * (1 - _UNEQUAL) > least:
         yield (
             f"unequal budgets on {task}: {least:,.0f} {axis} of {first.name} ({first.method}), {most:,.0f} of "
-            f"{last.name} ({last.method}): curves compare where both are, last values do not"
+            f"{last.name} ({last.method}): compare curves where both exist, not last values"
         )
 
 
@@ -529,7 +541,7 @@ def _stopped(groups: Groups) -> Iterator[str]:
         after = " to ".join(dict.fromkeys(f"{steps:,.0f}" for steps in (min(reached), max(reached))))
         yield (
             f"{len(reached)} of {counted(len(runs), 'run')} stopped by the scheduler of a sweep after {after} "
-            "env_steps: their last values are of less training than those of the others"
+            "env_steps: their last values are after less training than the others'"
         )
 
 
@@ -540,14 +552,14 @@ def _machines(groups: Groups, axis: str) -> Iterator[str]:
         yield f"runs of {len(commits)} commits of jrl: see their provenance"
     machines = {repr((origin.get("cpu"), origin.get("devices"))) for origin in origins}
     if axis == "time_s" and len(machines) > 1:
-        yield f"seconds of {len(machines)} machines do not compare: take --axis env_steps"
+        yield f"seconds of {len(machines)} machines do not compare: use --axis env_steps"
 
 
-# ---------------------------------------------------------------- where runs differ, fail and come from
+# ---------------------------------------------------------------- differences, failures, provenance
 
 
 def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Returns each key that differs between runs: method -> its values, as YAML has them."""
+    """Return each key that differs between runs: key -> method -> its values as YAML."""
     configs = {run.name: learning_config(run.config, ("env.id",)) for run in given if run.path}
     found: dict[str, dict[str, list[str]]] = {}
     for key in differing_keys(configs.values()):
@@ -559,21 +571,21 @@ def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[s
     return found
 
 
-def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+def _failures(given: Sequence[Run], described: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     found = []
     for run in given:
-        scored = math.isfinite(told[run.name]["last"])
+        scored = math.isfinite(described[run.name]["last"])
         if run.state in (FINISHED, STOPPED) and scored:
             continue
         lacks = f"no row has {options.objective} beside {options.axis}"
         why = {FINISHED: lacks, EMPTY: "it has no rows"}.get(run.state, run.state)
         why += "; its last value counts" if scored else "; it is left out"
-        found.append({**{key: told[run.name][key] for key in ("name", "method", "task", "env_steps")}, "why": why})
+        found.append({**{key: described[run.name][key] for key in ("name", "method", "task", "env_steps")}, "why": why})
     return found
 
 
 def _origins(given: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the origins of runs (code, versions, machine) with the runs and commands of each."""
+    """Return the origins of runs (code, versions, machine) with the runs and commands of each."""
     found: dict[str, dict[str, Any]] = {}
     for run in given:
         if run.path:

@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file that needs no network: numbers, drawing library and code are in it."""
+"""The report as a page: one HTML file with data, drawing library and code, which needs no network."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.errors import counted
-from jrl.metrics import report
+from jrl.metrics import plots
 from jrl.report import charts, tables
 from jrl.report.charts import Measured, Size
 from jrl.report.content import Options
@@ -22,28 +22,28 @@ NAME = "index.html"
 LIMIT = 2_000_000  # bytes
 INSTALL = "pip install 'jrl[report]'"
 SIZES = [Size(points, most) for most in (1000, 300, 100, 30, 10, 3) for points in (200, 100, 50, 25)]
-_MOST_VIDEOS = 20  # of a run, the latest
-_MOST_CARDS = 12  # runs whose videos are shown
-_LIBRARY = "dist/bundled/echarts/echarts@*/dist/echarts.min.js"  # Apache ECharts, as the package `panel` carries it
+_MOST_VIDEOS = 20  # latest videos shown per run
+_MOST_CARDS = 12  # maximum number of runs with videos
+_LIBRARY = "dist/bundled/echarts/echarts@*/dist/echarts.min.js"  # Apache ECharts inside the package `panel`
 
 Link = Callable[[Path], str | None]  # address of a file or directory in the page; None: it cannot be opened
 
 
 def library() -> str | None:
-    """Returns the code of Apache ECharts that is installed, None if there is none; imports nothing of `panel`."""
+    """Return the code of the installed Apache ECharts; None: not installed. Does not import `panel`."""
     found = importlib.util.find_spec("jinja2") and importlib.util.find_spec("panel")
     places = found.submodule_search_locations if found else None
     files = sorted(path for place in places or () for path in Path(place).glob(_LIBRARY))
     return files[-1].read_text(encoding="utf-8") if files else None
 
 
-def relative(directory: Path) -> Link:
-    """Returns links from a page in `directory` to other places of the same disk."""
+def relative_link(directory: Path) -> Link:
+    """Return the function that links from a page in `directory` to other paths."""
 
     def link(path: Path) -> str | None:
         try:
             way = Path(os.path.relpath(path, directory)).as_posix()
-        except ValueError:  # another drive of Windows
+        except ValueError:  # another drive on Windows
             return path.resolve().as_uri()
         return urllib.parse.quote(way) + "/" * path.is_dir()
 
@@ -51,14 +51,17 @@ def relative(directory: Path) -> Link:
 
 
 def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, code: str) -> str:
-    """Returns the page, with as many points of its curves and as many runs as fit into LIMIT.
+    """Return the page, with as many points and runs as fit into LIMIT.
 
-    `said` is `content.content` of the runs that were `found`; `link` is of their directories and videos, `code` that of
-    the drawing library.
+    Args:
+      found: runs.
+      said: result of `content.content` for these runs.
+      link: function that links to run directories and videos.
+      code: code of the drawing library.
     """
     measured = charts.measure(found, said, options)
-    fixed = {f"histogram-{i}": views for i, views in enumerate(charts.histograms(measured))}
-    fixed["time"] = charts.seconds(measured)
+    fixed = {f"histogram-{i}": views for i, views in enumerate(charts.draw_histograms(measured))}
+    fixed["time"] = charts.draw_seconds(measured)
     for size in SIZES:
         text = render(code, **_parts(measured, size, link, fixed))
         if len(text.encode()) <= LIMIT:
@@ -67,14 +70,14 @@ def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, co
 
 
 def render(code: str, **parts: Any) -> str:
-    """Returns page.html filled in. Jinja escapes every text; scripts run only if their hash is in the page's policy."""
+    """Return page.html filled in. Jinja escapes all texts; only scripts whose hash is in the page's policy run."""
     import jinja2
 
     assets = importlib.resources.files("jrl.report") / "assets"
     read = lambda name: (assets / name).read_text(encoding="utf-8")
     env = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
-    env.filters |= {"number": tables.number, "interval": tables.interval, "counted": counted}
+    env.filters |= {"number": tables.format_number, "interval": tables.format_interval, "counted": counted}
     env.globals |= {"color": charts.color, "dash": charts.dash}
     scripts = [in_script(code), in_script(read("page.js"))]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
@@ -82,31 +85,31 @@ def render(code: str, **parts: Any) -> str:
 
 
 def in_script(code: str) -> str:
-    """Returns code that may stand in a script element: its strings cannot end the element."""
+    """Return code that is safe inside a script element: its strings cannot end the element."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", code, flags=re.IGNORECASE)
 
 
 def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views]) -> dict[str, Any]:
     said, most = m.said, size.most
-    told = sorted(said["runs"], key=lambda run: (run["last"] is None, -(run["last"] or 0)))
+    described = sorted(said["runs"], key=lambda run: (run["last"] is None, -(run["last"] or 0)))
     methods = said["methods"][:most]
     notes = [*said["notes"], *said["cautions"][:most]]
     if len(said["cautions"]) > most:
         notes.append(f"and {len(said['cautions']) - most:,} more: see report.md")
-    if len(told) > most:
+    if len(described) > most:
         notes.append(
-            f"of {len(told):,} runs of {counted(len(said['methods']), 'method')} this page shows the best {most:,} of "
-            "each: it would be too large with all of them, which report.json has"
+            f"of {len(described):,} runs of {counted(len(said['methods']), 'method')} this page shows the best "
+            f"{most:,} of each, to limit its size: report.json has all"
         )
     algos = dict.fromkeys(row["algo"] for row in said["hyper_parameters"])
-    swept = {algo: charts.swept(m, size, algo) for algo in algos}
-    drawn = {"curves": charts.learning_curves(m, size), "profiles": charts.profiles(m, size), **fixed}
+    swept = {algo: charts.select_swept(m, size, algo) for algo in algos}
+    drawn = {"curves": charts.draw_curves(m, size), "profiles": charts.draw_profiles(m, size), **fixed}
     for i, given in enumerate(swept.values()):
-        drawn |= {f"parallel-{i}": charts.parallel(given), f"map-{i}": charts.score_maps(given, f"map{i}")}
-    inside = charts.inside_learning(m, size)
+        drawn |= {f"parallel-{i}": charts.draw_parallel(given), f"map-{i}": charts.draw_score_maps(given, f"map{i}")}
+    inside = charts.draw_metrics(m, size)
     drawn |= {f"inside-{i}": views for i, views in enumerate(inside)}
     drawn = {name: views for name, views in drawn.items() if views}
-    labels = {**report.LABELS, charts.ALL_TASKS: "all, normalised"}
+    labels = {**plots.LABELS, charts.ALL_TASKS: "all, normalised"}
     views = [view for own in drawn.values() for view in own]
     choices = {
         key: [(value, labels.get(value, value)) for value in dict.fromkeys(view[key] for view in views if key in view)]
@@ -119,16 +122,16 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
         "rank": m.rank,
         "names": m.names,
         "notes": notes,
-        "told": told,
+        "told": described,
         "in_legend": methods[: charts.MOST_METHODS],
         "first_on": said["ranking"]["*"][: charts.MOST_CURVES],
         "scores": {task: _scores(said, task, {*methods}) for task in said["tasks"]},
         "improvement": [row for row in said["improvement"] if {row["method"], row["over"]} <= {*methods}],
         "aggregate": [row for row in said["aggregate"].get("rows", ()) if row["method"] in methods],
-        "table": _run_table(m, told[:most], link),
+        "table": _run_table(m, described[:most], link),
         "swept": swept,
         "failures": said["failures"][:most],
-        "videos": _videos(m, told, link),
+        "videos": _videos(m, described, link),
         "difference_columns": tables.MOST_COLUMNS,
         "origins": [{**origin, "facts": [*tables.facts(origin)]} for origin in said["provenance"]],
         "most": most,
@@ -141,7 +144,7 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
 
 
 def _scores(said: Mapping[str, Any], task: str, methods: set[str]) -> dict[str, Any]:
-    """Returns the rows of a task's table, the best first, and the range of its bars."""
+    """Return the rows of a task's table, the best first, and the range of its bars."""
     order = said["ranking"][task]
     rows = [row for row in said["per_task"] if row["task"] == task and row["method"] in methods]
     rows.sort(key=lambda row: order.index(row["method"]))
@@ -153,45 +156,45 @@ def _scores(said: Mapping[str, Any], task: str, methods: set[str]) -> dict[str, 
     return {"rows": rows, "dots": dots, "low": min(ends, default=0), "high": max(ends, default=1)}
 
 
-def _run_table(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> dict[str, Any]:
-    said, runs = m.said, [m.runs[one["name"]] for one in told]
+def _run_table(m: Measured, described: Sequence[Mapping[str, Any]], link: Link) -> dict[str, Any]:
+    said, runs = m.said, [m.runs[one["name"]] for one in described]
     keys = list(dict.fromkeys(row["key"] for row in said["hyper_parameters"]))
     differ = lambda name: len({run[name] for run in said["runs"]}) > 1
     titles = {"source": "copied from", "time_s": "seconds"}
     first = [name for name, is_shown in (("method", not keys), ("task", True)) if is_shown and differ(name)]
     last = ["seed", *["source"] * any(run["source"] for run in said["runs"]), "last", "best", "state", *AXES]
-    columns = {name: [one[name] for one in told] for name in first}
+    columns = {name: [one[name] for one in described] for name in first}
     for key in keys:
         columns[key] = [charts.plain_value(run.config[key]) if key in run.config else None for run in runs]
-    columns |= {titles.get(name, name): [one[name] for one in told] for name in last}
-    columns["steps/s"] = [one["env_steps"] and one["time_s"] and one["env_steps"] / one["time_s"] for one in told]
-    names = short_names([one["name"] for one in told])
+    columns |= {titles.get(name, name): [one[name] for one in described] for name in last}
+    columns["steps/s"] = [one["env_steps"] and one["time_s"] and one["env_steps"] / one["time_s"] for one in described]
+    names = short_names([one["name"] for one in described])
     links = [run.path and link(run.path) for run in runs]
     rows = [
         {"told": one, "name": name, "link": where, "cells": cells}
-        for one, name, where, *cells in zip(told, names, links, *columns.values())
+        for one, name, where, *cells in zip(described, names, links, *columns.values())
     ]
     numeric = [any(isinstance(cell, int | float) for cell in column) for column in columns.values()]
     return {"columns": [*zip(columns, numeric)], "rows": rows, "ends": (FINISHED, STOPPED)}
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Returns names without the directory in which all of them are.
+    """Return names without their common directory.
 
     >>> short_names(["runs/a/0", "runs/a/1", "runs/b"]), short_names(["/a/0", "b.csv: ppo, CartPole-v1, seed 0"])
     (['a/0', 'a/1', 'b'], ['/a/0', 'b.csv: ppo, CartPole-v1, seed 0'])
     """
     try:
         common = os.path.commonpath([os.path.dirname(name) for name in names])
-    except ValueError:  # absolute and relative
+    except ValueError:  # absolute and relative paths mixed
         common = ""
     return [os.path.relpath(name, common) if common else name for name in names]
 
 
-def _videos(m: Measured, told: Sequence[Mapping[str, Any]], link: Link) -> list[dict[str, Any]]:
-    """Returns the latest finished videos of the best runs that have some, in the order of their steps."""
+def _videos(m: Measured, described: Sequence[Mapping[str, Any]], link: Link) -> list[dict[str, Any]]:
+    """Return the latest finished videos of the best runs, in the order of their steps."""
     cards: list[dict[str, Any]] = []
-    for one in told:
+    for one in described:
         path = m.runs[one["name"]].path
         found = [path for path in (path / "videos").glob("*.*") if path.suffix in (".mp4", ".gif")] if path else []
         finished = [film for film in found if not film.stem.endswith(".unfinished")]

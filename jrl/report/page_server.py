@@ -1,4 +1,4 @@
-"""--serve: the page over loopback, made anew from the runs for each request."""
+"""--serve: the page over loopback, rebuilt from the runs for each request."""
 
 import hashlib
 import http.server
@@ -16,12 +16,13 @@ from jrl.report import page
 HOST = "127.0.0.1"
 
 
-def server(make: Callable[[page.Link], str], port: int) -> http.server.ThreadingHTTPServer:
-    """Returns a server of the page of now at `/` and of the videos that it links, for this machine alone.
+def make_server(make: Callable[[page.Link], str], port: int) -> http.server.ThreadingHTTPServer:
+    """Return a server of the current page at `/` and of its linked videos, on loopback only. Port 0: any free port.
 
-    Port 0 is any that is free. Raises InputError: the port is taken.
+    Raises:
+      InputError: the port is in use.
     """
-    videos: dict[str, str] = {}  # address -> file; nothing else of the disk is served
+    videos: dict[str, str] = {}  # address -> file; no other file is served
 
     def link(path: Path) -> str | None:
         if path.is_dir():
@@ -32,7 +33,7 @@ def server(make: Callable[[page.Link], str], port: int) -> http.server.Threading
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def send_head(self) -> io.BytesIO | BinaryIO | None:
-            # a page of another site whose name leads to this machine is told nothing
+            # DNS rebinding: refuse requests with a foreign host name
             if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
                 self.send_error(HTTPStatus.FORBIDDEN, "only for this machine")
                 return None
@@ -58,8 +59,8 @@ def server(make: Callable[[page.Link], str], port: int) -> http.server.Threading
 
 
 def serve(make: Callable[[page.Link], str], port: int) -> None:
-    """Serves until Ctrl-C. Raises InputError: the port is taken."""
-    with server(make, port) as made:
+    """Serve until Ctrl-C. Raises InputError: the port is in use."""
+    with make_server(make, port) as made:
         print(f"http://{HOST}:{made.server_address[1]}/  (for this machine alone; Ctrl-C ends it)", flush=True)
         try:
             made.serve_forever()

@@ -1,6 +1,6 @@
-"""Runs as they lie on disk, read into one plain structure: run directories of jrl, and rows of others as CSV.
+"""Runs read from disk into one plain structure: run directories, and CSV files of other tools.
 
-Runs whose configs differ in the seed alone are one method, which is named by the keys that differ from others.
+Runs whose configs differ only in the seed are one method, named by the keys that differ from other methods.
 """
 
 import csv
@@ -15,21 +15,21 @@ import numpy as np
 
 from jrl.errors import InputError, counted, short, shown
 from jrl.fields import schema
-from jrl.metrics import criteria, loggers, report
+from jrl.metrics import criteria, loggers, plots
 
 AXES = ("env_steps", "updates", "time_s")
-MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
+MEMBERS = "members"  # folder of the runs of a population or sweep
 CSV_COLUMNS = ("method", "task", "seed", "step", "value")
-_NAME = 200  # characters of a name or fact that a report shows
-_LARGEST = 1e100  # size of a number that is drawn and averaged: squares and sums of these are finite
-_VALUE = "value"  # the column of a CSV's rows that stands for any objective
+_NAME = 200  # maximum characters of a displayed name or fact
+_LARGEST = 1e100  # largest number that is drawn and averaged: its squares and sums are finite
+_VALUE = "value"  # column of a CSV file that serves as any objective
 
 FINISHED, NOT_FINITE, UNFINISHED, EMPTY = "finished", "not finite", "unfinished", "no rows"
 STOPPED = "stopped by the scheduler"
-# keys of a config that say nothing about what was learned
+# keys of a config that do not affect learning
 APART = ("run.seed", "run.out", "run.log", "run.compile_cache", "run.report_every", "checkpoint", "stop")
-_LONGEST = 300  # characters of a method's name
-_MOST_KEYS = 4  # in a method's name; of more those that tell the groups apart
+_LONGEST = 300  # maximum characters of a method's name
+_MOST_KEYS = 4  # maximum keys in a method's name; with more, only those that distinguish the groups
 
 Flat = Mapping[str, Any]  # dotted key -> leaf
 Key = TypeVar("Key", bound=Hashable)
@@ -38,70 +38,70 @@ Key = TypeVar("Key", bound=Hashable)
 class Run(NamedTuple):
     """One run: a method on a task with one seed."""
 
-    name: str  # its directory as it was given, or where in a CSV file it is from
-    method: str  # of `named`
-    task: str  # id of the environment, or of data alone their name
+    name: str  # directory as given by the user, or origin in a CSV file
+    method: str  # name of the method
+    task: str  # environment id, or name of the data set
     seed: int | None
-    config: Flat  # empty of a CSV
+    config: Flat  # empty for a CSV file
     rows: Sequence[Mapping[str, Any]]
     state: str  # FINISHED, NOT_FINITE, UNFINISHED, EMPTY or STOPPED
     provenance: Mapping[str, Any]  # env.json: versions, git, machine, command
-    path: Path | None  # the run directory; None of a CSV
-    source: str | None = None  # of a population, the member whose copy it was last
-    stopped_at: float = math.inf  # env_steps at which a scheduler stopped it; inf: none did
+    path: Path | None  # run directory; None: a CSV file
+    source: str | None = None  # in a population, the member that it last copied
+    stopped_at: float = math.inf  # env_steps at which a scheduler stopped it; inf: not stopped
 
-    def curve(self, axis: str, objective: str) -> report.Curve:
-        """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
-        x, y = report.curve(self.rows, x=axis, y=objective if self.path else _VALUE)
+    def curve(self, axis: str, objective: str) -> plots.Curve:
+        """Return axis and objective, f64 [N] each, of the rows that have both; each evaluation counts once."""
+        x, y = plots.extract_curve(self.rows, x=axis, y=objective if self.path else _VALUE)
         x, y = x[finite := np.isfinite(x + y)], y[finite]
         order = np.argsort(x, kind="stable")
         return x[order], y[order]
 
     def last(self, axis: str, objective: str, until: float = math.inf) -> float:
-        """Returns the last value of the objective up to that place of the axis; NaN where there is none."""
+        """Return the last value of the objective up to `until` on the axis; NaN: no value."""
         x, y = self.curve(axis, objective)
         return float(y[x <= until][-1]) if (x <= until).any() else math.nan
 
     def best(self, axis: str, objective: str) -> float:
-        """Returns the greatest value of the objective; means over the first few episodes count only without others."""
+        """Return the greatest value of the objective; means over few episodes count only if there are no others."""
         window = _window(self.config)
-        full = [row for row in self.rows if criteria.counts(objective, _numbers(row, objective), window)]
+        full = [row for row in self.rows if criteria.is_reliable(objective, _numbers(row, objective), window)]
         values = self._replace(rows=full).curve(axis, objective)[1]
         return float(max(values)) if len(values) else float(max(self.curve(axis, objective)[1], default=math.nan))
 
     def column(self, name: str) -> np.ndarray:
-        """Returns a column of the rows as f64 [rows], NaN where a row has no such number."""
+        """Return a metric of all rows f64 [rows]; NaN: the row has no such number."""
         values = [row.get(name) for row in self.rows]
         return np.array([value if isinstance(value, int | float) else math.nan for value in values], np.float64)
 
     def reached(self, axis: str) -> float:
-        """Returns the last number of a counter in the rows; NaN where there is none."""
+        """Return the last value of a counter; NaN: no row has it."""
         found = self.column(axis)
         found = found[np.isfinite(found)]
         return float(found[-1]) if len(found) else math.nan
 
 
 class NoRows(InputError):
-    """Runs are there, and none of them has a result row yet."""
+    """The runs exist, but none has a result row yet."""
 
 
 class Found(NamedTuple):
-    """Runs that were read."""
+    """Runs read from disk."""
 
     runs: list[Run]
-    cautions: list[str]  # of what could not be read, or not whole
+    cautions: list[str]  # unreadable or damaged files
 
 
 def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
-    """Reads run directories, directories of such, and CSV files; runs of one method are named alike.
+    """Read run directories, directories of runs, and CSV files; runs of one method get the same name.
 
-    A directory is itself a run (config.yaml and result.jsonl), or has its runs in `members/`, or right in it.
+    A directory is a run (config.yaml and result.jsonl), or has its runs in `members/`, or directly in it.
 
     Args:
-      paths: of what to read; what is named twice is read once.
-      by: the keys that make a method, as of `method_names`.
+      paths: paths to read; duplicates are read once.
+      by: keys that define a method, as in `method_names`.
     Raises:
-      InputError: a path does not exist or holds no run, a CSV file has no such rows, or there is no run at all.
+      InputError: a path does not exist or holds no run, a CSV file is invalid, or there is no run at all.
     """
     runs: list[Run] = []
     cautions: list[str] = []
@@ -150,9 +150,9 @@ def _run_directories(path: Path) -> list[Path]:
 
 
 def _named(runs: Sequence[Run], by: Sequence[str]) -> list[Run]:
-    """Returns the same runs with the names of their methods, which tell what differs between them."""
+    """Return the runs with the names of their methods."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
-    labels = method_names(own, apart=("env.id",), by=by)
+    labels = method_names(own, ignored=("env.id",), by=by)
     names = {i: label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
     taken = {*names.values()}
     of_file = lambda run: f"{run.method} of {Path(run.name.partition(': ')[0]).name}"
@@ -163,41 +163,41 @@ def _named(runs: Sequence[Run], by: Sequence[str]) -> list[Run]:
 
 
 def numbers(runs: Iterable[Run]) -> list[str]:
-    """Returns the names of all numbers that rows of the runs have."""
+    """Return the names of all numeric metrics of the runs."""
     found = {name for run in runs if run.path for row in run.rows for name, x in row.items() if _is_number(x)}
     return sorted(found)
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """Returns names in a line, the first of many."""
+def format_names(names: Sequence[str], most: int = 6) -> str:
+    """Return names in a line; of many names, the first."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """Suggests names for an unknown one, in words."""
+def suggest_names(name: str, known: Sequence[str]) -> str:
+    """Suggest names for an unknown name, in words."""
     close = difflib.get_close_matches(name, known, 4, 0.6)
     close += [k for k in known if k not in close and k.rpartition("/")[2] == name.rpartition("/")[2]]
     return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
 
 
-# ---------------------------------------------------------------- methods: runs that differ in their seeds
+# ---------------------------------------------------------------- methods: runs that differ only in their seeds
 
 
-def learning_config(config: Flat, apart: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the keys of a config that say what is learned and how, without those `apart`."""
-    return {key: value for key, value in config.items() if not key.startswith((*APART, *apart))}
+def learning_config(config: Flat, ignored: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the keys of a config that affect learning, without `ignored`."""
+    return {key: value for key, value in config.items() if not key.startswith((*APART, *ignored))}
 
 
-def method_names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Sequence[str] = ()) -> dict[Key, str]:
-    """Returns the name of each run's method; runs whose configs differ in APART and `apart` alone have one name.
+def method_names(configs: Mapping[Key, Flat], ignored: Sequence[str] = (), by: Sequence[str] = ()) -> dict[Key, str]:
+    """Return the name of each run's method; runs whose configs differ only in APART and `ignored` have the same name.
 
-    A name is the algorithm, if there are several, and of each its keys that differ: `ppo, algo.lr=0.001`; where more
-    than four differ, some that are enough to tell them apart. It is empty where all are one method.
+    A name is the algorithm, if there are several, and its differing keys: `ppo, algo.lr=0.001`. If more than four keys
+    differ, it has enough of them to be unique. It is empty if there is one method only.
 
     Args:
-      configs: of the runs.
-      apart: further keys that make no other method.
-      by: the keys that alone make a method; empty: all.
+      configs: configs of the runs.
+      ignored: further keys that do not define a method.
+      by: keys that alone define a method; empty: all keys.
     Raises:
       InputError: no config has a key of `by`.
     """
@@ -210,7 +210,7 @@ def method_names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Seq
     ]:
         raise InputError(*errors)
     kept = {
-        run: {key: config[key] for key in by if key in config} if by else learning_config(config, apart)
+        run: {key: config[key] for key in by if key in config} if by else learning_config(config, ignored)
         for run, config in configs.items()
     }
     group = lambda config: repr(sorted(config.items(), key=repr))
@@ -219,7 +219,7 @@ def method_names(configs: Mapping[Key, Flat], apart: Sequence[str] = (), by: Seq
 
 
 def differing_keys(configs: Iterable[Flat]) -> list[str]:
-    """Returns the keys whose values differ, or that some have not."""
+    """Return the keys whose values differ, or that some configs lack."""
     configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
@@ -236,14 +236,14 @@ def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
             parts += [f"{key}={shown(schema.flow(config[key]))}" for key in keys if key in config]
             labels[group] = shown(", ".join(parts), _LONGEST)
     taken: dict[str, int] = {}
-    for group, label in labels.items():  # long ones may differ only where they are not shown
+    for group, label in labels.items():  # truncated labels may be equal
         taken[label] = taken.get(label, 0) + 1
         labels[group] = label if taken[label] == 1 else f"{label} ({taken[label]})"
     return labels
 
 
 def _distinguishing(configs: Sequence[Flat]) -> list[str]:
-    """Returns the keys that differ, or of many some that tell the configs apart, in the order of the configs."""
+    """Return the differing keys; of many keys, enough to distinguish the configs, in their order."""
     keys = differing_keys(configs)
     if len(keys) <= _MOST_KEYS:
         return keys
@@ -256,18 +256,18 @@ def _distinguishing(configs: Sequence[Flat]) -> list[str]:
 
 # ---------------------------------------------------------------- a run directory
 
-Decisions = tuple[dict[str, int], dict[str, str]]  # member -> steps at which it was stopped; -> whose copy it is
+Decisions = tuple[dict[str, int], dict[str, str]]  # member -> steps at which it was stopped; member -> its source
 
 
 def _read_run(directory: Path, decided: Decisions) -> tuple[Run | None, list[str]]:
-    """Returns a run, None where nobody can tell which it is; and what is wrong with it, in one line."""
+    """Return a run (None: unreadable), and its faults in one line each."""
     try:
         return _run_of(directory, *decided)
     except InputError as e:
         why = e.errors[0]
     except OSError as e:  # its files may be deleted or moved at the same time
         why = f"result.jsonl cannot be read: {e.strerror or e}"
-    except Exception as e:  # one directory of many, whose files may hold anything
+    except Exception as e:  # a broken directory must not end the report
         why = f"its files are not those of a run: {type(e).__name__}: {shown(str(e))}"
     return None, [f"{directory} is left out: {why}"]
 
@@ -281,7 +281,7 @@ def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, s
     rows = [{name: None if _is_beyond(x) else x for name, x in row.items()} for row in raw]
     beyond = sum(_is_beyond(x) for row in raw for x in row.values())
     budget = {key.removeprefix("stop."): x for key, x in config.items() if key.startswith("stop.") and _is_number(x)}
-    met = lambda row, name: criteria.met(name, _numbers(row, name), budget[name], _window(config))
+    met = lambda row, name: criteria.is_met(name, _numbers(row, name), budget[name], _window(config))
     if not rows:
         state = EMPTY
     elif any(met(row, name) for name in budget for row in rows):  # also after a fault
@@ -317,12 +317,12 @@ def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, s
 
 
 def _is_beyond(value: Any) -> bool:
-    """Returns whether sums and pictures could not hold a number."""
+    """Return whether a number is too large for sums and plots."""
     return isinstance(value, int | float) and abs(value) > _LARGEST and value not in (math.inf, -math.inf)
 
 
 def _task(tree: Mapping[str, Any]) -> str:
-    """Returns the task of a run: the id of its environment, or the name of its data."""
+    """Return the task of a run: its environment id, or the name of its data set."""
     section = lambda name: tree[name] if isinstance(tree.get(name), Mapping) else {}
     if env := section("env").get("id"):
         return shown(str(env), _NAME)
@@ -332,7 +332,7 @@ def _task(tree: Mapping[str, Any]) -> str:
 
 
 def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the facts of env.json that training writes, of a member that of its population; and what is wrong."""
+    """Return the facts in env.json (a member has its population's), and the faults of the file."""
     places = [directory / "env.json"]
     if directory.parent.name == MEMBERS:
         places.append(directory.parent.parent / "env.json")
@@ -365,12 +365,12 @@ def _fact(value: Any) -> Any:
 
 
 def _read_decisions(directory: Path) -> tuple[Decisions, list[str]]:
-    """Returns the decisions of a population's scheduler, and what is wrong with their file, in one line."""
+    """Return the decisions of a population's scheduler, and the faults of their file in one line each."""
     path = directory / "population.json"
     stopped: dict[str, int] = {}
     sources: dict[str, str] = {}
     try:
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}  # a pipe would never end
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}  # a pipe may be endless
         for decision in kept.get("decisions", []):
             stopped |= {str(name): int(decision["at"]) for name in decision.get("stopped", ())}
             sources |= {str(copy["member"]): str(copy["source"]) for copy in decision.get("copies", ())}
@@ -392,17 +392,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---------------------------------------------------------------- rows of others
+# ---------------------------------------------------------------- CSV files
 
 
 def read_csv(path: Path) -> list[Run]:
-    """Returns the runs of a CSV file with the columns method, task, seed, step and value, and perhaps `updates` and
-    `time_s`.
+    """Return the runs of a CSV file: columns method, task, seed, step, value, optionally `updates`, `time_s`.
 
-    A row is one measurement of the objective; rows of one method, task and seed are one run, in the order of its steps.
+    A row is one measurement of the objective; rows of the same method, task and seed form a run, in the order of steps.
 
     Raises:
-      InputError: it cannot be read, lacks a column, has no rows, or a row has no number where one is expected.
+      InputError: the file cannot be read, lacks a column, has no rows, or has a text instead of a number.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -411,7 +410,7 @@ def read_csv(path: Path) -> list[Run]:
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise InputError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if missing := [name for name in CSV_COLUMNS if name not in header]:
-        raise InputError(f"{path} lacks {', '.join(missing)}: its first line has to name {', '.join(CSV_COLUMNS)}")
+        raise InputError(f"{path} lacks {', '.join(missing)}: name {', '.join(CSV_COLUMNS)} in its first line")
     runs: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     errors = []
     for number, line in lines:
@@ -432,18 +431,18 @@ def read_csv(path: Path) -> list[Run]:
 
 
 def only_method(path: Path) -> str:
-    """Returns the method that a CSV file has rows of. Raises InputError: it has several."""
+    """Return the only method of a CSV file. Raises InputError: the file has several."""
     found = list(dict.fromkeys(run.method for run in read_csv(path)))
     if len(found) > 1:
         raise InputError(
-            f"--against {path}: it has several methods, {', '.join(found)}: give the file among the runs, and one of "
-            "them as --against"
+            f"--against {path}: the file has several methods, {', '.join(found)}: pass the file as a run, and one "
+            "method as --against"
         )
     return found[0]
 
 
 def _measured(line: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """Returns the numbers of a line under the names of rows. Raises ValueError: one is missing or not finite."""
+    """Yield the numbers of a line under the names of rows. Raises ValueError: a number is missing or not finite."""
     for name, column in (("env_steps", "step"), (_VALUE, _VALUE), ("updates", "updates"), ("time_s", "time_s")):
         if column in CSV_COLUMNS or line.get(column):
             number = float(line[column])

@@ -1,11 +1,11 @@
-"""Statistics of scores over runs and tasks, with bootstrap intervals that repeat.
+"""Statistics of scores over runs and tasks, with reproducible bootstrap intervals.
 
-`Scores` are f64 [N, K], the scores of N runs on each of K tasks, or, where tasks have other numbers of runs, K arrays
-f64 [..., n_k] whose last axis is that of runs. What stands before it, such as the points of a curve, stays. Every task
-weighs the same, however many runs it has.
+`Scores` are f64 [N, K], scores of N runs on each of K tasks, or, if the number of runs differs, K arrays f64 [..., n_k]
+whose last axis is the run. Leading axes, such as the points of a curve, are kept. All tasks have the same weight,
+whatever their number of runs.
 
 The measures are those of Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice
-(arXiv:2108.13264), and equal those of their library rliable, whose intervals cannot be seeded.
+(arXiv:2108.13264), and equal their library rliable, whose intervals cannot be seeded.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.metrics import report
+from jrl.metrics import plots
 
 Scores = np.ndarray | Sequence[np.ndarray]
-Statistic = Callable[..., np.ndarray]  # of one Scores or several: the axes that stand before that of runs
+Statistic = Callable[..., np.ndarray]  # function of one or several Scores, which reduces the run axis
 
 REPLICATES = 10_000
-CURVE_REPLICATES = 2_000  # rliable's number for what is drawn
-_AT_ONCE = 2**20  # numbers that are resampled together: they fit the cache
+CURVE_REPLICATES = 2_000  # rliable's number for plots
+_AT_ONCE = 2**20  # numbers resampled together, which fit the cache
 
 
 class Estimate(NamedTuple):
-    """A statistic and the interval around it; numbers, or arrays of one shape."""
+    """A statistic and its interval; numbers, or arrays of one shape."""
 
     value: np.ndarray
     low: np.ndarray
@@ -32,15 +32,15 @@ class Estimate(NamedTuple):
 
 
 def by_task(scores: Scores) -> list[np.ndarray]:
-    """Returns K arrays f64 [..., n_k] of `Scores` of either form.
+    """Return `Scores` of either form as K arrays f64 [..., n_k].
 
     Raises:
-      ValueError: there is no task, or a task without runs.
+      ValueError: no task, or a task without runs.
     """
     columns = scores.T if isinstance(scores, np.ndarray) and scores.ndim == 2 else scores
     tasks = [np.asarray(column, np.float64) for column in columns]
     if not tasks or any(task.ndim == 0 or task.shape[-1] == 0 for task in tasks):
-        raise ValueError("expected the scores of one task at least, and of one run at least for each")
+        raise ValueError("scores: expected at least one task, and at least one run per task")
     return tasks
 
 
@@ -48,10 +48,11 @@ def by_task(scores: Scores) -> list[np.ndarray]:
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:
-    """Returns the mean of the middle half of all scores, of all tasks together [...].
+    """Return the mean of the middle half of all scores, over all tasks [...].
 
-    With as many runs of each task it is `scipy.stats.trim_mean(scores, 0.25, axis=None)`, as rliable's `aggregate_iqm`:
-    int(0.25 N K) scores go at either end. Else scores weigh 1 / n_k, and a quarter of the weight goes at either end.
+    With equal numbers of runs it is `scipy.stats.trim_mean(scores, 0.25, axis=None)`, as rliable's `aggregate_iqm`:
+    int(0.25 N K) scores are cut at either end. Otherwise scores have weight 1 / n_k, and a quarter of the weight is
+    cut.
     """
     tasks = by_task(scores)
     sizes = [task.shape[-1] for task in tasks]
@@ -67,17 +68,17 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
 
 
 def mean(scores: Scores) -> np.ndarray:
-    """Returns the mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
+    """Return the mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
     return _of_tasks(np.mean, scores).mean(-1)
 
 
 def median(scores: Scores) -> np.ndarray:
-    """Returns the median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
+    """Return the median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
     return np.median(_of_tasks(np.mean, scores), axis=-1)
 
 
 def median_run(scores: Scores) -> np.ndarray:
-    """Returns the mean over tasks of the median over runs [...]: of one task the median of its runs."""
+    """Return the mean over tasks of the median over runs [...]; with one task, the median of its runs."""
     return _of_tasks(np.median, scores).mean(-1)
 
 
@@ -86,16 +87,16 @@ def _of_tasks(measure: Callable[..., Any], scores: Scores) -> np.ndarray:
 
 
 def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
-    """Returns the mean shortfall of scores from `gamma`; scores above it count as `gamma` [...].
+    """Return the mean shortfall of scores from `gamma` [...]; scores above it count as `gamma`.
 
-    As rliable's `aggregate_optimality_gap`: gamma - mean(min(score, gamma)). It says something of scores that were
-    normalised, so that `gamma` means the same on all tasks.
+    As rliable's `aggregate_optimality_gap`: gamma - mean(min(score, gamma)). It needs normalised scores, so that
+    `gamma` means the same on all tasks.
     """
     return gamma - mean([np.minimum(task, gamma) for task in by_task(scores)])
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
-    """Returns the share of a method's runs, averaged over tasks, whose score is above each threshold [T, ...].
+    """Return the share of runs whose score is above each threshold [T, ...], averaged over tasks.
 
     As rliable's `run_score_deviation` (arXiv:2108.13264, eq. 1).
     """
@@ -104,10 +105,10 @@ def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
-    """Returns the probability that a run of ours is better than one of theirs, averaged over tasks; a tie is a half
-    [...].
+    """Return the probability that a run of `ours` beats one of `theirs` [...], averaged over tasks.
 
-    Of a task that is the U statistic of Mann and Whitney over n * m, as rliable's `probability_of_improvement`.
+    A tie counts half. Per task it is the Mann-Whitney U statistic over n * m, as rliable's
+    `probability_of_improvement`.
 
     Raises:
       ValueError: the numbers of tasks differ.
@@ -123,15 +124,15 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
 
 
 def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> np.ndarray:
-    """Returns a statistic of scores drawn anew with replacement, among the runs of each task: [..., replicates].
+    """Return a statistic of resampled scores, drawn with replacement among the runs of each task: [..., replicates].
 
-    That is the stratified bootstrap of arXiv:2108.13264, section 4.1. The draws depend on `seed` and shapes alone.
+    This is the stratified bootstrap of arXiv:2108.13264, section 4.1. The draws depend only on `seed` and shapes.
 
     Args:
-      statistic: of as many Scores as there are samples, to be taken over the last axis.
-      samples: each is drawn from by itself.
+      statistic: function of as many Scores as there are samples, which reduces the last axis.
+      samples: Scores, resampled independently.
       replicates: number of draws.
-      seed: of the draws.
+      seed: seed of the draws.
     """
     rng = np.random.default_rng(seed)
     given = [by_task(scores) for scores in samples]
@@ -149,11 +150,10 @@ def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICAT
 
 
 def estimate(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> Estimate:
-    """Returns a statistic of the scores, with the 95 % percentile interval of its bootstrap; arguments as `bootstrap`.
+    """Return a statistic with the 95 % percentile interval of its bootstrap; arguments as `bootstrap`.
 
-    Where a task has a single run, nothing is known of how runs vary, and the interval is NaN. Of few runs it is too
-    narrow: on normal data of one task it holds the true mean in 75 % of cases with 3 runs, in 84 % with 5 and in 90 %
-    with 10.
+    If a task has a single run, the interval is NaN. With few runs it is too narrow: on normal data of one task it holds
+    the true mean in 75 % of cases with 3 runs, in 84 % with 5 and in 90 % with 10.
     """
     given = [by_task(scores) for scores in samples]
     value = np.asarray(statistic(*given))
@@ -165,48 +165,49 @@ def estimate(statistic: Statistic, *samples: Scores, replicates: int = REPLICATE
 
 
 def efficiency(
-    tasks: Sequence[Sequence[report.Curve]], *, points: int = 100, replicates: int = CURVE_REPLICATES, seed: int = 0
+    tasks: Sequence[Sequence[plots.Curve]],
+    *,
+    points: int = 100,
+    replicates: int = CURVE_REPLICATES,
+    seed: int = 0,
 ) -> tuple[np.ndarray, Estimate] | None:
-    """Returns an axis [points] and the interquartile mean of runs over it, with its interval at each point.
+    """Return an axis [points] and the interquartile mean of runs over it, with an interval per point.
 
-    Between two reported points a curve is linear (`jrl.metrics.report.on_one_grid` says why). The axis ends where the
-    shortest run does. All points of a run are drawn together, as they belong to each other.
+    Curves are linear between two points (see `jrl.metrics.plots.interpolate`). The axis ends with the shortest run. All
+    points of a run are resampled together. None: the runs have no common range.
 
     Args:
-      tasks: the curves of the runs of each task.
-      replicates, seed: as of `bootstrap`.
-    Returns:
-      None where there is no part of the axis that all runs have.
+      tasks: curves of the runs of each task.
+      replicates, seed: as in `bootstrap`.
     """
     together = [curve for own in tasks for curve in own]
     if not all(len(x) for x, _ in together) or max(x[0] for x, _ in together) >= min(x[-1] for x, _ in together):
         return None
-    grid, values = report.on_one_grid(together, points)
+    grid, values = plots.interpolate(together, points)
     scores = [part.T for part in np.split(values, np.cumsum([len(own) for own in tasks])[:-1])]
     return grid, estimate(interquartile_mean, scores, replicates=replicates, seed=seed)
 
 
-# ---------------------------------------------------------------- what a hyper-parameter has to do with scores
+# ---------------------------------------------------------------- influence of a hyper-parameter
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Returns the ranks 1 .. N of values [N]; those that are equal share the mean of theirs."""
+    """Return the ranks 1 .. N of values [N]; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns Spearman's rank correlation of x and y [N], in [-1, 1]; NaN where one of them is constant."""
+    """Return Spearman's rank correlation of x and y [N], in [-1, 1]; NaN: one is constant."""
     first, second = (r - r.mean() for r in (ranks(x), ranks(y)))
     norm = np.sqrt((first**2).sum() * (second**2).sum())
     return float((first * second).sum() / norm) if norm else float("nan")
 
 
 def rank_share(groups: Sequence[object], y: np.ndarray) -> float:
-    """Returns the share of the variance of the ranks of y [N] that lies between groups, in [0, 1]; NaN where y is
-    constant.
+    """Return the share of the rank variance of y [N] between groups, in [0, 1]; NaN: y is constant.
 
-    It is the statistic H of Kruskal and Wallis over N - 1. For choices without an order, such as names.
+    This is the Kruskal-Wallis H statistic over N - 1, for choices without an order, such as names.
     """
     found = ranks(y) - (len(y) + 1) / 2
     members: dict[object, list[float]] = {}

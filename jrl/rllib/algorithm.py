@@ -135,7 +135,7 @@ class Algorithm(Learns):
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
         restarts = checkpoint.read_meta(found)["iteration"] if found else 0
-        if found and cfg.run.out and files.is_held_here(Path(cfg.run.out)):  # by the Algorithm that wrote it
+        if found and cfg.run.out and files.is_locked_here(Path(cfg.run.out)):  # by the Algorithm that wrote it
             print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one has a directory anew")
             cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
         held = hold(cfg.run.out, continued=found is not None)
@@ -237,7 +237,7 @@ class Algorithm(Learns):
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says. Returns its numbers."""
-        return results.evaluation(self.session.evaluate(duration))
+        return results.build_evaluation(self.session.evaluate(duration))
 
     @property
     def evaluation_workers(self) -> Any:

@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*job.lines, sep="\n", file=sys.stderr)  # before an error of the whole config
         found = _migration(job, args.drop)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     for line in found.report()[len(job.lines) :]:
         print(line, file=sys.stderr)
     comments = {ours: given for ours, given in job.origins.items() if ours in schema.flatten(found.config)}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl.envs import played
+from jrl.envs import client_spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.play.policy import Memory, Past, Policy
 from jrl.rllib import hints
@@ -51,7 +51,7 @@ class ActionPolicy(WorkerPolicy):
             raise ValueError(f"observations: expected {expected}")
         num = len(jax.tree.leaves(found)[0])
         if prev_action is not None and self._spec.env_action is not None:
-            prev_action = played.from_env(self._spec.action, self._spec.env_action, prev_action)
+            prev_action = client_spaces.to_policy_action(self._spec.action, self._spec.env_action, prev_action)
         for name, x in ((PREV_ACTION, prev_action), (PREV_REWARD, prev_reward)):
             if x is None:
                 continue

@@ -62,7 +62,7 @@ def hold(out: str | None, *, continued: bool) -> contextlib.ExitStack:
     """
     with contextlib.ExitStack() as stack:
         if out:
-            stack.enter_context(files.held(Path(out)))
+            stack.enter_context(files.lock_directory(Path(out)))
             if not continued and (Path(out) / "config.yaml").exists():
                 raise InputError(f"run.out: {out} holds a run already: name another, or go on from a checkpoint")
         return stack.pop_all()
@@ -101,7 +101,7 @@ class Records:
                 self.made = Path(cfg.run.out)
             else:
                 name = f"{config.algo_name(cfg)}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
-                self.made = files.new(self._runs / name.replace("/", "-").replace(":", "-"))
+                self.made = files.make_numbered(self._runs / name.replace("/", "-").replace(":", "-"))
         return self.made
 
     def begin(self) -> None:
@@ -110,7 +110,7 @@ class Records:
             return
         session, is_new = self._session, self.made is None and not self._session.config.run.out
         if not session.config.run.out:
-            self._files.enter_context(files.held(self.directory, made=True))
+            self._files.enter_context(files.lock_directory(self.directory, made=True))
         rows_until = session.env_steps if self._continued else None
         opened = run_directory.opened(session, self.directory, rows_until)
         logged = run_directory.logged(session, self.directory)

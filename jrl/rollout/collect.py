@@ -67,7 +67,7 @@ class FromHost(Source):
         self._carry: PyTree  # [B, ...] after the latest action
         self._done: np.ndarray  # [B] bool, the next step is masked
         self._started: np.ndarray  # [B] bool, the next rollout continues the latest
-        self.columns: episodes.Columns
+        self.columns: episodes.EpisodeState
         self._finish = jax.jit(
             partial(
                 finish,

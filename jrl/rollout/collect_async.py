@@ -159,7 +159,7 @@ class AsyncCollector(FromHost):
             with self._timers("env"):
                 answered, result = self._env.recv()
             ids = np.array(answered, np.int32)
-            t, column = self._count[ids], transform.index(ids, agents)
+            t, column = self._count[ids], transform.agent_indices(ids, agents)
             row = t if agents == 1 else np.repeat(t, agents)
             self._store_infos(row, column)
             has_new_episode = results.take((t, ids), (row, column), result, ~self._done[column])
@@ -225,7 +225,7 @@ class AsyncCollector(FromHost):
 
     def _rows(self, x, place) -> np.ndarray:
         x = np.asarray(x)
-        return x[transform.index(place, len(x) // self._env.batch_size)]
+        return x[transform.agent_indices(place, len(x) // self._env.batch_size)]
 
     def _fixed_size(self, x, ids) -> np.ndarray:
         """Returns a copy of n * c rows as N * c rows, padded with 0.
@@ -235,7 +235,7 @@ class AsyncCollector(FromHost):
         x = np.asarray(x)
         count = len(x) // len(ids)
         out = np.zeros((count * self._env.batch_size, *x.shape[1:]), x.dtype)
-        out[transform.index(self._places(ids), count)] = x
+        out[transform.agent_indices(self._places(ids), count)] = x
         return out
 
     def reset(self, key: Key | None = None) -> None:

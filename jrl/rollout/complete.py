@@ -276,7 +276,7 @@ class Complete(Wrapper):
             if steps or again * rollout.reward.shape[0] > self._limit + 1:
                 break
         self._padding = 1.0 - steps / packed.mask.size
-        return packed, reports[0] if len(reports) == 1 else episodes.add_up(reports)
+        return packed, reports[0] if len(reports) == 1 else episodes.add_reports(reports)
 
     def _begin(self, rollout: Rollout) -> None:
         """Begins with columns that may lie on several devices: theirs stay where they are."""

@@ -256,7 +256,7 @@ def _check_address(address: str) -> None:
 
 def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
     """Returns the environment variables of the runners; `here`: all runners are on this machine."""
-    found = runtime.for_runners()
+    found = runtime.runner_environment()
     if not options.num_gpus:
         found["JAX_PLATFORMS"] = "cpu"
     elif options.num_gpus < 1:

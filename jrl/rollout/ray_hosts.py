@@ -43,7 +43,7 @@ class Host:
         make: Callable[[int, int], Any],
         index: int,
         restarts: int,
-        columns: episodes.Columns | None,
+        columns: episodes.EpisodeState | None,
         codec: str | None,
     ):
         self._source, self._codec = make(index, restarts), codec
@@ -69,12 +69,12 @@ class Host:
         self._source.close()
 
 
-def _reset(source, data: np.ndarray, impl: str, number: int) -> episodes.Columns:
+def _reset(source, data: np.ndarray, impl: str, number: int) -> episodes.EpisodeState:
     source.reset(jax.random.fold_in(received(data, impl), number))
     return jax.device_get(source.columns)
 
 
-def _set_columns(source, columns: episodes.Columns) -> None:
+def _set_columns(source, columns: episodes.EpisodeState) -> None:
     source.columns = columns
 
 
@@ -219,7 +219,7 @@ class EnvRunners(RunnerGroup, Parts):
         self._masked: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         self._all = np.full(size, len(self._masked.mask), np.int32)
         self._initial_columns = jax.device_get(episodes.init(size, window, agents=agents))
-        self._columns: list[episodes.Columns] = [self._initial_columns] * options.num
+        self._columns: list[episodes.EpisodeState] = [self._initial_columns] * options.num
         self._slots = Slots(options.num)
         self._calls = 0
         self._failures: dict[tuple[int, int], float] = {}  # environment failures of each runner so far
@@ -344,7 +344,7 @@ class EnvRunners(RunnerGroup, Parts):
 
     def _given(self, index: int, restarts: int) -> tuple:
         # a new runner inherits the statistics, without the unfinished episodes
-        return jax.device_get(episodes.restarted(self._columns[index])) if restarts else None, self._codec
+        return jax.device_get(episodes.clear_running(self._columns[index])) if restarts else None, self._codec
 
     def _started(self, runner: Runner) -> None:
         if runner.restarts:
@@ -363,12 +363,12 @@ class EnvRunners(RunnerGroup, Parts):
     # ------------------------------------------------------------ the runners' sources
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         """Returns episode statistics [K, ...] after the latest rollouts; numpy."""
         return jax.tree.map(lambda *x: np.stack(x), *self._columns)
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         columns = jax.device_get(columns)
         if len(columns.window_next) != self._options.num:
             raise ValueError(f"columns: expected {self._options.num} runners, got {len(columns.window_next)}")

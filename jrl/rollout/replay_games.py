@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from jrl.envs.views import OBS
+from jrl.envs.agent_options import OBS
 from jrl.rollout.episode import Block, Episode, Told
 from jrl.rollout.replay_episodes import Replay
 from jrl.rollout.unroll import RAW_STEPS

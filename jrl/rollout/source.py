@@ -26,7 +26,7 @@ class Source:
       recreated: env runners restarted since the last read; the reader empties it.
     """
 
-    columns: episodes.Columns
+    columns: episodes.EpisodeState
     _metrics: dict[str, float]
     infos: Any = None
     reset_infos: Any = None

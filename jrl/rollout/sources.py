@@ -48,11 +48,11 @@ class JaxSource(Source):
         self.reset(key)
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         return self._state.columns
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, self.device))
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
@@ -85,7 +85,7 @@ class JaxSource(Source):
         self._task = task
 
     def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
-        return [tasks.asked(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
+        return [tasks.call_task_fn(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Returns `fn` of one `jrl.envs.task.Handle` for all environments, if they have a task."""
@@ -220,12 +220,12 @@ class Pools(Parts):
         return [order.result() for order in orders]
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         found = [part.columns for part in self._parts]
         return self._stack(found) if len(found) > 1 else found[0]
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         for i, part in enumerate(self._parts):
             part.columns = jax.tree.map(lambda x, i=i: x[i], columns) if len(self._parts) > 1 else columns
 
@@ -353,12 +353,12 @@ class Async(Parts):
         return rollout, report
 
     @property
-    def columns(self) -> episodes.Columns:
+    def columns(self) -> episodes.EpisodeState:
         """Waits for the pending rollouts; returns the episode statistics after them."""
         return self._thread.call(lambda: self._source.columns).result()
 
     @columns.setter
-    def columns(self, columns: episodes.Columns) -> None:
+    def columns(self, columns: episodes.EpisodeState) -> None:
         self._thread.call(setattr, self._source, "columns", columns).result()
 
     def reset(self, key: Key) -> None:

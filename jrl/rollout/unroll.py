@@ -43,7 +43,7 @@ class UnrollState:
     done: Array  # [B] bool, the next step resets
     started: Array  # [B] bool, the next rollout continues the previous one
     carry: PyTree  # recurrent state [B, ...]
-    columns: episodes.Columns
+    columns: episodes.EpisodeState
 
 
 class Unroll(NamedTuple):
@@ -96,7 +96,7 @@ def make(
         return carry(num_envs) if place is None else carry(num_envs, first=vector * num_envs, total=place)
 
     @functools.partial(jax.jit, inline=True)  # one program instead of ten if called from the host
-    def at_start(vector) -> tuple[Array, Array, PyTree, episodes.Columns]:
+    def at_start(vector) -> tuple[Array, Array, PyTree, episodes.EpisodeState]:
         done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers, because each is donated
         return done, started, initial(vector), episodes.init(num_envs, window, agents=len(env.spec.agents))
 
@@ -178,7 +178,7 @@ def finish(
     carry,
     contiguous,
     failed=None,
-    several: Several | episodes.Told | None = None,
+    several: Several | episodes.FinishedGames | None = None,
     *,
     reward_transform,
     gamma,
@@ -186,7 +186,7 @@ def finish(
     record: bool = False,
     count_agents: bool = False,
     bootstraps: bool | None = None,
-) -> tuple[episodes.Columns, Rollout, Episodes]:
+) -> tuple[episodes.EpisodeState, Rollout, Episodes]:
     """Makes a Rollout of recorded rows, and the report on its episodes; used by all collectors.
 
     Args:
@@ -230,8 +230,8 @@ def finish(
         over = None if count_agents else together.over
         ends = together.over if failed is None else together.over | failed.reshape(*together.over.shape, -1).any(-1)
         columns, report = episodes.reduce_games(columns, tracked, reward, ended, mask, ends)
-    elif isinstance(several, episodes.Told):
-        columns, report = episodes.reduce_told(columns, tracked, ended, mask, several)
+    elif isinstance(several, episodes.FinishedGames):
+        columns, report = episodes.reduce_finished(columns, tracked, ended, mask, several)
     else:
         columns, report = episodes.reduce(columns, tracked, ended, mask)
     if several is not None and count_agents:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jrl import algos, callbacks, envs, registry
 from jrl.config import RunConfig, algo_name, multi_agent, plan, policy_mapping, to_dict
-from jrl.envs import played
+from jrl.envs import client_spaces
 from jrl.envs.context import EnvContext, OnFailure, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
@@ -77,7 +77,7 @@ def environment(
     return env
 
 
-def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
+def played_by_clients(cfg: RunConfig, pools: int) -> client_spaces.ClientEnv:
     """Returns the environments of a run whose episodes clients play: spaces alone.
 
     Raises:
@@ -85,7 +85,7 @@ def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
     """
     if pools > 1:
         raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
-    return played.Played(build_policies.spec_of_clients(cfg), cfg.env)
+    return client_spaces.ClientEnv(build_policies.spec_of_clients(cfg), cfg.env)
 
 
 def check_environments(cfg: RunConfig, vectors: int) -> None:
@@ -205,7 +205,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
 def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[str, Any]:
     """Returns the options of whoever collects for one of so many pools, beside environments and acting."""
     return {
-        "window": episodes.window_of(pools, cfg.run.smoothing_episodes),
+        "window": episodes.window_per_pool(pools, cfg.run.smoothing_episodes),
         "explore": cfg.rollout.explore,
         "length": plan.rollout_length(cfg),
         "carry": algo.carry,
@@ -302,7 +302,7 @@ def _env_runners(
         join=join,
         lag=plan.policy_lag(cfg),
         timers=timers,
-        window=episodes.window_of(cfg.env_runners.num, cfg.run.smoothing_episodes),
+        window=episodes.window_per_pool(cfg.env_runners.num, cfg.run.smoothing_episodes),
         agents=len(spec.agents),
         compress=cfg.env_runners.compress_observations,
         stand_in=cfg.replay is None,

@@ -12,7 +12,7 @@ from jrl.config import RunConfig, datasets, plan
 from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
-from jrl.host import room
+from jrl.host import machine
 from jrl.learn import learner, parallel
 from jrl.replay import layout, memory, mixed
 from jrl.run import build_learner, data_sets
@@ -232,24 +232,29 @@ def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
       InputError: they fit nowhere, or not where they shall be.
     """
     needed, given = memory.nbytes(buffer), cfg.data.placement
-    device, host = jax.local_devices()[0], room.host_available()
+    device, host = jax.local_devices()[0], machine.free_bytes()
     on_cpu = device.platform == "cpu"
     free = memory.available(device)
-    fits = free is None or needed * (devices if on_cpu else 1) <= room.SHARE * free
-    in_host = host is None or needed * devices <= room.SHARE * host
+    fits = free is None or needed * (devices if on_cpu else 1) <= machine.SHARE * free
+    in_host = host is None or needed * devices <= machine.SHARE * host
     prioritized = cfg.replay is not None and cfg.replay.prioritized
     if given == "host" or (given == "auto" and not fits and not on_cpu and not prioritized):
         if not in_host:
             raise InputError(
-                f"data.input: the data take {room.words(needed * devices)}, {room.words(host or 0)} are free"
+                f"data.input: the data take {machine.format_bytes(needed * devices)}, "
+                f"{machine.format_bytes(host or 0)} are free"
             )
-        return True, f"in {room.words(needed * devices)} of the host's memory, batches are fetched ahead"
+        return True, f"in {machine.format_bytes(needed * devices)} of the host's memory, batches are fetched ahead"
     if not fits:
         raise InputError(
-            f"data.placement: the data take {room.words(needed)} on each of {counted(devices, 'device')}, and "
-            f"{room.words(free or 0)} are free: use data.placement host, or fewer files"
+            f"data.placement: the data take {machine.format_bytes(needed)} on each of "
+            f"{counted(devices, 'device')}, and {machine.format_bytes(free or 0)} are free: use data.placement host, "
+            "or fewer files"
         )
-    return False, f"in {room.words(needed)} on {'the device' if devices == 1 else f'each of {devices} devices'}"
+    return (
+        False,
+        f"in {machine.format_bytes(needed)} on {'the device' if devices == 1 else f'each of {devices} devices'}",
+    )
 
 
 def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
@@ -266,12 +271,13 @@ def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
     device = jax.local_devices()[0]
     free, shared = memory.available(device), devices if device.platform == "cpu" else 1
     where = "the device" if devices == 1 else f"each of {devices} devices"
-    if free is not None and total * shared > room.SHARE * free:
+    if free is not None and total * shared > machine.SHARE * free:
         raise InputError(
-            f"data.input: the data take {room.words(total - own)} on {where} beside the {room.words(own)} of replay, "
-            f"and {room.words(free // shared)} are free: use fewer files, or a smaller replay.capacity"
+            f"data.input: the data take {machine.format_bytes(total - own)} on {where} beside the "
+            f"{machine.format_bytes(own)} of replay, "
+            f"and {machine.format_bytes(free // shared)} are free: use fewer files, or a smaller replay.capacity"
         )
-    return f"in {room.words(total - own)} on {where}"
+    return f"in {machine.format_bytes(total - own)} on {where}"
 
 
 def _size(found: Inputs) -> str:

@@ -225,7 +225,7 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     assert cfg.replay is not None
     size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
     atari = bool(cfg.env.id) and envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
-    known = envpool_env.frames(cfg.env) if atari else None
+    known = envpool_env.stacked_frames(cfg.env) if atari else None
     if size is None:
         # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
         size = 1 if known is None or len(shapes) > 1 or not cfg.env.waits else known.size

@@ -13,7 +13,8 @@ from jrl.agents import by_game, fixed, self_play
 from jrl.agents.fixed import Group
 from jrl.config import RunConfig, datasets, external, multi_agent, plan, seats
 from jrl.config import policy_mapping as episode_settings
-from jrl.envs import played, team, views
+from jrl.envs import client_spaces, team
+from jrl.envs.agent_options import OBS
 from jrl.errors import InputError
 from jrl.learn import learner
 from jrl.learn.learner import Learner
@@ -45,7 +46,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
         multi_agent.check_group(cfg, spec.agents, _kinds(spec))
         if multi_agent.is_one_team(group, spec.agents):
             return cfg  # whose agents are one: who learns need not know of them
-        spec = team.grouped(spec, groups=group).spec
+        spec = team.join_groups(spec, groups=group).spec
     return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
 
@@ -75,7 +76,7 @@ def spec_of_clients(cfg: RunConfig) -> EnvSpec:
     given = cfg.external
     assert given is not None
     if given.observation is not None and given.action is not None:
-        return played.spec(given.observation, given.action, cfg.env.num_envs, given.agents)
+        return client_spaces.build_spec(given.observation, given.action, cfg.env.num_envs, given.agents)
     if given.spaces is not None:
         found = _recorded(given.spaces)
     else:
@@ -177,7 +178,7 @@ def seen(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     if not episode_settings.per_episode(cfg):
         return spec
     assert isinstance(spec.observation, Dict)
-    return spec._replace(observation=spec.observation[views.OBS])
+    return spec._replace(observation=spec.observation[OBS])
 
 
 def sizes(cfg: RunConfig) -> by_game.Sizes:
@@ -297,7 +298,7 @@ def watches_games(cfg: RunConfig) -> bool:
 
 def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None) -> Learner:
     """Makes the learner report rows on which no action can be taken: see `jrl.learn.learner.report_blocked_actions`."""
-    observed = (lambda obs: obs[views.OBS]) if episode_settings.per_episode(cfg) else None
+    observed = (lambda obs: obs[OBS]) if episode_settings.per_episode(cfg) else None
     return learner.report_blocked_actions(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
 
 

@@ -16,7 +16,7 @@ from jrl.data import EpisodeStore, findings
 from jrl.data.formats.transitions import guessed
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
-from jrl.envs.history import asked, history
+from jrl.envs.history import build_history, history_options
 from jrl.envs.scaling import policy_actions
 from jrl.envs.spec import NARROW
 from jrl.errors import InputError, counted
@@ -136,7 +136,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
     shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
-    told = bool(asked(cfg)) and shapes(store.observation) != shapes(spec.observation)
+    told = bool(history_options(cfg)) and shapes(store.observation) != shapes(spec.observation)
     own = spec.env_observation if told and spec.env_observation is not None else spec.observation
     obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
@@ -194,7 +194,7 @@ def _fits(found: Any, wanted: Any) -> bool:
 
 def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """Returns a policy's view of data without environments, with history where the run asks for it."""
-    found = history(spec, **asked(cfg))
+    found = build_history(spec, **history_options(cfg))
     return spec if found is None else found.spec
 
 
@@ -206,7 +206,7 @@ def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree,
       store: whose rewards are those of the environment.
       obs, action: [R, *], of the spec.
     """
-    found = history(spec, **asked(cfg))
+    found = build_history(spec, **history_options(cfg))
     assert found is not None
     at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
     out = jax.tree.map(lambda x: np.zeros((store.num_rows, *x.shape), x.dtype), element(found.spec.observation))

@@ -16,7 +16,7 @@ _METHODS = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr")
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
-    command.take_checkpoint(p)
+    command.add_checkpoint_arguments(p)
     p.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory or a glob")
     p.add_argument("--from", dest="source_format", metavar="FORMAT", help="format of the data (default: by each path)")
     p.add_argument("--policy", help="of a run with several policies, the name of one")

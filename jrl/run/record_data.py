@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         print(*record(args), sep="\n")
     except EnvironmentFailed as e:
-        return command.failed(e)
+        return command.report_failure(e)
     return 0
 
 

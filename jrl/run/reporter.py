@@ -197,10 +197,10 @@ class Reporter:
 
     def _episodes(self) -> dict[str, Any]:
         reports = [info.episodes for info in self._pending]
-        found = episode_metrics.summary(reports)
+        found = episode_metrics.summarize(reports)
         if not self._agents:
             return found
-        return found | episode_metrics.of_agents(reports, self._agents, self._policies)
+        return found | episode_metrics.summarize_agents(reports, self._agents, self._policies)
 
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
         share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
@@ -258,7 +258,7 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
 
     def sink(row: dict[str, Any]) -> str | None:
         for name, value in wanted.items():
-            if criteria.met(name, row, value, window):
+            if criteria.is_met(name, row, value, window):
                 return f"{name} {row[name]:.4g} reached {value:g}"
         return None
 

@@ -12,8 +12,8 @@ from jrl import config
 from jrl.agents import league
 from jrl.config import datasets, multi_agent, plan
 from jrl.errors import counted
-from jrl.host import output
-from jrl.metrics import loggers, progress, report
+from jrl.host import env_json, output
+from jrl.metrics import loggers, plots, progress
 from jrl.run import build, build_policies
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def opened(session: "Session", directory: Path, rows_until: int | None) -> Itera
     """
     directory.mkdir(parents=True, exist_ok=True)
     config.write(session.config, directory)
-    report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
+    env_json.write_env_json(directory, devices=[str(d) for d in jax.devices()])
     log = loggers.open_loggers(directory, session.config.run.log, rows_until)
     try:
         yield log.write
@@ -74,7 +74,7 @@ def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
     Yields:
       What takes a result row.
     """
-    with output.log_file(directory / "log.txt") as file:
+    with output.open_log(directory / "log.txt") as file:
         print(*introduction(session, verbose=True), sep="\n", file=file)
         if session.env_steps:
             print(f"goes on at {counted(session.env_steps, 'step', ',')}", file=file)
@@ -92,4 +92,4 @@ def plot(session: "Session", directory: Path) -> None:
     title = f"{config.algo_name(cfg)} on {datasets.title(cfg)}"
     if session.league:
         session.league.draw(league.on_host(session.state), directory, title)
-    report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)
+    plots.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)

@@ -1,6 +1,6 @@
 """A session that is driven to its end, as a command does: rows, evaluations and checkpoints between its calls."""
 
-from jrl.host import faults
+from jrl.host import interruption
 from jrl.learn.clock import StepInfo
 from jrl.run import reporter
 from jrl.run.session import Session
@@ -10,7 +10,7 @@ _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_se
 
 
 def to_the_end(
-    session: Session, saving: Saving, watchdog: faults.Watchdog, interrupted: faults.Signals, until: float
+    session: Session, saving: Saving, watchdog: interruption.Watchdog, interrupted: interruption.Signals, until: float
 ) -> tuple[StepInfo | None, str | None, bool]:
     """Advances a session until a criterion, the step budget, a signal or an update that is not finite.
 
@@ -25,7 +25,7 @@ def to_the_end(
       pause.
     """
     reason, before, paused = None, None, False
-    hint = faults.IN_A_PROGRAM if session.run.in_program else faults.FROM_THE_HOST
+    hint = interruption.IN_A_PROGRAM if session.run.in_program else interruption.FROM_THE_HOST
     watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
     info: StepInfo | None = None
     try:
@@ -43,7 +43,7 @@ def to_the_end(
             if reason or interrupted or paused:
                 break
             watchdog.beat("environment steps and update", hint=hint)
-    except faults.Interrupted:  # while it waited: the state is that of the last call
+    except interruption.Interrupted:  # while it waited: the state is that of the last call
         pass
     except Exception:  # whatever it is, it goes on from here once the state is kept
         if info is not None:

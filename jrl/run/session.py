@@ -409,7 +409,7 @@ class Session(Policies):
         if self.config.run.log_sys_usage:
             from jrl.metrics import system
 
-            row.update(system.usage())
+            row.update(system.measure_usage())
         _log.info("row %d: %d steps, return %s", self.reporter.count, row["env_steps"], row["episode/return"])
         _log.debug("%s", row)
         trained = self.reporter.trained(row["env_steps"], row["updates"])
@@ -417,16 +417,16 @@ class Session(Policies):
         told |= {"episodes": self.reporter.episodes, "collects": not datasets.alone(self.config)}
         told["lists"] = self.config.run.keep_per_episode_metrics
         then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
-        self.result = results.result(row, **told, before=self._row, trained_before=then)
+        self.result = results.build_result(row, **told, before=self._row, trained_before=then)
         self._row = dict(row)
         if self.callback_list:
-            before = results.flat(self.result)
+            before = results.flatten(self.result)
             self.callback_list.train_result(self._face, self.result)
-            row.update(results.changed(before, results.flat(self.result)))
+            row.update(results.select_changed(before, results.flatten(self.result)))
         self.met |= {
             name: target
             for name, target in self.config.stop.items()
-            if criteria.met(name, row, target, self.config.run.smoothing_episodes)
+            if criteria.is_met(name, row, target, self.config.run.smoothing_episodes)
         }
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)

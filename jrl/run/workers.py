@@ -14,7 +14,7 @@ import numpy as np
 from jrl import spaces
 from jrl.errors import InputError
 from jrl.learn.keys import Role
-from jrl.metrics.episodes import Columns
+from jrl.metrics.episodes import EpisodeState
 from jrl.play.evaluate import LENGTH, EvaluationRunners, Player, Until
 from jrl.play.tally import Evaluation, Goal
 from jrl.run.manual_steps import POLICY, Known, Learns, known, set_by_policy
@@ -129,7 +129,7 @@ class Worker(Learns):
           episode: hist_stats with episode_return and episode_lengths.
         """
         columns = self._session.state.source.columns if self.source is None and self._session else self.source.columns
-        columns = columns.games if isinstance(columns.games, Columns) else columns
+        columns = columns.games if isinstance(columns.games, EpisodeState) else columns
         returns, lengths = np.ravel(columns.window_return), np.ravel(columns.window_length)
         returns, lengths = (x[np.isfinite(returns)].tolist() for x in (returns, lengths))
         of = lambda fn, x: float(fn(x)) if x else float("nan")

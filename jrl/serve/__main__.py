@@ -21,7 +21,7 @@ from jrl.config.external import ExternalConfig
 from jrl.errors import InputError, shown
 from jrl.fields import schema
 from jrl.fields.paths import resolve, written
-from jrl.host import command, faults
+from jrl.host import command, interruption
 
 _OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
 _NEEDED = ("starlette", "uvicorn", "httptools")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             _write_client(args.write_client)
         except InputError as e:
-            return command.refused(e)
+            return command.report_input_error(e)
         return 0
     sys.setswitchinterval(_SWITCH_S)
     try:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.token_file is not None:
             args.token_file = schema.flow(str(resolve(args.token_file, "--token-file", "file")))
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
     short = {"host": args.host, "port": args.port, "token_file": args.token_file}
     args.overrides += [f"external.{name}={value}" for name, value in short.items() if value is not None]
     if not args.no_learn:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _no_learn(args)
     except InputError as e:
-        return command.refused(e)
+        return command.report_input_error(e)
 
 
 def _no_learn(args: argparse.Namespace) -> int:
@@ -90,7 +90,7 @@ def _no_learn(args: argparse.Namespace) -> int:
     cfg = _section(args.overrides)
     from jrl.serve import policies
 
-    with faults.signals("ending after the requests under way") as interrupted:
+    with interruption.watch_signals("ending after the requests under way") as interrupted:
         policies.serve(runs, cfg, best=False if args.latest else None, follow=args.follow, interrupted=interrupted)
     return interrupted.exit_status or 0
 

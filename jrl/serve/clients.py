@@ -10,9 +10,9 @@ import numpy as np
 
 from jrl import config, spaces
 from jrl.config import RunConfig, external
-from jrl.envs import played
-from jrl.envs.played import Played
-from jrl.host import faults
+from jrl.envs import client_spaces
+from jrl.envs.client_spaces import ClientEnv
+from jrl.host import interruption
 from jrl.rollout.source import Source
 from jrl.run import build_policies
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
@@ -51,7 +51,7 @@ class Clients:
         finally:
             self._address.close()
 
-    def source(self, cfg: RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Source]:
+    def source(self, cfg: RunConfig, iteration: int, interrupted: interruption.Signals) -> Callable[..., Source]:
         """Returns the maker of the source of a run, in the place of `rollout.sources.make`."""
         return functools.partial(self._source, cfg, iteration, interrupted)
 
@@ -59,8 +59,8 @@ class Clients:
         self,
         cfg: RunConfig,
         iteration: int,
-        interrupted: faults.Signals,
-        env: Played,
+        interrupted: interruption.Signals,
+        env: ClientEnv,
         act: Callable[..., ActOut],
         *,
         length: int,
@@ -118,7 +118,7 @@ def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Age
 
     def own(kind: int, action: PyTree) -> PyTree:
         one = parts[kind]
-        found = played.from_env(one.action, one.env_action or one.action, action)
+        found = client_spaces.to_policy_action(one.action, one.env_action or one.action, action)
         if len(parts) == 1:
             return found
         return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))

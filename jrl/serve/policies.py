@@ -13,7 +13,7 @@ from jrl.config import multi_agent
 from jrl.config.external import ExternalConfig
 from jrl.envs import history
 from jrl.errors import InputError
-from jrl.host import faults, pauses
+from jrl.host import gc_pauses, interruption
 from jrl.play import policy
 from jrl.play.policy import Trained
 from jrl.run.store import checkpoint
@@ -39,7 +39,7 @@ def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
     """Returns the policy `one` of a run or a checkpoint. Raises InputError: it is missing, or cannot act here."""
     found = checkpoint.locate(Path(path), best=best)
     trained = policy.restore(found, policy=one)
-    if told := [history.KEYS[name] for name in history.asked(trained.config)]:
+    if told := [history.KEYS[name] for name in history.history_options(trained.config)]:
         raise InputError(
             f"{path}: its observations tell of earlier steps ({', '.join(told)}): export it, and act there"
         )
@@ -69,7 +69,7 @@ def weights(found: Loaded) -> Weights:
 
 
 def serve(
-    runs: Mapping[str, str], cfg: ExternalConfig, *, best: bool | None, follow: bool, interrupted: faults.Signals
+    runs: Mapping[str, str], cfg: ExternalConfig, *, best: bool | None, follow: bool, interrupted: interruption.Signals
 ) -> None:
     """Answers until a signal comes, for policies by name: run directories or checkpoints.
 
@@ -85,9 +85,9 @@ def serve(
         raise
     server = Server(Table(None, 0, cfg.max_clients * cfg.max_batch), address)
     try:
-        pauses.postpone()
+        gc_pauses.pause_gc()
         inferences = {name: _served(server, name, loaded, cfg) for name, loaded in found.items()}
-        pauses.settle()
+        gc_pauses.freeze_objects()
         server.http.open()
         print("clients:", address.url, flush=True)
         look = time.monotonic()
@@ -106,7 +106,7 @@ def serve(
                     raise inference.failure
     finally:
         server.close()
-        pauses.restore()
+        gc_pauses.unfreeze_objects()
 
 
 def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> Inference:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs.played import Played
-from jrl.host import pauses
-from jrl.host.faults import Interrupted
+from jrl.envs.client_spaces import ClientEnv
+from jrl.host import gc_pauses
+from jrl.host.interruption import Interrupted
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.collect import FAILURES, FromHost, device_of
@@ -49,7 +49,7 @@ class ClientSource(FromHost):
     """
 
     def __init__(
-        self, env: Played, act: Callable[..., ActOut], *, server: Server, inference: Inference,
+        self, env: ClientEnv, act: Callable[..., ActOut], *, server: Server, inference: Inference,
         begin: Callable[[], None], interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
         timers: Timers | None = None, **options: Any,
     ):  # fmt: skip
@@ -71,10 +71,10 @@ class ClientSource(FromHost):
         if self._calls == 1:
             if self._interrupted():  # before programs for all sizes of requests are compiled
                 raise Interrupted
-            pauses.postpone()
+            gc_pauses.pause_gc()
             self._begin()
         elif self._calls == _COMPILED:
-            pauses.settle()
+            gc_pauses.freeze_objects()
         taken = self._taken()
         self._version += 1
         restarted, total, steps = taken.lost
@@ -113,7 +113,7 @@ class ClientSource(FromHost):
                 with self._timers("clients"):
                     self._table.lock.wait(_LOOK_S if wait is None else min(wait, _LOOK_S))
 
-    def _games(self, steps: Any) -> episodes.Told:
+    def _games(self, steps: Any) -> episodes.FinishedGames:
         """Returns the games that have ended since the latest rollout."""
         most, finished = steps.size, self._table.finished
         with self._table.lock:
@@ -121,7 +121,7 @@ class ClientSource(FromHost):
         over, total, length = np.arange(most) < len(ended), np.zeros(most, np.float32), np.zeros(most, np.int32)
         if ended:
             total[: len(ended)], length[: len(ended)] = zip(*ended, strict=True)
-        return episodes.Told(steps, *jax.device_put((over, total, length), steps.device))
+        return episodes.FinishedGames(steps, *jax.device_put((over, total, length), steps.device))
 
     def _measure(self, taken: Taken) -> None:
         played = taken.mask
@@ -143,7 +143,7 @@ class ClientSource(FromHost):
     def close(self) -> None:
         self._server.close()
         super().close()
-        pauses.restore()
+        gc_pauses.unfreeze_objects()
 
 
 def _forgotten(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:

@@ -47,13 +47,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: as `jrl.sweep.train.train`, and 2 for bad input."""
     args = parser().parse_args(argv)
-    with output.recorded() as transcript:
+    with output.record_output() as transcript:
         try:
             return sweep(args, transcript)
         except InputError as e:
-            return command.refused(e)
+            return command.report_input_error(e)
         except (EnvironmentFailed, runtime.Recompiled) as e:
-            return command.failed(e)
+            return command.report_failure(e)
 
 
 def sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
@@ -71,7 +71,9 @@ def sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
     cfg = config.load(base, plain, algo=args.algo, env=args.env, stop=stop, out=args.out)
     settings.checked(cfg, plan)
     runtime.apply(cfg.runtime)
-    directory = Path(cfg.run.out) if cfg.run.out else files.new(Path("runs") / f"sweep_{config.algo_name(cfg)}")
+    directory = (
+        Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / f"sweep_{config.algo_name(cfg)}")
+    )
     record = members.Record([], settings.plain(plan.settings), [], [])
     return train.train(cfg, directory, record, transcript, processes=args.processes)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl.errors import InputError, counted
-from jrl.host import command, faults, files
+from jrl.host import command, files, interruption
 from jrl.metrics import loggers
 from jrl.report import figures
 from jrl.sweep.members import NOT_FINITE, Member
@@ -97,7 +97,7 @@ def tell(
     members: Sequence[Member],
     ended: Mapping[str, str],
     objective: str | None,
-    interrupted: faults.Signals,
+    interrupted: interruption.Signals,
 ) -> int:
     """Writes `sweep.csv`, keeps the best seed of the best point in `best/`, and prints how the population ended.
 
@@ -120,7 +120,7 @@ def tell(
         print(f"interrupted: continue with --resume {directory}")
         return interrupted.exit_status or 1
     try:
-        figures.learning_curve([directory], directory / "learning_curve.png")
+        figures.plot_runs([directory], directory / "learning_curve.png")
     except (InputError, OSError) as e:  # the population itself is whole; without a row there is nothing to draw
         print(f"learning_curve.png was not drawn: {e}", file=sys.stderr)
     failed = [row["member"] for row in table if str(row["ended"]).startswith(FAILED)]
@@ -135,7 +135,7 @@ def tell(
         path, names = frozen[0]["ended"].removeprefix(f"{NOT_FINITE}: "), ", ".join(row["member"] for row in frozen)
         print(
             f"frozen: {len(frozen)} of {counted(len(table), 'member')}, at the last good state before an update that "
-            f"was not finite ({names}); {command.typed('debug')} {path} tells why",
+            f"was not finite ({names}); {command.format_command('debug')} {path} tells why",
             file=sys.stderr,
         )
     points = ranked(table, [point_of(member.changed) for member in members])
@@ -157,6 +157,6 @@ def tell(
         print(f"best: member {table[i]['member']}, {table[i]['last']:.4g}{of}, which is also in {directory / BEST}")
     print(
         f"population: {directory}    table: {directory / 'sweep.csv'}    "
-        f"evaluate: {command.typed('evaluate')} {directory / BEST}"
+        f"evaluate: {command.format_command('evaluate')} {directory / BEST}"
     )
     return 1 if failed else 0

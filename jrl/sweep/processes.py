@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jrl import config
 from jrl.errors import counted
-from jrl.host import faults, files
+from jrl.host import files, interruption
 from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
@@ -22,7 +22,7 @@ def train(
     members: Sequence[Member],
     directory: Path,
     processes: int,
-    interrupted: faults.Signals,
+    interrupted: interruption.Signals,
     ends: Ends,
     pause: float = math.inf,
 ) -> dict[str, str]:

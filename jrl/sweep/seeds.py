@@ -29,7 +29,7 @@ def train(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: outpu
         raise InputError("--rows is for one run: leave it out, members have rows of their own")
     from jrl.sweep import train as population
 
-    directory = Path(cfg.run.out) if cfg.run.out else files.new(Path("runs") / name)
+    directory = Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / name)
     record = members.Record(changes, {}, [len(changes)], []) if changes else None
     return population.train(cfg, directory, record, transcript, processes=args.processes)
 

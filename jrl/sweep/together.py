@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl.config import RunConfig
 from jrl.errors import InputError, counted
-from jrl.host import faults, files, output
+from jrl.host import files, interruption, output
 from jrl.metrics import progress
 from jrl.run import build, build_population, reporter, run_directory
 from jrl.run.session import Session
@@ -44,7 +44,7 @@ class Running:
       saved: the checkpoint from which it goes on.
     """
 
-    def __init__(self, member: Member, number: int, run: build.Run, watchdog: faults.Watchdog, ends: Ends):
+    def __init__(self, member: Member, number: int, run: build.Run, watchdog: interruption.Watchdog, ends: Ends):
         self.member, self.number = member, number
         self.saved = checkpoint.locate(member.directory) if checkpoint.exists(member.directory) else None
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
@@ -80,7 +80,7 @@ class Running:
 
     def _open_files(self, rows_until: int) -> None:
         self._files.close()
-        with files.opening(self.member.directory):
+        with files.report_unwritable(self.member.directory):
             opened = run_directory.opened(self.session, self.member.directory, rows_until)
             self._log = self._files.enter_context(opened)
 
@@ -151,7 +151,7 @@ class Together:
         members: Sequence[Member],
         directory: Path,
         transcript: output.Transcript,
-        interrupted: faults.Signals,
+        interrupted: interruption.Signals,
         ends: Ends,
         also: Sequence[RunConfig] = (),
     ):
@@ -166,7 +166,7 @@ class Together:
             fit = self._population.fits() if len(members) > 1 else None
             if fit is not None and fit < len(members):
                 raise DoNotFit(fit)
-            self._watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds))
+            self._watchdog = stack.enter_context(interruption.Watchdog(cfg.run.stall_seconds))
             self.every = [Running(member, i, runs[i], self._watchdog, ends) for i, member in enumerate(members)]
             for one in self.every[1:]:
                 one.session.schedule.evaluations.share(self.every[0].session.schedule.evaluations)
@@ -175,7 +175,7 @@ class Together:
             stack.callback(writer.shutdown)
             for one in self.every:
                 one.start(stack, writer)
-            with files.opening(directory):
+            with files.report_unwritable(directory):
                 transcript.open(directory / "log.txt")
             outs = (transcript.screen, transcript.file)
             self._shown = [progress.open_progress(cfg.stop, out) for out in outs]
@@ -223,7 +223,7 @@ class Together:
             self._population.put(number, state)
 
     def _drive(self, pause: float, iteration: int, held: dict[int, Any]) -> None:
-        self._watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=faults.IN_A_PROGRAM)
+        self._watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=interruption.IN_A_PROGRAM)
         while live := [one for one in self.every if one.ended is None and not one.paused]:
             calls: dict[int, tuple[int, int]] = {}
             for one in live:
@@ -248,7 +248,7 @@ class Together:
                 for one in self.every:
                     one.check()
                 self._show()
-                self._watchdog.beat("environment steps and update", hint=faults.IN_A_PROGRAM)
+                self._watchdog.beat("environment steps and update", hint=interruption.IN_A_PROGRAM)
             iteration = min((one.session.iteration for one in live if one.ended is None), default=iteration)
             if not held:
                 self._narrow(iteration)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.errors import counted
-from jrl.report.runs import listed
+from jrl.report.runs import format_names
 from jrl.sweep.members import Member
 
 Group = tuple[Sequence[Member], str]  # members that are alike, and why they cannot be one program; "" where they may be
@@ -69,4 +69,4 @@ def _why(key: str, values: Sequence[Any]) -> str:
 
 def named(names: Sequence[str]) -> str:
     """Members by name, the first of many."""
-    return f"member{'s' if len(names) > 1 else ''} {listed(names, 8)}"
+    return f"member{'s' if len(names) > 1 else ''} {format_names(names, 8)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.config import RunConfig, checks, plan
 from jrl.errors import InputError, counted
-from jrl.host import faults, files, output
+from jrl.host import files, interruption, output
 from jrl.metrics import criteria, loggers
 from jrl.sweep import ends, schedule, search
 from jrl.sweep import members as populations
@@ -40,13 +40,13 @@ def train(
       InputError: what cannot be run, or an objective that no row has.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(files.held(directory))
+        stack.enter_context(files.lock_directory(directory))
         begins, record = record is not None, record or populations.read(directory)
         sweep = Sweep(cfg, directory, record)
         if begins:
             populations.begin(cfg, directory, sweep.record)
-        interrupted = stack.enter_context(faults.signals("saving all members after this call"))
-        stack.enter_context(faults.stacks_on_request())
+        interrupted = stack.enter_context(interruption.watch_signals("saving all members after this call"))
+        stack.enter_context(interruption.enable_stack_dumps())
         trainer = Trainer(
             directory, transcript, interrupted, Ends(sweep.why_ended, sweep.note_end),
             processes=processes, most=sweep.plan.settings.max_members if sweep.plan else None, also=sweep.also(),
@@ -149,7 +149,7 @@ class Sweep:
 
     # ------------------------------------------------------------ training
 
-    def trained(self, trainer: Trainer, interrupted: faults.Signals) -> dict[str, str]:
+    def trained(self, trainer: Trainer, interrupted: interruption.Signals) -> dict[str, str]:
         """Trains all rounds to their ends, or goes on with them; why each member ended, by name."""
         ended: dict[str, str] = {}
         for number in range(len(self._rounds)):
@@ -175,7 +175,7 @@ class Sweep:
             for name in decision.get("stopped", ())
         }
 
-    def _round(self, trainer: Trainer, interrupted: faults.Signals, number: int, places: range) -> dict[str, str]:
+    def _round(self, trainer: Trainer, interrupted: interruption.Signals, number: int, places: range) -> dict[str, str]:
         members = [self.members[i] for i in places]
         made = [decision for decision in self.record.decisions if decision["round"] == number]
         if made and not made[-1].get("applied", True):
@@ -254,8 +254,8 @@ class Sweep:
                 continue
             rows = loggers.read_rows(member.directory / "result.jsonl")
             having = [row for row in rows if ends.is_number(row.get(self.objective))]
-            if having and not criteria.counts(self.objective, having[-1], window):
-                few.append(int(criteria.episodes(self.objective, having[-1])))
+            if having and not criteria.is_reliable(self.objective, having[-1], window):
+                few.append(int(criteria.window_size(self.objective, having[-1])))
         if not few:
             return ""
         setting = "first" if isinstance(self._scheduler, schedule.Asha) else "interval"

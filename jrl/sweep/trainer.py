@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.config import RunConfig
 from jrl.errors import InputError
-from jrl.host import faults, files, output, room
+from jrl.host import files, interruption, machine, output
 from jrl.sweep import members as populations
 from jrl.sweep import processes as apart
 from jrl.sweep import told
@@ -21,7 +21,7 @@ class Trainer:
 
     directory: Path  # of the population
     transcript: output.Transcript  # of what is printed
-    interrupted: faults.Signals
+    interrupted: interruption.Signals
     ends: Ends  # who keeps which members ended
     processes: int | None = None  # so many members at once in processes of their own; None: one program, if possible
     most: int | None = None  # members that are one program at once; None: as many as the memory holds
@@ -40,9 +40,9 @@ class Trainer:
         if self.interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self.apart]:
-            with files.opening(self.directory):
+            with files.report_unwritable(self.directory):
                 self.transcript.open(self.directory / "log.txt")
-            count = self.processes or max(1, room.usable_cpus() // 2)
+            count = self.processes or max(1, machine.usable_cpus() // 2)
             ended |= apart.train(alone, self.directory, count, self.interrupted, self.ends, pause)
         return ended
 

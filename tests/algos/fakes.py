@@ -70,7 +70,7 @@ def observes(name, observation):
 def spec(action=None, observation=VECTOR, num_envs=8, name="ppo"):
     """Of an algorithm for teams, a team of two agents of three actions, who observe `observation`."""
     if in_teams(name):
-        return EnvSpec(team.observation(observation, 2), action or MultiDiscrete((3, 3)), num_envs)
+        return EnvSpec(team.joint_observation(observation, 2), action or MultiDiscrete((3, 3)), num_envs)
     some = Discrete(3) if acts_in(name, Discrete) else Box((2,), low=-1.0, high=1.0)
     return EnvSpec(observes(name, observation), action or some, num_envs)
 

@@ -117,7 +117,7 @@ def world(num_envs):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if CASES[n].like else []) for n in DISCRETE])
 def test_gradients_never_see_a_masked_output(name):
-    remember = functools.partial(history.remember, prev_reward=fakes.plays_for_a_return(name))
+    remember = functools.partial(history.add_history, prev_reward=fakes.plays_for_a_return(name))
     env = transformed(world(8), remember)
     module = algos.get(name)
     algo = module.make(module.Config(), env.spec, NETWORK)

@@ -13,7 +13,7 @@ from test_vdn import KEY, MIXERS, SMALL, SPEC, acted, by_rollouts, observations
 
 from jrl.algos import pqn, teams
 from jrl.algos.exploration import EpsilonGreedy, Random
-from jrl.envs.team import observation, team
+from jrl.envs.team import join_all_agents, joint_observation
 from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.fields.hyper import Gru
@@ -123,7 +123,7 @@ def test_an_absent_agent_changes_nothing(mixer):
 @pytest.mark.parametrize(("mixer", "want"), [("sum", 7.0), ("qmix", 8.0)])
 def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     """As of VDN and QMIX from replay: a sum says 6.5 at most of the second game, a monotone mixer 8."""
-    env = transformed(games.two_step(32), team)
+    env = transformed(games.two_step(32), join_all_agents)
     cfg = pqn.Config(mixer=mixer, exploration=Random(), lr=((0, 5e-3), (50_000, 0.0)), q_lambda=0.0)
     algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(32,), layer_norm=True))
     assert by_rollouts(algo, env, iterations=150)(jax.random.key(0))[1] == want
@@ -131,7 +131,7 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
 
 def test_each_agent_remembers():
     """A coin is shown at the first step and asked for at the second: 2 with memory; without, both guess: 1."""
-    env = transformed(games.two_step(32, memory=True), team)
+    env = transformed(games.two_step(32, memory=True), join_all_agents)
     cfg = pqn.Config(mixer="sum", exploration=EpsilonGreedy(epsilon=0.3), lr=5e-3)
     algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(16,), core=Gru(size=8), max_seq_len=8, layer_norm=True))
     assert by_rollouts(algo, env, iterations=80)(KEY)[1] == 2.0
@@ -141,5 +141,5 @@ def test_a_mixer_needs_a_team_and_a_team_a_mixer():
     with pytest.raises(InputError, match=r"pqn with algo\.mixer qmix acts for a team.* multi_agent\.group"):
         pqn.make(pqn.Config(mixer="qmix"), EnvSpec(Box((3,)), Discrete(2), 1), SMALL)
     with pytest.raises(InputError, match=r"algo\.mixer: expected sum or qmix for a team .* none: choose one"):
-        pqn.make(pqn.Config(), EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1), SMALL)
+        pqn.make(pqn.Config(), EnvSpec(joint_observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1), SMALL)
     assert not teams.is_team(EnvSpec(Box((3,)), MultiDiscrete((2, 2)), 1))

@@ -13,7 +13,7 @@ from fakes import assert_same, perturbed
 
 from jrl.algos import ppo, teams, vdn
 from jrl.algos.exploration import EpsilonGreedy, Random
-from jrl.envs.team import observation, team
+from jrl.envs.team import join_all_agents, joint_observation
 from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.fields import hyper
@@ -24,7 +24,7 @@ from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDis
 
 KEY = jax.random.key(3)
 AGENT = Dict((("obs", Box((3,))), ("state", Box((2,))), ("action_mask", MultiBinary((4,)))))
-SPEC = EnvSpec(observation(AGENT, 3), MultiDiscrete((4, 4, 4)), 8)
+SPEC = EnvSpec(joint_observation(AGENT, 3), MultiDiscrete((4, 4, 4)), 8)
 SMALL = NetworkConfig(hidden=(16,))
 MIXERS = ("sum", "qmix")
 
@@ -155,7 +155,7 @@ def acted(algo, state, obs, carry=(), explore=True):
 
 def test_each_agent_explores_on_its_own():
     """Of two agents, with epsilon 1/2 and two actions, each takes its best in 3/4 of all steps, independently."""
-    spec = EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
+    spec = EnvSpec(joint_observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=0.5)), spec, SMALL)
     state = fakes.init_state(algo)
     obs = jax.tree.map(lambda x: x[:1, :2], {k: v for k, v in observations(1).items() if k in ("agents", "present")})
@@ -261,7 +261,7 @@ def greedy_return(algo, env, state):
 def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     """Under uniform exploration the best sum for the second game is [[-1.5, 2.5], [2.5, 6.5]], whose greatest value is
     below the 7 of the first; a monotone mixer represents [[0, 1], [1, 8]]. By least squares, so that it is exact."""
-    env = transformed(games.two_step(16), team)
+    env = transformed(games.two_step(16), join_all_agents)
     cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
     algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
     state, found = by_replay(algo, env, iterations=150, batch_size=32)(jax.random.key(0))
@@ -277,7 +277,7 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
 @pytest.mark.parametrize("core", [pytest.param("gru"), pytest.param(None, marks=pytest.mark.slow)])
 def test_each_agent_remembers(core):
     """A coin is shown at the first step and asked for at the second: 2 with memory; without, both guess: 1."""
-    env = transformed(games.two_step(16, memory=True), team)
+    env = transformed(games.two_step(16, memory=True), join_all_agents)
     cfg = vdn.Config(exploration=EpsilonGreedy(epsilon=0.3), lr=3e-3, target_update_every=50, mixer="qmix")
     network = NetworkConfig(hidden=(16,), **({"core": hyper.Gru(size=8), "max_seq_len": 6} if core else {}))
     algo = vdn.make(cfg, env.spec, network)
@@ -288,7 +288,7 @@ def test_each_agent_remembers(core):
 @pytest.mark.slow
 def test_ppo_learns_for_a_team():
     """PPO over the joint action of the two-step game: no code of its own; 7 or more."""
-    env = transformed(games.two_step(16), team)
+    env = transformed(games.two_step(16), join_all_agents)
     algo = ppo.make(ppo.Config(lr=3e-3, num_minibatches=2), env.spec, SMALL)
     run = by_rollouts(algo, env, iterations=100, length=48)
     for seed in range(3):
@@ -303,9 +303,9 @@ def test_ppo_learns_for_a_team():
     [
         (Box((3,)), Discrete(2), r"not for one: .* multi_agent\.group"),
         (Box((3,)), MultiDiscrete((2, 2)), r"not for one: .* multi_agent\.group"),
-        (observation(Box((3,)), 2), MultiDiscrete((2, 3)), r"not the joint action MultiDiscrete\(nvec=\(2, 3\)"),
-        (observation(Box((3,)), 2), MultiDiscrete((2, 2, 2)), "not the joint action MultiDiscrete"),
-        (observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0), "not the joint action Box.* sac or td3"),
+        (joint_observation(Box((3,)), 2), MultiDiscrete((2, 3)), r"not the joint action MultiDiscrete\(nvec=\(2, 3\)"),
+        (joint_observation(Box((3,)), 2), MultiDiscrete((2, 2, 2)), "not the joint action MultiDiscrete"),
+        (joint_observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0), "not the joint action Box.* sac or td3"),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jrl import config
-from jrl.envs.history import history
+from jrl.envs.history import build_history
 from jrl.play.policy import Policy, Trained
 from jrl.rllib.policy import ActionPolicy
 from jrl.run import build
@@ -59,7 +59,7 @@ def test_memory_goes_in_and_out():
 
 def test_the_step_before_in_the_environments_units():
     past = {"frame_stack": 2, "prev_action": True, "prev_reward": True}
-    told = history(EnvSpec(VECTOR, NORMAL, 1, None, OWN), **past)
+    told = build_history(EnvSpec(VECTOR, NORMAL, 1, None, OWN), **past)
     settings = ["env.frame_stack=2", "network.use_prev_action=true", "network.use_prev_reward=true"]
     policy, loaded = policies(told.spec, *settings, own=VECTOR)
     assert policy.observation_space == loaded.observation_space == VECTOR

@@ -9,7 +9,7 @@ import pytest
 from jrl import load
 from jrl.api import AlgorithmConfig, PPOConfig
 from jrl.config import multi_agent
-from jrl.envs import views
+from jrl.envs import agent_options
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.migrate import migrate
@@ -205,8 +205,8 @@ def test_an_observation_fn_of_rllibs_is_told_how_ours_is():
     from jrl import envs
 
     env = envs.make(ENV, num_envs=1)
-    with pytest.raises(InputError, match=r"expected a pure function of one argument.*got one of agent_obs, worker"):
-        views.observation_fn(env.spec, path=f"{__name__}:rllibs")
+    with pytest.raises(InputError, match=r"expected a pure function of one argument.*got parameters agent_obs, worker"):
+        agent_options.apply_observation_fn(env.spec, path=f"{__name__}:rllibs")
 
 
 # ---------------------------------------------------------------- a run

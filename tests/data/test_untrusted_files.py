@@ -23,7 +23,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr(files.room, "host_available", lambda: 2 * MEBIBYTE)
+    monkeypatch.setattr(files.machine, "free_bytes", lambda: 2 * MEBIBYTE)
 
 
 def refused(path, message, **options):

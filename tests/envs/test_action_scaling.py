@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrl.envs.jax_env import Definition, build
-from jrl.envs.scaling import action_transform, actions, reward_transform
+from jrl.envs.scaling import action_transform, reward_transform, scale_actions
 from jrl.envs.transform import transformed
 from jrl.fields.env import EnvConfig
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, StepResult, Tuple
@@ -60,12 +60,12 @@ class Host:
 
 def test_trees_reach_the_environment():
     inner = Host()
-    env = transformed(inner, partial(actions, env=EnvConfig()))
+    env = transformed(inner, partial(scale_actions, env=EnvConfig()))
     env.step(jax.tree.map(jnp.asarray, POLICYS))
     check(inner.taken)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(inner.taken))
     assert env.spec.env_action == ACTION and env.taken is inner.taken
-    graph = transformed(build(recorded(), 2), partial(actions, env=EnvConfig()))
+    graph = transformed(build(recorded(), 2), partial(scale_actions, env=EnvConfig()))
     state, _ = graph.reset(jax.random.key(0))
     _, result = jax.jit(graph.step)(state, POLICYS, jax.random.key(1))
     np.testing.assert_allclose(result.obs, [[1, 0, -1, 2], [2, 7.5, -4, 2]])
@@ -89,5 +89,5 @@ def test_rewards_are_clipped_then_scaled_then_the_users():
 
 def test_a_users_reward_of_another_shape():
     fn = reward_transform(None, is_atari=False, custom=lambda r: r.sum(0))
-    with pytest.raises(InputError, match=r"custom\.reward: of rewards \(2, 2\) it made \(2,\)"):
+    with pytest.raises(InputError, match=r"custom\.reward: expected rewards of shape \(2, 2\), got \(2,\)"):
         jax.jit(fn)(REWARDS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jrl import check_env
-from jrl.envs.checker import of_columns
+from jrl.envs.checker import check_agent_steps
 
 NAME = "agent_envs"
 
@@ -22,12 +22,12 @@ def test_sound_ones_have_no_problems(name):
 FAULTS = [  # environment, its fault, who reports it, in which words
     ("Faulty", "pair", "problem", "the first reset returned a dict: return (observations, infos)"),
     ("Faulty", "stranger", "problem", "agent 'w_9' is not in possible_agents"),
-    ("Faulty", "no observation", "problem", "observations has nothing of agent 'w_2'"),
-    ("Faulty", "no reward", "problem", "rewards has nothing of agent 'w_1'"),
+    ("Faulty", "no observation", "problem", "observations has no entry for agent 'w_2'"),
+    ("Faulty", "no reward", "problem", "rewards has no entry for agent 'w_1'"),
     ("Faulty", "shape", "problem", "agent 'w_1': observation of shape (3,)"),
     ("Faulty", "flag", "problem", "terminations['w_2'] is 2"),
-    ("Faulty", "stays", "problem", "agent 'w_0' has ended, but is in agents still"),
-    ("Faulty", "leaves", "problem", "agent 'w_1' is not in agents any more, but has not ended"),
+    ("Faulty", "stays", "problem", "agent 'w_0' has ended, but is still in agents"),
+    ("Faulty", "leaves", "problem", "agent 'w_1' is no longer in agents, but has not ended"),
     ("Faulty", "new space", "problem", "observation_space('w_0') is another object at each call"),
     ("Faulty", "unseeded", "problem", "the same seed and actions gave another stream"),
     ("Faulty", "back", "note", "agent 'w_0' has ended in this episode before"),
@@ -35,27 +35,27 @@ FAULTS = [  # environment, its fault, who reports it, in which words
     ("Faulty", "dead seen", "note", "the first reset: observations has agent 'w_2', which is not in agents"),
     ("FaultyNim", "begins terminated", "problem", "the first reset: agent 'p_0' has ended already: set its flags"),
     ("FaultyNim", "begins truncated", "problem", "the first reset: agent 'p_1' has ended already: set its flags"),
-    ("FaultyNim", "info", "problem", "infos['p_1'] is a NoneType: put a dict there"),
+    ("FaultyNim", "info", "problem", "infos['p_1'] is a NoneType: set it to a dict"),
     ("FaultyNim", "count", "problem", "num_agents is 9, but agents has 2"),
     ("FaultyNim", "half", "problem", "num_agents is 2.0, but agents has 2"),
-    ("FaultyNim", "unasked", "problem", "last(observe=False) gives an observation"),
-    ("FaultyNim", "reward", "problem", "last() tells agent 'p_0' of a reward of 1, but its rewards sum to 0"),
-    ("FaultyNim", "terminated", "problem", "last() tells agent 'p_0' True, but terminations['p_0'] is False"),
-    ("FaultyNim", "truncated", "problem", "last() tells agent 'p_0' True, but truncations['p_0'] is False"),
-    ("FaultyNim", "other info", "problem", "last() tells agent 'p_0' another info than infos['p_0']"),
-    ("FaultyNim", "four", "problem", "last() returned a tuple, no 5 values"),
-    ("FaultyNim", "vanishes", "problem", "is not in agents any more, but has not ended: set its flags"),
+    ("FaultyNim", "unasked", "problem", "last(observe=False) returns an observation"),
+    ("FaultyNim", "reward", "problem", "last() of agent 'p_0' has reward 1, but its rewards sum to 0"),
+    ("FaultyNim", "terminated", "problem", "last() of agent 'p_0' has True, but terminations['p_0'] is False"),
+    ("FaultyNim", "truncated", "problem", "last() of agent 'p_0' has True, but truncations['p_0'] is False"),
+    ("FaultyNim", "other info", "problem", "last() of agent 'p_0' has another info than infos['p_0']"),
+    ("FaultyNim", "four", "problem", "last() returned a tuple, not 5 values"),
+    ("FaultyNim", "vanishes", "problem", "is no longer in agents, but has not ended: set its flags"),
     ("FaultyNim", "skipped", "problem", "has ended, but was skipped: select it"),
     ("FaultyNim", "flag", "problem", "truncations['p_0'] is None, a NoneType"),
-    ("FaultyNim", "unknown", "problem", "rewards has 'p_9', which is not in possible_agents: add it to them"),
+    ("FaultyNim", "unknown", "problem", "rewards has 'p_9', which is not in possible_agents: add it there"),
     ("FaultyNim", "returns", "problem", "returned a int: step of an AECEnv returns nothing"),
     ("FaultyNim", "stale", "note", "rewards has agent 'p_2', which is not in agents"),
     ("FaultyNim", "no count", "note", "num_agents is missing"),
-    ("FaultyNim", "no possible agents", "note", "possible_agents is missing, and agents stands for it"),
-    ("Turns", None, "problem", "had no observation since, and has one again"),
+    ("FaultyNim", "no possible agents", "note", "possible_agents is missing, agents is used instead"),
+    ("Turns", None, "problem", "then had no observation, and has one again"),
     ("Turns", None, "note", "turn_based = True"),
     ("Undying", None, "problem", "has ended, but is in agents after its step(None)"),
-    ("Drawn", None, "note", "render is there, but no close"),
+    ("Drawn", None, "note", "render is defined, but not close"),
 ]
 
 
@@ -74,7 +74,7 @@ def test_turns_that_are_made_parallel_are_looked_at_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo", types.ModuleType("pettingzoo"))
     monkeypatch.setitem(sys.modules, "pettingzoo.utils", utils)
     report = check_env(f"{NAME}:Parallelizable", steps=20)
-    assert [line for line in report.problems if "last() tells agent 'p_0' of a reward of 1" in line] == report.problems
+    assert [line for line in report.problems if "last() of agent 'p_0' has reward 1" in line] == report.problems
     assert len(report.problems) == 1
 
 
@@ -88,7 +88,7 @@ def columns(**changed):
     }
     for name, (at, value) in changed.items():
         told[name][at] = value
-    return [fault.message for fault in of_columns(("a", "b"), **told)]
+    return [fault.message for fault in check_agent_steps(("a", "b"), **told)]
 
 
 def test_columns_that_keep_to_the_contract():
@@ -99,7 +99,7 @@ def test_columns_that_keep_to_the_contract():
     ("changed", "words"),
     [
         ({"reward": ((2, 0), 1.0)}, "step 3: agent a of environment 0 is absent, but has a reward"),
-        ({"absent": ((2, 0), False)}, "step 3: agent a of environment 0 has ended on the step before"),
+        ({"absent": ((2, 0), False)}, "step 3: agent a of environment 0 has ended on the previous step"),
         ({"absent": ((3, 1), False)}, "step 4: agent b of environment 0"),
         ({"done": ((2, 1), False)}, "step 3: agent b of environment 0 has not ended, but the game is over"),
         ({"over": ((2, 0), False)}, "step 3: agent a of environment 0 and all others have ended"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.envs.checker import _of_speed, check_env
+from jrl.envs.checker import _check_speed, check_env
 from jrl.envs.jax_env import Definition
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete
@@ -124,7 +124,7 @@ STEPS = 60
 PROBLEMS = {
     "NanReward": ({"reward": at(7, float("nan"), 1.0)}, "step 7: reward is nan: no algorithm can learn from it"),
     "ArrayReward": ({"reward": lambda self: np.ones(1)}, "step 1: reward of shape (1,): return one number"),
-    "TextReward": ({"reward": lambda self: "much"}, "step 1: reward 'much' is no number: return a float"),
+    "TextReward": ({"reward": lambda self: "much"}, "step 1: reward 'much' is not a number: return a float"),
     "OutOfBounds": (
         seen(lambda self: array(0.0, 1.5 if self.count == 3 else 0.5) + 0.1 * Sound.obs(self)),
         "step 3: observation[1] is 1.",
@@ -136,7 +136,7 @@ PROBLEMS = {
     ),
     "Fractions": (
         {"observation_space": BYTES} | seen(lambda self: self.np_random.uniform(0, 1, 2)),
-        "the first reset: observation of float64, but the space has uint8, which cuts fractions off",
+        "the first reset: observation of float64, but the space has uint8, which drops fractions",
     ),
     "TooLarge": (type("TooLarge", (Integers,), {"most": 4}), "observation is 4, outside [1, 3]: widen the space, or"),
     "Nested": (Nested, "step 6: observation['b']["),
@@ -154,7 +154,7 @@ PROBLEMS = {
     ),
     "NoInfo": (
         {"reset": lambda self, *, seed=None, options=None: Sound.reset(self, seed=seed)[0]},
-        "the first reset returned no pair: return (observation, info)",
+        "the first reset did not return a pair: return (observation, info)",
     ),
     "NoSeed": (
         {"reset": lambda self: Sound.reset(self)},
@@ -227,11 +227,14 @@ def test_a_note(name):
 
 def test_notes_on_how_long_steps_take():
     for seconds, words in (
-        ([5e-4] * 60, "a step takes 0.5 ms: with env.remote_worker_envs"),
-        ([2e-5] * 54 + [4e-3] * 6, "6 of 60 steps and resets take 4 ms, most 0.02 ms: all wait for the slowest"),
+        ([5e-4] * 60, "a step takes 0.5 ms: env.remote_worker_envs"),
+        (
+            [2e-5] * 54 + [4e-3] * 6,
+            "6 of 60 steps and resets take 4 ms, most 0.02 ms: all environments wait for the slowest",
+        ),
         ([2e-5] * 59 + [4e-3], None),
     ):
-        notes = [fault.message for fault in _of_speed(seconds)]
+        notes = [fault.message for fault in _check_speed(seconds)]
         assert len(notes) == (words is not None) and all(words in note for note in notes)
 
 
@@ -282,7 +285,7 @@ def test_an_environment_in_jax(changed, message):
 
 def test_an_unknown_id_is_a_problem():
     (line,) = check_env("CartPole-v7").problems
-    assert "env.id CartPole-v7: no backend has it: did you mean" in line
+    assert "env.id CartPole-v7: not in any backend: did you mean" in line
 
 
 @pytest.mark.parametrize(("env", "numbers"), [(Sound(), {}), (3, {}), (Sound, {"steps": 0}), (Sound, {"num_envs": 0})])
@@ -386,7 +389,7 @@ class MaskInInfo(Sound):
         (Tree, None),
         (WrongBits, "the first reset: observation['pose'][1][1] is 2, outside [0, 1]"),
         (MaskedChoice, None),
-        (Stuck, "step 7: the action_mask of environment 0 allows no action for 1, but its episode goes on: allow one"),
+        (Stuck, "step 7: the action_mask of environment 0 allows no action for 1, but its episode goes on"),
     ],
 )
 def test_trees_and_masks(cls, message):
@@ -398,7 +401,7 @@ def test_trees_and_masks(cls, message):
 def test_a_mask_in_the_infos():
     assert check_env(MaskInInfo, steps=30, action_mask_info="legal").ok
     (line,) = check_env(MaskInInfo, steps=30, action_mask_info="leagl").problems
-    assert "env.action_mask_info leagl: the infos of" in line and "they have legal" in line
+    assert "env.action_mask_info leagl: the infos of" in line and "only legal" in line
 
 
 def test_trees_in_jax():

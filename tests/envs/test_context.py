@@ -129,12 +129,12 @@ def fails(config):
 
 
 ERRORS = [
-    (f"{HERE}:small", "gymnasium", {}, ["the gymnasium backend does not have it", "env.backend jax"]),
-    (f"{HERE}:unannotated", "auto", {}, ["unannotated gave a Definition", "set env.backend jax"]),
+    (f"{HERE}:small", "gymnasium", {}, ["not in the gymnasium backend", "env.backend jax"]),
+    (f"{HERE}:unannotated", "auto", {}, ["unannotated returned a Definition", "set env.backend jax"]),
     (f"{HERE}:fails", "auto", {"a": 1}, ["cannot be made with options {'a': 1}", "a wrong word"]),
-    (f"{HERE}:with_context", "jax", {}, ["env.options.context: ", "with_context needs it"]),
+    (f"{HERE}:with_context", "jax", {}, ["env.options.context: ", "with_context needs a value"]),
     (f"{HERE}:small", "auto", {"x": 1}, ["env.options.x", "no such option", "max_episode_steps"]),
-    ("my-levl", "auto", {}, ["no backend has it", "did you mean my-level"]),
+    ("my-levl", "auto", {}, ["not in any backend", "did you mean my-level"]),
     ("local:gone", "auto", {}, ["env.id", "another process", "package.module:name"]),
 ]
 

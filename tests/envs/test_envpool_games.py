@@ -179,7 +179,7 @@ def test_who_is_to_move_must_not_wait():
     obs = env.reset()
     action = np.array([0, 0, 0, 0], np.int32)
     action[2 + int(obs["action_mask"][2, 9])] = 9
-    with pytest.raises(ValueError, match=r"game 1: player_\d is to move, and its action was to wait"):
+    with pytest.raises(ValueError, match=r"game 1: player_\d : expected a move, got the waiting action"):
         env.step(action)
     env.close()
 
@@ -188,11 +188,11 @@ def test_who_is_to_move_must_not_wait():
     ("settings", "parts"),
     [
         ({"batch_size": 2}, ["env.batch_size: TicTacToe-v1 has several agents", "leave it out"]),
-        ({"state": True}, ["multi_agent.state: EnvPool's TicTacToe-v1 has no view of all: leave it out"]),
-        ({"horizon": 9}, ["env.horizon: EnvPool's TicTacToe-v1 takes max_episode_steps but goes on", "leave it out"]),
-        ({"options": {"max_episode_steps": 9}}, ["env.options.max_episode_steps", "goes on beyond it"]),
+        ({"state": True}, ["multi_agent.state: EnvPool's TicTacToe-v1 has no global state: leave it out"]),
+        ({"horizon": 9}, ["env.horizon: EnvPool's TicTacToe-v1 continues beyond max_episode_steps", "leave it out"]),
+        ({"options": {"max_episode_steps": 9}}, ["env.options.max_episode_steps", "continues beyond it"]),
         ({"action_mask_info": "boards"}, ["env.action_mask_info boards", "no such entry"]),
-        ({"action_mask_info": "current_player"}, ["it has 1 entries", "9 choices"]),
+        ({"action_mask_info": "current_player"}, ["has 1 entries", "9 choices"]),
         ({"soft_horizon": True, "horizon": 5}, ["env.soft_horizon"]),
     ],
 )

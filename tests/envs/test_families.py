@@ -187,9 +187,9 @@ def test_a_mask_in_the_infos_joins_the_observation():
 @pytest.mark.parametrize(
     ("id", "name", "message"),
     [
-        ("Play2048-v1", "legal", "env.action_mask_info legal: the infos of Play2048-v1 have no such entry: they have"),
-        ("Play2048-v1", "board", r"in the infos of Play2048-v1 it has 16 entries, .* has 4 choices"),
-        ("CartPole-v1", "mask", "CartPole-v1 have no such entry: they have none"),
+        ("Play2048-v1", "legal", "env.action_mask_info legal: the infos of Play2048-v1 have no such entry, only"),
+        ("Play2048-v1", "board", r"the mask in the infos of Play2048-v1 has 16 entries, .* has 4 choices"),
+        ("CartPole-v1", "mask", "CartPole-v1 have no such entry, only no numbers"),
         ("Pendulum-v1", "mask", "no choices to mask"),
         ("Jumanji/Maze-v0", "mask", "have an action_mask already"),
     ],

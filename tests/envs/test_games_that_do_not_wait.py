@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jrl import spaces
-from jrl.envs import team, views
+from jrl.envs import agent_options, team
 from jrl.envs.context import OnFailure
-from jrl.envs.history import remember
+from jrl.envs.history import add_history
 from jrl.envs.make import make
 from jrl.envs.transform import transformed
 from jrl.rollout.collect import HostCollector
@@ -37,12 +37,12 @@ def only_time(obs):
 
 
 VIEWS = {
-    "history": partial(remember, prev_action=True, prev_reward=True),
-    "ids": views.agent_ids,
-    "function": partial(views.observation_fn, path=f"{__name__}:only_time"),
-    "numbers": views.game_numbers,
-    "team": team.team,
-    "groups": partial(team.grouped, groups={"first": ["w_0", "w_2"]}),
+    "history": partial(add_history, prev_action=True, prev_reward=True),
+    "ids": agent_options.add_agent_ids,
+    "function": partial(agent_options.apply_observation_fn, path=f"{__name__}:only_time"),
+    "numbers": agent_options.add_game_numbers,
+    "team": team.join_all_agents,
+    "groups": partial(team.join_groups, groups={"first": ["w_0", "w_2"]}),
 }
 
 
@@ -180,7 +180,7 @@ def test_games_in_processes_that_do_not_wait_have_the_same_rows():
             assert found.infos == want.infos
         assert found.reset_infos == want.reset_infos
         found.foreach_env(lambda game: game.t)
-        with pytest.raises(ValueError, match="no two actions go to one"):
+        with pytest.raises(ValueError, match="send each idle one an action"):
             env.send(np.zeros(6, np.int32), np.array([1, 1], np.int32))
         with pytest.raises(ValueError, match="action"):
             env.send(np.zeros(2, np.int32), np.array([1], np.int32))  # two actions of three agents

@@ -13,8 +13,8 @@ from test_agent_kinds import pursuit  # a game of two hunters and one prey
 
 from jrl.envs import multi_agent
 from jrl.envs.make import make
-from jrl.envs.team import grouped as option
-from jrl.envs.team import team
+from jrl.envs.team import join_all_agents
+from jrl.envs.team import join_groups as option
 from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
@@ -150,7 +150,10 @@ def test_agents_of_different_kinds_are_teams_of_their_own():
 
 def test_one_team_of_all_earns_what_it_does_without_a_name():
     """All agents in one group, and as `team` has them: the same rows, but for the name and whose rows begin a game."""
-    plain, named = transformed(games.two_step(3), team), grouped(games.two_step(3), {"all": ("first", "second")})
+    plain, named = (
+        transformed(games.two_step(3), join_all_agents),
+        grouped(games.two_step(3), {"all": ("first", "second")}),
+    )
     assert named.spec._replace(agents=()) == plain.spec
     a, b = Stepper(plain, 0), Stepper(named, 0)
     jax.tree.map(np.testing.assert_array_equal, a.reset(), b.reset())

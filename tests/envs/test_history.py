@@ -10,8 +10,8 @@ from env_helpers import KINDS, Stepper, random_actions
 from test_limits import counter  # its two environments end after 5 and 2 steps, show and pay the steps so far
 
 from jrl import envs, spaces
-from jrl.envs.history import history
-from jrl.envs.history import remember as option
+from jrl.envs.history import add_history as option
+from jrl.envs.history import build_history
 from jrl.envs.jax_env import build
 from jrl.envs.transform import transformed
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, MultiDiscrete, StepResult, Tuple, element
@@ -206,7 +206,7 @@ def sample(space, rng, n):
 
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_what_is_stacked_and_how(xp):
-    found = history(EnvSpec(OBSERVATION, Dict((("a", Discrete(3)),)), 2), frame_stack=2, prev_action=True)
+    found = build_history(EnvSpec(OBSERVATION, Dict((("a", Discrete(3)),)), 2), frame_stack=2, prev_action=True)
     shapes = {path: leaf.shape for path, leaf in spaces.leaves(found.spec.observation)}
     assert shapes == {
         "vector": (2, 2), "scalar": (2,), "action_mask": (3,), "word": (2,), "prev_action/a": (),
@@ -273,11 +273,11 @@ def test_a_soft_horizon_begins_anew():
 
 def test_errors():
     spec = EnvSpec(Discrete(3), Discrete(2), 1)
-    with pytest.raises(InputError, match=r"env\.frame_stack 2: the observation Discrete.* has no Box"):
-        history(spec, frame_stack=2)
+    with pytest.raises(InputError, match=r"env\.frame_stack: expected an observation with a Box, got Discrete"):
+        build_history(spec, frame_stack=2)
     mask = Dict((("action_mask", Box((2,))), ("place", Discrete(2))))
     with pytest.raises(InputError, match="has no Box"):
-        history(spec._replace(observation=mask), frame_stack=2)
+        build_history(spec._replace(observation=mask), frame_stack=2)
     own = Dict((("prev_reward", Box(())),))
     with pytest.raises(InputError, match=r"network\.use_prev_reward: the observation has a part prev_reward"):
-        history(spec._replace(observation=own), prev_reward=True)
+        build_history(spec._replace(observation=own), prev_reward=True)

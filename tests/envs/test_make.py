@@ -28,7 +28,7 @@ def make_error(id, **kwargs):
 
 ERRORS = [  # id, backend, options, what each message must say
     ("CartPole-v2", "auto", {}, [["CartPole-v2", "did you mean", "CartPole-v1"]]),
-    ("Catch-v1", "jax", {}, [["Catch-v1", "no backend has it", "Catch-v0"]]),
+    ("Catch-v1", "jax", {}, [["Catch-v1", "not in any backend", "Catch-v0"]]),
     ("qqqq", "auto", {}, [["qqqq", "EnvPool or Gymnasium", "package.module:Class"]]),
     ("CartPole-v1", "envpol", {}, [["env.backend", "auto, envpool, gymnasium, jax", "'envpol'"]]),
     ("StatelessCartPole-v1", "envpool", {}, [["StatelessCartPole-v1", "the envpool backend", "env.backend jax"]]),
@@ -111,7 +111,7 @@ SETTINGS = [  # id, backend, settings, what each message must say
     ("CartPole-v1", "auto", {"num_envs": 0}, [["env.num_envs: expected a whole number in [1, 16777216], got 0"]]),
     ("CartPole-v1", "auto", {"frame_stack": 2.5}, [["env.frame_stack: expected a whole number", "2.5"]]),
     ("CartPole-v1", "auto", {"frame_stak": 2}, [["unknown key env.frame_stak", "env.frame_stack"]]),
-    ("CartPole-v1", "envpool", {"batch_size": 5}, [["env.batch_size 5", "4 environments"]]),
+    ("CartPole-v1", "envpool", {"batch_size": 5}, [["env.batch_size: expected at most env.num_envs = 4, got 5"]]),
     ("CartPole-v1", "auto", remote, [["env.remote_worker_envs", "the envpool backend", "env.backend gymnasium"]]),
     ("StatelessCartPole-v1", "auto", remote, [["env.remote_worker_envs", "the jax backend", "leave it out"]]),
     ("CartPole-v1", "gymnasium", {"batch_wait_ms": 1.0}, [["env.batch_wait_ms", "env.remote_worker_envs"]]),
@@ -123,7 +123,7 @@ SETTINGS = [  # id, backend, settings, what each message must say
         "CartPole-v1",
         "envpool",
         {"batch_size": 9, "batch_wait_ms": 1.0, "options": {"zz": 1}, **remote},
-        [["env.batch_size 9"], ["env.remote_worker_envs"], ["env.options.zz"]],
+        [["env.batch_size: expected"], ["env.remote_worker_envs"], ["env.options.zz"]],
     ),
 ]
 
@@ -170,14 +170,14 @@ def test_options_that_only_the_constructor_knows():
         ({"action": gymnasium.spaces.Text(3)}, ["action space Text", "use Discrete"]),
         ({"action": box(0, np.iinfo(np.int32).max, (2,), np.int32)}, ["action space Box", "2147483648 choices"]),
         ({"action": gymnasium.spaces.Dict(a=discrete(2), b=gymnasium.spaces.Text(3))}, ["action['b'] space Text"]),
-        ({"action": gymnasium.spaces.Tuple([])}, ["action: it is empty"]),
+        ({"action": gymnasium.spaces.Tuple([])}, ["action: the space is empty"]),
         ({"observation": gymnasium.spaces.Text(3)}, ["observation space Text", "use Box", "TransformObservation"]),
         (
             {"observation": gymnasium.spaces.Tuple([discrete(2), gymnasium.spaces.Dict(x=gymnasium.spaces.Text(3))])},
             ["observation[1]['x'] space Text"],
         ),
         ({"observation": gymnasium.spaces.Sequence(discrete(2))}, ["observation space Sequence"]),
-        ({"observation": gymnasium.spaces.Dict()}, ["observation: it is empty"]),
+        ({"observation": gymnasium.spaces.Dict()}, ["observation: the space is empty"]),
         ({"observation": gymnasium.spaces.Dict({1: discrete(2)})}, ["observation: names of a Dict"]),
     ],
 )
@@ -314,7 +314,7 @@ FAULTS = {
     "two": r"Definition.step \(.*test_make.py:\d+\): expected \(state, reward, end\), got 2 values: return all three",
     "state": r"Definition.step .*: expected a state as reset returns it, float32 \(3,\), .* got \(float32 \(3,\), f",
     "state shape": r"Definition.step .*: expected a state as reset returns it, .* got float32 \(\): return",
-    "reward": r"expected rewards of shape \(3,\), got \(2, 3\): return one number for each environment",
+    "reward": r"expected rewards of shape \(3,\), got \(2, 3\): return one number per environment",
     "end": r"Definition.step .*: expected ends of bool, got float32: compare",
     "shape": r"Definition.observe .*: expected float32 \(3, (2, )?1\), got float32 \(3(, 2)?,?\): return arrays of",
     "dtype": r"Definition.observe .*: expected float32 \(3, (2, )?1\), got bool \(3, (2, )?1\)",

@@ -14,7 +14,7 @@ from jrl.envs.checker import check_env
 from jrl.envs.classic import cartpole
 from jrl.envs.jax_env import build as build_one
 from jrl.envs.multi_agent import MultiDefinition, build
-from jrl.envs.multi_toys import multi_agent_cartpole, several
+from jrl.envs.multi_toys import copy_task, multi_agent_cartpole
 from jrl.envs.toys import corridor
 from jrl.ops import random
 from jrl.types import Box, Dict, Discrete, InputError
@@ -318,7 +318,7 @@ def test_who_falls_stands_still_until_the_last_has_fallen():
 
 def test_a_task_of_one_agent_has_no_place_in_several():
     with pytest.raises(InputError, match=r"several: .*task"):
-        several(corridor(), 2)
+        copy_task(corridor(), 2)
 
 
 # ---------------------------------------------------------------- make

@@ -8,7 +8,7 @@ import pytest
 from agent_envs import SEEN, Breaks, Walkers
 
 from jrl import envs
-from jrl.envs import several
+from jrl.envs import multi_ids
 from jrl.envs.context import OnFailure
 from jrl.envs.make import check, make
 from jrl.envs.multi_host import MultiHostEnv
@@ -184,7 +184,7 @@ def test_who_waits_may_do_that_alone_and_is_paid_while_it_waits(masked):
 def test_to_wait_in_ones_own_turn_is_an_error():
     env = make(f"{NAME}:Nim", num_envs=1)
     env.reset()
-    with pytest.raises(EnvironmentFailed, match="'p_0' is to move, and its action was to wait"):
+    with pytest.raises(EnvironmentFailed, match="'p_0': expected a move, got the waiting action"):
         env.step(np.array([3, 3], np.int32))
 
 
@@ -227,7 +227,7 @@ def test_rllibs_turns_are_waited_for_where_they_are_declared(how):
 
 def test_rllibs_turns_are_refused_where_nobody_says_what_they_are():
     env = make(f"{NAME}:Turns", num_envs=1, options={"length": 4})
-    with pytest.raises(InputError, match=r"agent 'a' acted before, had no observation since.*turn_based = True"):
+    with pytest.raises(InputError, match=r"agent 'a' acted before, then had no observation.*turn_based = True"):
         stepped(env, 5)
 
 
@@ -333,15 +333,15 @@ def test_an_end_at_the_first_observation_and_one_without_a_last_observation():
         ("pair", "the first reset returned a dict: return"),
         ("nobody", "the first reset: agents is empty"),
         ("four", "step 1 returned 4 values"),
-        ("list", "step 1: rewards is a list, no dict by agent"),
+        ("list", "step 1: rewards is a list, not a dict by agent"),
         ("stranger", "step 1: agent 'w_9' is not in possible_agents"),
-        ("no observation", "step 1: observations has nothing of agent 'w_2', which has not ended"),
-        ("no reward", "step 1: rewards has nothing of agent 'w_1'"),
+        ("no observation", "step 1: observations has no entry for agent 'w_2', which has not ended"),
+        ("no reward", "step 1: rewards has no entry for agent 'w_1'"),
         ("shape", r"step 1: agent 'w_1': observation of shape \(3,\), but the space has \(2,\)"),
         ("flag", r"step 1: terminations\['w_2'\] is 2, a int: put bool"),
-        ("reward", "step 1: agent 'w_2': reward 'much' is no number"),
-        ("stays", "step 2: agent 'w_0' has ended, but is in agents still: take it out"),
-        ("leaves", "step 1: agent 'w_1' is not in agents any more, but has not ended: say so"),
+        ("reward", "step 1: agent 'w_2': reward 'much' is not a number"),
+        ("stays", "step 2: agent 'w_0' has ended, but is still in agents: remove it"),
+        ("leaves", "step 1: agent 'w_1' is no longer in agents, but has not ended: set its"),
     ],
 )
 def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
@@ -353,10 +353,10 @@ def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
     ("name", "fault", "words"),
     [
         ("Faulty", "pair", r"the reset after step \d+ returned a dict: return \(observations, infos\)"),
-        ("Faulty", "no observation", r"step \d+: observations has nothing of agent 'w_2', which has not ended"),
+        ("Faulty", "no observation", r"step \d+: observations has no entry for agent 'w_2', which has not ended"),
         ("Faulty", "nothing", r"step \d+: agent 'w_2': the observation is None"),
-        ("Faulty", "no reward", r"step \d+: rewards has nothing of agent 'w_1'"),
-        ("Faulty", "no flag", r"step \d+: terminations has nothing of agent 'w_2'"),
+        ("Faulty", "no reward", r"step \d+: rewards has no entry for agent 'w_1'"),
+        ("Faulty", "no flag", r"step \d+: terminations has no entry for agent 'w_2'"),
         ("Faulty", "stranger", r"step \d+: agent 'w_9' is not in possible_agents"),
         ("Faulty", "unknown", r"step \d+: rewards has 'w_9', which is not in possible_agents: add it"),
         ("FaultyTurns", "unknown", r"step \d+: rewards has 'c', which is not in possible_agents: add it"),
@@ -364,7 +364,7 @@ def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
         ("FaultyTurns", "unseen", r"step \d+: agent '[ab]': the observation is None"),
         ("FaultyTurns", "endless", r"step \d+: terminateds has no '__all__'"),
         ("FaultyNim", "unknown", r"step \d+: rewards has 'p_9', which is not in possible_agents"),
-        ("FaultyNim", "unpaid", r"step \d+: rewards has nothing of agent 'p_1'"),
+        ("FaultyNim", "unpaid", r"step \d+: rewards has no entry for agent 'p_1'"),
         ("FaultyNim", "unseen", r"step \d+: agent 'p_[01]': the observation is None"),
     ],
 )
@@ -494,7 +494,7 @@ def test_one_that_fails_ends_the_run_with_its_line():
     ],
 )
 def test_ids_of_several_agents(id, known):
-    assert several.declared(id, {}) is known
+    assert multi_ids.is_declared(id, {}) is known
     assert envs.is_multi_agent(id) is bool(known)
 
 

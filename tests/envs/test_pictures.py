@@ -9,7 +9,7 @@ import pytest
 
 from jrl import envs
 from jrl.envs import pictures
-from jrl.envs.history import remember
+from jrl.envs.history import add_history
 from jrl.envs.transform import transformed
 
 RED, BLUE, WHITE = pictures.color(0), pictures.color(1), (255, 255, 255)
@@ -81,7 +81,7 @@ def test_five_stand_in_two_rows():
 
 def test_environments_that_remember_are_drawn_as_they_are():
     env = envs.make("TicTacToe-v0", num_envs=2)
-    around = transformed(env, functools.partial(remember, prev_action=True))
+    around = transformed(env, functools.partial(add_history, prev_action=True))
     state, _ = around.reset(jax.random.key(0))
     state, _ = around.step(state, jnp.array([4, 9, 0, 9]), jax.random.key(1))
     assert at(around.draw(state, 0), 0.5, 0.5) == RED and at(around.draw(state, 1), 1 / 6, 1 / 6) == RED

@@ -9,7 +9,7 @@ from painted import Painted
 
 from jrl import envs
 from jrl.envs import render
-from jrl.envs.history import remember
+from jrl.envs.history import add_history
 from jrl.envs.transform import transformed
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv
 
@@ -156,7 +156,7 @@ def test_a_renderer_is_tried_in_a_child(monkeypatch):
 def test_observations_of_several_parts():
     """Spaces are compared part by part; what the run has around its environments stands around this one, too."""
     seen = Dict((("obs", Box((3, 1), "float32", 0.0, 10.0)), ("prev_action", Discrete(2))))
-    around = lambda env: transformed(env, functools.partial(remember, frame_stack=3, prev_action=True))
+    around = lambda env: transformed(env, functools.partial(add_history, frame_stack=3, prev_action=True))
     env = render.make(envs.section("painted:Painted"), ONE._replace(observation=seen), around=around)
     assert env.how == "Gymnasium" and env.fps == 25
     env.reset()
@@ -171,7 +171,7 @@ def test_observations_of_several_parts():
 def test_the_first_image_of_several_parts_is_shown():
     spec = spec_of("Catch-v0", "jax")
     seen = Dict((("obs", spec.observation), ("prev_reward", Box(()))))
-    around = lambda env: transformed(env, functools.partial(remember, prev_reward=True))
+    around = lambda env: transformed(env, functools.partial(add_history, prev_reward=True))
     env = render.make(envs.section("Catch-v0", backend="jax"), spec._replace(observation=seen), around=around)
     obs = env.reset()
     np.testing.assert_array_equal(env.render()[13::26, 13::26, 0], 255 * np.asarray(obs["obs"])[0])

@@ -145,7 +145,7 @@ def test_spaces_become_ours(observation, action, ours):
 
 def test_large_integers_stop_at_the_bounds_of_int32():
     """Rather than to become another number."""
-    found = convert.observations(box(-(2**62), 2**62, (3,), np.int64))
+    found = convert.convert_observation_space(box(-(2**62), 2**62, (3,), np.int64))
     assert found.convert(np.array([[2**40, -(2**40), 7]])).tolist() == [[2**31 - 1, -(2**31), 7]]
     assert found.space.dtype == "int32"
 
@@ -153,7 +153,9 @@ def test_large_integers_stop_at_the_bounds_of_int32():
 def test_a_mask_of_all_combinations_makes_them_one_choice():
     """2 x 3 x 2 combinations: number 7 is (1, 0, 1), and the mask has the same order."""
     space = gymnasium.spaces.Dict(x=discrete(2), action_mask=gymnasium.spaces.MultiBinary((2, 3, 2)))
-    seen, taken = convert.with_flat_mask(convert.observations(space), convert.actions(multi([2, 3, 2])))
+    seen, taken = convert.flatten_mask(
+        convert.convert_observation_space(space), convert.convert_action_space(multi([2, 3, 2]))
+    )
     assert taken.space == Discrete(12) and dict(seen.space.items)["action_mask"] == MultiBinary((12,))
     mask = np.zeros((1, 2, 3, 2), np.int8)
     mask[0, 1, 0, 1] = 1
@@ -266,8 +268,8 @@ def test_a_mask_joins_a_dict_and_may_itself_be_one():
 @pytest.mark.parametrize(
     ("options", "name", "message"),
     [
-        ({}, "legal", "legal: the infos of space_envs:Legal have no such entry: they have action_mask, count"),
-        ({}, "count", "action_mask_info count: in the infos of space_envs:Legal it has 1 entries.* has 3 choices"),
+        ({}, "legal", "legal: the infos of space_envs:Legal have no such entry, only action_mask, count"),
+        ({}, "count", "action_mask_info count: in the infos of space_envs:Legal has 1 entries.* has 3 choices"),
         ({"raises_at": 0}, "legal", "action_mask_info legal: space_envs:Legal cannot be reset"),
     ],
 )

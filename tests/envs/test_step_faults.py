@@ -14,23 +14,23 @@ from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
 from jrl.gym import faults as env_faults
-from jrl.host import faults, room
+from jrl.host import interruption, machine
 
 RESTART = envs.OnFailure(restart=True)
 
 ID = "faulty_envs:Breaching"
 HERE_AND_THERE = pytest.mark.parametrize("remote", [False, True], ids=["here", "worker"])
 BREACHES = {
-    "reward": "step 3: reward None is no number: return a float",
-    "text": "step 3: reward '1' is no number: return a float",
+    "reward": "step 3: reward None is not a number: return a float",
+    "text": "step 3: reward '1' is not a number: return a float",
     "array": "step 3: reward of shape (1,): return one number",
     "four": "step 3 returned 4 values: return (observation, reward, terminated, truncated, info)",
     "flag": "step 3: terminated is 2, a int: return bool(terminated)",
     "info": "step 3: info is None, a NoneType: return a dict",
     "Discrete": "step 3: observation is 3, outside [0, 2]: widen the space, or clip it",
-    "dtype": "step 3: observation of float32, but the space has uint8, which cuts fractions off",
+    "dtype": "step 3: observation of float32, but the space has uint8, which drops fractions",
     "shape": "step 3: observation of shape (3,), but the space has (2,)",
-    "no info": "the first reset returned no pair: return (observation, info)",
+    "no info": "the first reset did not return a pair: return (observation, info)",
 }
 
 
@@ -80,7 +80,7 @@ def test_flags_of_any_form_and_a_class_without_the_base(name, remote):
 def test_a_vector_is_no_environment(remote):
     with pytest.raises(InputError) as e:
         made("faulty_envs:two_at_once", remote=remote)
-    words = "it cannot be made: expected one environment, got a CartPoleVectorEnv of several: name the class or"
+    words = "the environment cannot be made: expected one environment, got a CartPoleVectorEnv of several: name"
     assert str(e.value).startswith(f"env.id faulty_envs:two_at_once: {words}")
     assert envs.check("gymnasium.vector:SyncVectorEnv")[0].endswith("set env.num_envs")
 
@@ -112,30 +112,30 @@ def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
 
 @HERE_AND_THERE
 def test_observations_that_no_memory_holds(remote, monkeypatch):
-    monkeypatch.setattr(room, "host_available", lambda: 16 * 10**9)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 16 * 10**9)
     huge = "faulty_envs:Huge: observation['map'] of shape (100000, 100000) takes 40.00 GB; two observations for each "
-    told = huge + "environment (1 side by side) take 80.00 GB, but 16.00 GB are free: make it smaller"
+    told = huge + "of 1 environments take 80.00 GB, but 16.00 GB are free: make it smaller"
     with pytest.raises(InputError) as e:
         made("faulty_envs:Huge", remote=remote)
     assert str(e.value) == f"env.id {told}"
     if not remote:
         assert check_env("faulty_envs:Huge", num_envs=1).problems == [f"env.id {told}"]
-    with pytest.raises(InputError, match=r"take 18.00 GB, but .* or take fewer environments: 7 would fit"):
+    with pytest.raises(InputError, match=r"take 18.00 GB, but .* or use at most 7 environments"):
         made("faulty_envs:Huge", remote=remote, num_envs=9, options={"shape": (250_000_000,)})
 
 
 def test_steps_that_check_env_cannot_hold(monkeypatch):
-    monkeypatch.setattr(room, "host_available", lambda: 10_000)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 10_000)
     (line,) = check_env(ID, num_envs=2, steps=200).problems
     assert line.startswith("an observation takes 0.0 MB: 200 steps x 2 environments take 0.0 MB")
-    assert line.endswith("make it smaller, or look at 139 steps at most")
+    assert line.endswith("make it smaller, or use at most 139 steps")
     assert check_env(ID, num_envs=2, steps=139).ok
 
 
 def test_only_the_first_steps_are_looked_at(monkeypatch):
     """And floats a little out of their bounds, or not finite, are no reason to end a run."""
     looked = []
-    for name in ("of_reset", "of_step"):
+    for name in ("check_reset", "check_step"):
         real = getattr(env_faults, name)
         spy = lambda space, result, where, real=real: looked.append(where) or real(space, result, where)
         monkeypatch.setattr(env_faults, name, spy)
@@ -158,7 +158,9 @@ def test_an_environment_has_no_say_in_when_the_run_ends(what, remote):
             EnvironmentFailed, match=words + r"(?s:.*)environment 0 of 1, faulty_envs:Breaching, failed"
         ):
             stepped(made(what=what, remote=remote, options={"at": at}))
-    with pytest.raises(InputError, match=rf"^env.id {ID}: it cannot be made with .*faulty_envs.py:\d+: {what}"):
+    with pytest.raises(
+        InputError, match=rf"^env.id {ID}: the environment cannot be made with .*faulty_envs.py:\d+: {what}"
+    ):
         made(what=what, remote=remote, options={"at": "constructor"})
     env = made(what=what, remote=remote, options={"at": 5}, num_envs=2, on_failure=RESTART)
     stepped(env)
@@ -167,7 +169,7 @@ def test_an_environment_has_no_say_in_when_the_run_ends(what, remote):
 
 def test_check_env_tells_of_an_environment_that_would_end_it():
     for at, where in (
-        ("constructor", "it cannot be made"),
+        ("constructor", "the environment cannot be made"),
         ("reset", "raises in the first reset"),
         (5, "raises in step 5"),
     ):
@@ -189,7 +191,7 @@ def test_ctrl_c_is_the_users():
                 stepped(made("faulty_envs:Interrupted"))
     finally:
         signal.signal(signal.SIGINT, before)
-    with faults.signals() as interrupted:
+    with interruption.watch_signals() as interrupted:
         stepped(made("faulty_envs:Interrupted"))
     assert interrupted.name == "SIGINT"
 
@@ -206,7 +208,9 @@ def test_a_type_error_of_the_constructors_body_is_none_of_its_options(remote):
 
 def test_arrays_without_elements_are_refused(tmp_path):
     for remote in (False, True):
-        with pytest.raises(InputError, match=rf"env.id {ID}: observation has shape \(0,\), no elements: give it one"):
+        with pytest.raises(
+            InputError, match=rf"env.id {ID}: observation has shape \(0,\), no elements: add an element"
+        ):
             made(what="empty", remote=remote)
     (line,) = check_env(ID, options={"what": "empty"}).problems
     assert "observation has shape (0,), no elements" in line
@@ -226,12 +230,14 @@ def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
 
 def test_each_fault_of_the_table_is_found_somewhere_and_gets_the_values_of_its_text():
     table, used = env_faults.RUN | env_faults.CHECK | env_faults.NOTE, set()
-    for file in ("gym/faults.py", "gym/plays.py", "envs/checker.py"):
+    for file in ("gym/faults.py", "gym/interfaces.py", "envs/checker.py"):
         for call in ast.walk(ast.parse((Path(jrl.__file__).parent / file).read_text())):
             name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
-            if name not in ("fault", "_each") or not isinstance(call.args[0], ast.Constant):
+            if name not in ("fault", "_per_agent") or not isinstance(call.args[0], ast.Constant):
                 continue
-            given = {keyword.arg for keyword in call.keywords} | {"where"} | ({"agent"} if name == "_each" else set())
+            given = (
+                {keyword.arg for keyword in call.keywords} | {"where"} | ({"agent"} if name == "_per_agent" else set())
+            )
             wanted = {field for _, field, _, _ in string.Formatter().parse(table[call.args[0].value]) if field}
             if None not in given:  # **values
                 assert wanted <= given, (call.args[0].value, wanted - given)

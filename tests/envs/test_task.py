@@ -84,7 +84,7 @@ def test_a_task_may_be_any_tree_and_a_wrong_one_is_told():
     np.testing.assert_allclose(result.obs, [[1, 2, 3]] * 3)
     assert env.get_task(state)["wind"].tolist() == [2, 3]
     for wrong in (3, {"gravity": 1}, {"gravity": 1, "wind": 2.0}, {"gravity": "low", "wind": np.zeros(2)}, None):
-        with pytest.raises(InputError, match=r"set_task: expected a task as .*gravity.*9.8"):
+        with pytest.raises(InputError, match=r"set_task: expected a task such as .*gravity.*9.8"):
             env.set_task(state, wrong)
 
 
@@ -243,5 +243,5 @@ def test_what_has_no_task_says_so():
     pool.close()
     options = {"task": "zoom", "size": 3, "seeds": [1, 2], "none": None}  # of a pool, what it is made with
     assert task.Handle(lambda: options, print).get_task() == options
-    with pytest.raises(InputError, match=r"options\.length: Corridor-v0 takes at least 1, got 0"):
+    with pytest.raises(InputError, match=r"options\.length: Corridor-v0: expected at least 1, got 0"):
         corridor(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jrl.envs.make import make
-from jrl.envs.team import team
+from jrl.envs.team import join_all_agents
 from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
@@ -18,7 +18,7 @@ from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, 
 def test_a_team_sees_and_earns_what_its_agents_do():
     """Two games of three agents: one ends before the others, one comes late, two are cut off by the time limit."""
     script = games.Script()
-    env = transformed(script, partial(team, agents=("c", "a", "b")))
+    env = transformed(script, partial(join_all_agents, agents=("c", "a", "b")))
     assert env.spec == EnvSpec(
         Dict(
             (
@@ -52,7 +52,7 @@ def test_a_team_sees_and_earns_what_its_agents_do():
 
 def test_present_are_those_who_act_on_the_next_step():
     """late_arrivals: whoever comes late or comes back is present before its first action, in every game."""
-    env = transformed(make("late_arrivals:late_arrivals", num_envs=2), team)
+    env = transformed(make("late_arrivals:late_arrivals", num_envs=2), join_all_agents)
     state, obs = env.reset(jax.random.key(0))
     assert np.asarray(obs["present"]).tolist() == [[1, 0, 1, 1]] * 2
     step, action, present = jax.jit(env.step), jnp.ones((2, 4), jnp.int32), []
@@ -66,7 +66,7 @@ def test_present_are_those_who_act_on_the_next_step():
 
 def test_a_team_of_an_environment_in_jax():
     """The two-step game: half of the reward is each agent's, the state is there once, the next game begins anew."""
-    env = transformed(games.two_step(2), team)
+    env = transformed(games.two_step(2), join_all_agents)
     assert env.spec.action == MultiDiscrete((2, 2)) and env.spec.agents == () and env.spec.num_envs == 2
     state, obs = jax.jit(env.reset)(jax.random.key(0))
     assert jax.tree.map(jnp.shape, obs) == {"agents": (2, 2, 3), "present": (2, 2), "state": (2, 3)}
@@ -100,15 +100,17 @@ def bare(action=TWO, observation=VECTOR, agents=("a", "b")):
     ],
 )
 def test_actions_of_a_team(action, want):
-    assert team(bare(action).spec).spec.action == want
+    assert join_all_agents(bare(action).spec).spec.action == want
 
 
 def test_an_observation_of_several_parts_and_one_that_is_the_state_alone():
     two = Dict((("x", Box((2,))), ("y", Discrete(3)), ("state", Box((4,)))))
-    assert team(bare(observation=two).spec).spec.observation["agents"] == Dict(
+    assert join_all_agents(bare(observation=two).spec).spec.observation["agents"] == Dict(
         (("x", Box((2, 2))), ("y", MultiDiscrete((3, 3))))
     )
-    assert team(bare(observation=Dict((("state", Box((4,))),))).spec).spec.observation["agents"] == Box((2, 4))
+    assert join_all_agents(bare(observation=Dict((("state", Box((4,))),))).spec).spec.observation["agents"] == Box(
+        (2, 4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,4 +123,4 @@ def test_an_observation_of_several_parts_and_one_that_is_the_state_alone():
 )
 def test_what_cannot_be_a_team(env, agents, message):
     with pytest.raises(InputError, match=message):
-        team(env.spec, agents=agents)
+        join_all_agents(env.spec, agents=agents)

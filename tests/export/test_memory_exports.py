@@ -6,8 +6,8 @@ from export_helpers import VECTOR, load, trained
 from saved import save
 
 import jrl
-from jrl.envs.history import history
-from jrl.envs.team import observation
+from jrl.envs.history import build_history
+from jrl.envs.team import joint_observation
 from jrl.export import formats, source
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
@@ -15,7 +15,7 @@ MASK = ("action_mask", MultiBinary((5,)))
 PARTS = Dict((("kind", Discrete(4)), ("place", Tuple((VECTOR, Box((), "int8", -9.0, 9.0)))), MASK))
 FIVE = EnvSpec(VECTOR, Discrete(5), 1)
 ACTION = Dict((("turn", Discrete(3)), ("push", Box((2,), "float32", -1.0, 1.0)), ("on", MultiBinary((2,)))))
-TEAM = EnvSpec(observation(Dict((("obs", VECTOR), ("state", Box((2,))), MASK)), 3), MultiDiscrete((5, 5, 5)), 1)
+TEAM = EnvSpec(joint_observation(Dict((("obs", VECTOR), ("state", Box((2,))), MASK)), 3), MultiDiscrete((5, 5, 5)), 1)
 # name -> (spec of the environment, what the policy sees of its past, overrides)
 CASES = {
     "lstm": (FIVE, {}, ["network.core={name: lstm, size: 8}"]),
@@ -42,7 +42,7 @@ LENGTH, N = 200, 3
 def stored(directory, name):
     """A checkpoint of the case with large parameters."""
     spec, past, overrides = CASES[name]
-    told = history(spec, **past)
+    told = build_history(spec, **past)
     settings = [f"{SETTINGS[k]}={str(v).lower()}" for k, v in past.items()]
     seen, own = (spec, None) if told is None else (told.spec, spec.observation)
     algo = name.partition("_")[0] if spec is TEAM or name == "dt" else "ppo"

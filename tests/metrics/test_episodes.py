@@ -114,11 +114,11 @@ def test_no_episode_yet():
     nothing = np.zeros((4, 3), bool)
     columns, tracked = track(columns, np.ones((4, 3), np.float32), nothing, ~nothing)
     _, report = reduce(columns, tracked, nothing, ~nothing)
-    row = episodes.summary([report])
+    row = episodes.summarize([report])
     assert row["episode/count"] == row["episode/window"] == 0
     for name in ("return", "length", "return_min", "return_max"):
         assert np.isnan(row[f"episode/{name}"])
-    assert episodes.steps(report) == 12
+    assert episodes.count_steps(report) == 12
 
 
 def report_of(returns, lengths, window=5):
@@ -127,7 +127,7 @@ def report_of(returns, lengths, window=5):
     columns = episodes.init(1, window)
     done = np.zeros((T, 1), bool)
     done[: len(returns)] = True
-    tracked = episodes.Tracked(
+    tracked = episodes.EpisodeRows(
         jnp.asarray([*returns, *[0.0] * (T - len(returns))], jnp.float32)[:, None],
         jnp.asarray([*lengths, *[0] * (T - len(lengths))], jnp.int32)[:, None],
         jnp.zeros((T, 1)),
@@ -140,7 +140,7 @@ def test_summary_over_devices_and_iterations():
     stack = lambda *reports: jax.tree.map(lambda *x: np.stack(x), *reports)
     first = stack(report_of([1.0, 9.0], [1, 2]), report_of([], []))
     last = stack(report_of([2.0, 4.0], [3, 5]), report_of([-6.0], [10]))
-    row = episodes.summary([first, last])
+    row = episodes.summarize([first, last])
     assert row == {
         "episode/return": 0.0,  # (2 + 4 - 6) / 3
         "episode/length": 6.0,
@@ -151,28 +151,28 @@ def test_summary_over_devices_and_iterations():
         "episode/return_min": -6.0,
         "episode/return_max": 9.0,
     }
-    assert episodes.steps(last) == 3
+    assert episodes.count_steps(last) == 3
     silent = stack(report_of([], []), report_of([], []))
-    assert np.isnan(episodes.summary([silent])["episode/return"])
-    assert episodes.summary([last, silent])["episode/return_max"] == 4.0
+    assert np.isnan(episodes.summarize([silent])["episode/return"])
+    assert episodes.summarize([last, silent])["episode/return_max"] == 4.0
 
 
 def test_steps_do_not_wrap():
     report = report_of([], [])
     many = report.replace(steps=np.full((4,), 2**31 - 1, np.int32))
-    assert episodes.steps(many) == 4 * (2**31 - 1)
+    assert episodes.count_steps(many) == 4 * (2**31 - 1)
 
 
 def test_reports_add_up():
     """Of two rollouts, one after the other: the report that one rollout of both would have given."""
     first, last = report_of([1.0, 9.0], [1, 2]), report_of([-4.0], [7])
-    both = episodes.add_up([first, last])
+    both = episodes.add_reports([first, last])
     assert [float(x) for x in (both.count, both.return_sum, both.length_sum, both.steps)] == [3, 6, 10, 3]
     assert (float(both.return_min), float(both.return_max)) == (-4.0, 9.0)
     np.testing.assert_array_equal(both.window_return, last.window_return)
     assert both.steps.dtype == first.steps.dtype
     stack = lambda *reports: jax.tree.map(lambda *x: np.stack(x), *reports)
-    of_devices = episodes.add_up([stack(first, last), stack(last, last)])
+    of_devices = episodes.add_reports([stack(first, last), stack(last, last)])
     assert of_devices.return_sum.tolist() == [6.0, -8.0]
     assert of_devices.return_max.tolist() == [9.0, -4.0]
     assert of_devices.window_return.shape == (2, 5)
@@ -185,14 +185,14 @@ def test_where_nothing_was_played_the_windows_are_those_from_before():
     silent = episodes.empty_report(columns)
     assert jax.tree.map(np.shape, silent) == jax.tree.map(np.shape, report)
     assert jax.tree.map(lambda x: np.asarray(x).dtype, silent) == jax.tree.map(lambda x: np.asarray(x).dtype, report)
-    assert episodes.summary([report, silent]) == episodes.summary([report])
-    assert episodes.steps(silent) == episodes.summary([silent])["episode/count"] == 0
-    assert episodes.summary([silent])["episode/return"] == 5.0
+    assert episodes.summarize([report, silent]) == episodes.summarize([report])
+    assert episodes.count_steps(silent) == episodes.summarize([silent])["episode/count"] == 0
+    assert episodes.summarize([silent])["episode/return"] == 5.0
     assert episodes.empty_report(jax.tree.map(lambda x: x[None], columns)).count.shape == (1,)
 
 
 @pytest.mark.parametrize(("parts", "smoothing", "window"), [(1, 100, 100), (3, 100, 34), (4, 10, 3), (8, 5, 1)])
 def test_all_windows_together_hold_what_is_smoothed_over(parts, smoothing, window):
-    assert episodes.window_of(parts, smoothing) == window
+    assert episodes.window_per_pool(parts, smoothing) == window
     assert window * parts >= smoothing > (window - 1) * parts
-    assert episodes.window_of(parts) == episodes.window_of(parts, episodes.WINDOW)
+    assert episodes.window_per_pool(parts) == episodes.window_per_pool(parts, episodes.WINDOW)

@@ -15,7 +15,7 @@ import pytest
 from jrl import registry
 from jrl.errors import InputError
 from jrl.host import files
-from jrl.metrics.loggers import Logger, check, csv_table, jsonl, open_loggers, read_rows
+from jrl.metrics.loggers import Logger, check, open_csv, open_jsonl, open_loggers, read_rows
 
 
 def rows_of_csv(path):
@@ -32,7 +32,9 @@ def write(opened, *rows):
 def test_jsonl_keeps_keys_and_writes_null_for_what_is_not_finite(tmp_path):
     path = tmp_path / "result.jsonl"
     nan, inf = float("nan"), float("inf")
-    write(jsonl(path), {"env_steps": 1, "a": nan}, {"env_steps": 2, "b": np.float32(0.5)}, {"env_steps": 3, "b": inf})
+    write(
+        open_jsonl(path), {"env_steps": 1, "a": nan}, {"env_steps": 2, "b": np.float32(0.5)}, {"env_steps": 3, "b": inf}
+    )
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"env_steps": 1, "a": None},
         {"env_steps": 2, "a": None, "b": 0.5},
@@ -52,14 +54,14 @@ def test_jsonl_repairs_a_half_line_and_knows_the_old_keys(tmp_path):
     path = tmp_path / "result.jsonl"
     path.write_text('{"env_steps": 1, "a": 5}\n{"env_steps": 2, "a": 6}\n{"env_steps": 3, "a')
     assert [row["env_steps"] for row in read_rows(path)] == [1, 2]
-    write(jsonl(path), {"env_steps": 3})
+    write(open_jsonl(path), {"env_steps": 3})
     assert read_rows(path) == [{"env_steps": 1, "a": 5}, {"env_steps": 2, "a": 6}, {"env_steps": 3, "a": None}]
 
 
 def test_csv_repairs_a_half_line(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text("env_steps,a\n1,5\n2,66")
-    write(csv_table(path), {"env_steps": 2, "a": 7})
+    write(open_csv(path), {"env_steps": 2, "a": 7})
     assert path.read_text() == "env_steps,a\n1,5\n2,7\n"
 
 
@@ -71,12 +73,12 @@ def test_jsonl_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path, caplog):
     path = tmp_path / "result.jsonl"
     path.write_text(f'{{"env_steps": 1}}\n{garbage}\n{{"env_steps": 2}}\n{{"env_steps": 9}}\n')
     assert [row["env_steps"] for row in read_rows(path)] == [1, 2, 9]
-    write(jsonl(path, resume_at=2), {"env_steps": 3})
+    write(open_jsonl(path, resume_at=2), {"env_steps": 3})
     assert [row["env_steps"] for row in read_rows(path)] == [1, 2, 3]
     assert garbage not in path.read_text()
     assert (tmp_path / "result.jsonl.damaged").read_text() == garbage + "\n"
     assert [r.getMessage() for r in caplog.records] == [
-        f"{path}: 1 damaged lines were set aside in result.jsonl.damaged; all others stay"
+        f"{path}: moved 1 damaged lines to result.jsonl.damaged; all others stay"
     ]
 
 
@@ -84,7 +86,7 @@ def test_jsonl_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path, caplog):
 def test_csv_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text(f"env_steps,a\n1,5\n{garbage}\n2,6\n9,6\n")
-    write(csv_table(path, resume_at=2), {"env_steps": 3, "a": "two\nlines"})
+    write(open_csv(path, resume_at=2), {"env_steps": 3, "a": "two\nlines"})
     assert path.read_text() == "env_steps,a\n1,5\n2,6\n3,two lines\n"
     assert (tmp_path / "progress.csv.damaged").read_text() == garbage + "\n"
 
@@ -93,7 +95,7 @@ def test_csv_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path):
 def test_a_csv_without_its_header_begins_anew(header, tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text(f"{header}\n1,5\n")
-    write(csv_table(path, resume_at=2), {"env_steps": 3})
+    write(open_csv(path, resume_at=2), {"env_steps": 3})
     assert path.read_text() == "env_steps\n3\n"
     assert (tmp_path / "progress.csv.damaged").read_text() == f"{header}\n1,5\n"
 
@@ -137,13 +139,13 @@ def test_a_full_disk_leaves_whole_rows(name, tmp_path, monkeypatch):
 def test_csv_with_half_a_header_starts_anew(tmp_path, half):
     path = tmp_path / "progress.csv"
     path.write_text(half)
-    write(csv_table(path), {"env_steps": 1})
+    write(open_csv(path), {"env_steps": 1})
     assert path.read_text() == "env_steps\n1\n"
 
 
 def test_csv_new_column_and_missing_value(tmp_path):
     path = tmp_path / "progress.csv"
-    write(csv_table(path), {"env_steps": 1, "a": 1.5}, {"env_steps": 2, "b": "x,y"}, {"env_steps": 3, "a": 2, "b": "z"})
+    write(open_csv(path), {"env_steps": 1, "a": 1.5}, {"env_steps": 2, "b": "x,y"}, {"env_steps": 3, "a": 2, "b": "z"})
     assert path.read_text() == 'env_steps,a,b\n1,1.5,\n2,,"x,y"\n3,2,z\n'
     assert [p.name for p in tmp_path.iterdir()] == ["progress.csv"]
 
@@ -207,14 +209,14 @@ def test_tensorboard_has_a_file_for_each_process(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("json", "run.log: unknown logger json: did you mean jsonl? there are jsonl, csv, tensorboard, wandb, and "),
-        ("xyz", "run.log: unknown logger xyz: there are jsonl"),
+        ("json", "run.log: unknown logger json: did you mean jsonl? use jsonl, csv, tensorboard, wandb, or "),
+        ("xyz", "run.log: unknown logger xyz: use jsonl"),
         ("no_such_module:x", "run.log no_such_module:x: no_such_module cannot be imported"),
         ("jrl.metrics.loggers:no_such", "run.log jrl.metrics.loggers:no_such: jrl.metrics.loggers has no function"),
         ("json:loads", None),
         ("pathlib:Path", None),
         ("time:sleep", None),  # without a signature: told once it is called
-        ("uuid:uuid4", "run.log uuid:uuid4: it is called with the run directory, a Path: too many positional"),
+        ("uuid:uuid4", "run.log uuid:uuid4: expected a function of the run directory, a Path: too many positional"),
     ],
 )
 def test_a_logger_that_is_not_there(name, message):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jrl.metrics.progress import Course, open_progress
+from jrl.metrics.progress import RunProgress, open_progress
 
 
 def test_plain_lines_are_limited_and_the_last_row_is_told():
@@ -27,10 +27,10 @@ def test_no_rows_no_lines():
 
 
 def described(stop, *rows, short=False, window=0):
-    course = Course(stop, window)
+    course = RunProgress(stop, window)
     for row in rows:
-        course.see(row)
-    return "  ".join(course.parts(short))
+        course.add_row(row)
+    return "  ".join(course.describe(short))
 
 
 def at(steps, time_s, **more):

@@ -22,11 +22,11 @@ def _asked_anew():
 
 def test_cpu_and_memory(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    before = system.usage()
+    before = system.measure_usage()
     assert set(before) == CPU  # the CPU has no memory of its own
     held = mmap.mmap(-1, 64 * 2**20)  # of its own: numpy may be given pages that the process held before
     held.write(bytes(1) * len(held))  # written to, and so really held
-    after = system.usage()
+    after = system.measure_usage()
     assert after["sys/rss_mb"] - before["sys/rss_mb"] > 50
     assert after["sys/rss_mb"] == pytest.approx(psutil.Process().memory_info().rss / 2**20, rel=0.05)
     assert 0 < after["sys/ram_percent"] <= 100
@@ -67,7 +67,7 @@ def test_accelerators(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", nvml([70, 80]))
     monkeypatch.setattr(jax, "local_devices", lambda: [Device(100), Device(300)])
-    found = system.usage()
+    found = system.measure_usage()
     assert {k: v for k, v in found.items() if k not in CPU} == {
         "sys/device_memory_mb/0": 100.0,
         "sys/device_memory_mb/1": 300.0,
@@ -81,10 +81,10 @@ def test_only_the_gpus_of_this_process(monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setitem(sys.modules, "pynvml", nvml([70, 80]))
     monkeypatch.setattr(jax, "local_devices", lambda: [Device(None), Device(5)])
-    found = system.usage()
+    found = system.measure_usage()
     assert {k: v for k, v in found.items() if k not in CPU} == {"sys/device_memory_mb": 5.0, "sys/gpu_percent": 80.0}
 
 
 def test_a_driver_that_does_not_answer_is_no_load(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([70], broken=True))
-    assert set(system.usage()) == CPU
+    assert set(system.measure_usage()) == CPU

@@ -3,7 +3,7 @@
 import pytest
 from replay_oracle import struct
 
-from jrl.host import room
+from jrl.host import machine
 from jrl.replay import memory, prioritized, ring
 from jrl.types import InputError
 
@@ -96,7 +96,7 @@ def test_memory_of_a_host_by_its_files(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    free = lambda: room.host_available(tmp_path / "proc", tmp_path / "sys")
+    free = lambda: machine.free_bytes(tmp_path / "proc", tmp_path / "sys")
     assert free() is None  # not Linux
     write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
     assert free() == 5000 * 1024

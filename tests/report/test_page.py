@@ -32,7 +32,7 @@ def found(tmp_path):
 def shown(found, directory, **asked):
     options = Options(**asked)
     said = content.content(found, options)
-    return page.html(found, said, options, page.relative(directory), LIBRARY)
+    return page.html(found, said, options, page.relative_link(directory), LIBRARY)
 
 
 class Elements(HTMLParser):
@@ -111,7 +111,7 @@ def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
     for given, code, sizes in ((several, 1_150_000, {120}), (many, 1_700_000, {300, 100})):
         given = runs.Found(given, [])
         said = content.content(given, Options())
-        text = page.html(given, said, Options(), page.relative(tmp_path), "x" * code)
+        text = page.html(given, said, Options(), page.relative_link(tmp_path), "x" * code)
         assert len(text.encode()) < page.LIMIT
         parsed = Elements(text)
         lines = parsed.all("tr", "title")
@@ -192,7 +192,7 @@ def test_hyper_parameters(found, tmp_path):
 
 def test_a_map_of_two_hyper_parameters_has_means():
     given = charts.Swept("task", ["a", "b"], {"a": [1, 1, 2], "b": ["x", "x", "y"]}, np.array([10.0, 20.0, 7.0]))
-    pair, *_ = charts.score_maps([given], "map0")
+    pair, *_ = charts.draw_score_maps([given], "map0")
     (series,) = pair["option"]["series"]
     assert pair["map0"] == "b over a" and [cell["value"] for cell in series["data"]] == [
         ["1", "x", 15, 2],
@@ -200,10 +200,10 @@ def test_a_map_of_two_hyper_parameters_has_means():
     ]
     many = [0.97 + i / 2000 for i in range(40)]  # more values than have a cell each: parts of their range
     given = charts.Swept("task", ["a", "b"], {"a": many, "b": many}, np.arange(40.0))
-    names = charts.score_maps([given], "map0")[0]["option"]["xAxis"]["data"]
+    names = charts.draw_score_maps([given], "map0")[0]["option"]["xAxis"]["data"]
     assert len(names) == len({*names}) == 12
     with_text = charts.Swept("task", ["a"], {"a": ["x", 1.0, 2.0]}, np.arange(3.0))
-    assert charts.score_maps([with_text], "m")[0]["option"]["xAxis"]["data"] == ["1.0", "2.0", "x"]
+    assert charts.draw_score_maps([with_text], "m")[0]["option"]["xAxis"]["data"] == ["1.0", "2.0", "x"]
 
 
 def test_the_command_says_what_the_page_needs(found, tmp_path, monkeypatch, capsys):

@@ -45,7 +45,7 @@ def write(places, directory):
     found = runs.read(places, ["algo.lr"])
     said = content.content(found, content.Options())
     file = directory / page.NAME
-    file.write_text(page.html(found, said, content.Options(), page.relative(directory), page.library()))
+    file.write_text(page.html(found, said, content.Options(), page.relative_link(directory), page.library()))
     return file.as_uri()
 
 

@@ -23,7 +23,7 @@ def served(tmp_path, monkeypatch):
     (directory / "videos").mkdir()
     (directory / "videos" / "300.mp4").write_bytes(b"0123456789")
     made = []
-    monkeypatch.setattr(page_server, "serve", lambda make, port: made.append(page_server.server(make, port)))
+    monkeypatch.setattr(page_server, "serve", lambda make, port: made.append(page_server.make_server(make, port)))
     assert __main__.main([str(directory), "--out", str(tmp_path / "out"), "--serve", "0"]) == 0
     (server,) = made
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -95,7 +95,7 @@ def test_pages_of_other_names_get_nothing(served):
 def test_a_port_that_is_taken(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(page, "library", lambda: LIBRARY)
     directory = run(tmp_path / "run", seed=0, values=(1, 2, 3))
-    taken = page_server.server(lambda link: "", 0)
+    taken = page_server.make_server(lambda link: "", 0)
     port = taken.server_address[1]
     with pytest.raises(InputError, match=f"--serve {port}"):
         page_server.serve(lambda link: "", port)

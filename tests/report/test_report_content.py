@@ -71,7 +71,7 @@ def test_a_picture_has_a_panel_for_each_task_and_one_over_all(found, tmp_path):
     shapes = []
     for options in (Options(), Options(normalize=BOUNDS)):
         said = content.content(found, options)
-        shapes.append(imread(figures.curves(said, tmp_path / "curves.png")).shape)
+        shapes.append(imread(figures.plot_curves(said, tmp_path / "curves.png")).shape)
     assert shapes[0][0] == shapes[1][0] and shapes[1][1] == pytest.approx(1.5 * shapes[0][1], abs=2)
 
 
@@ -135,16 +135,16 @@ def test_what_runs_do_not_have_is_refused(tmp_path, found, options, says):
     "text, says",
     [
         ('{"a": [1]}', "a: expected .low, high."), ('{"a": [1, "x"]}', "got"), ('{"a": 3}', "got 3"),
-        ('{"a": [2, 2]}', "are the same"), ("[1]", "expected a mapping"), ("{", "not valid JSON"),
+        ('{"a": [2, 2]}', "to differ, got 2 twice"), ("[1]", "expected a mapping"), ("{", "not valid JSON"),
     ],
 )  # fmt: skip
 def test_a_file_of_bounds_that_is_none_is_refused(tmp_path, text, says):
     path = tmp_path / "scores.json"
     path.write_text(text)
     with pytest.raises(InputError, match=says):
-        content.normalization(path)
+        content.read_bounds(path)
     path.write_text('{"a": [-1, 2.5]}')
-    assert content.normalization(path) == {"a": (-1.0, 2.5)}
+    assert content.read_bounds(path) == {"a": (-1.0, 2.5)}
 
 
 def test_scores_are_ranked_on_their_own_task():
@@ -168,9 +168,9 @@ def test_what_hyper_parameters_have_to_do_with_scores(tmp_path):
     best = max(said["runs"], key=lambda one: one["last"])["method"]
     assert said["recommendation"]["method"] == said["methods"][0] == said["ranking"]["*"][0] == best
     assert all(f"algo.{name}={found['recommended']}" in best for name, found in (("lr", lr), ("gamma", gamma)))
-    assert f"## Recommendation\n\n{best}: the highest evaluation/return, " in tables.markdown(said)
+    assert f"## Recommendation\n\n{best}: the highest evaluation/return, " in tables.to_markdown(said)
     assert kind["by_chance"] == pytest.approx(2 / 23)
-    assert said["improvement"] == [] and "--against NAME" in tables.markdown(said)
+    assert said["improvement"] == [] and "--against NAME" in tables.to_markdown(said)
     assert content.content(runs.read([tmp_path / "0", tmp_path / "1"]), Options())["hyper_parameters"] == []
 
 
@@ -180,7 +180,7 @@ def test_hyper_parameters_of_runs_that_a_scheduler_stopped_are_compared_at_equal
     said = content.content(runs.read([directory]), Options())
     assert said["failures"] == [] and [one["last"] for one in said["runs"]] == [30.0, 201.0, 302.0]
     assert [*said["equal_steps"]["scores"].values()] == [30.0, 20.0, 10.0]
-    assert "value after 100 env_steps" in said["equal_steps"]["note"] in tables.markdown(said)
+    assert "value after 100 env_steps" in said["equal_steps"]["note"] in tables.to_markdown(said)
     (lr,) = said["hyper_parameters"]
     # the value that was best early is not what the report recommends
     survivor = said["runs"][2]["method"]
@@ -196,7 +196,7 @@ def test_hyper_parameters_of_runs_that_a_scheduler_stopped_are_compared_at_equal
 def test_markdown_and_json_say_it_all(found):
     said = content.content(found, Options(against=SLOW, normalize=BOUNDS))
     assert json.loads(tables.to_json(said)) == said
-    text = tables.markdown(said, "curves.png")
+    text = tables.to_markdown(said, "curves.png")
     for title in ("Cautions", "Learning curves", "Scores", "Over 2 tasks", "Improvement", "Where they come from"):
         assert f"\n## {title}\n" in text
     assert "![learning curves](curves.png)" in text and f"| {SLOW} (reference) | 3 | 100 to 500 |" in text
@@ -208,7 +208,7 @@ def test_markdown_and_json_say_it_all(found):
 
 
 def test_a_bar_in_a_cell_does_not_end_it():
-    assert tables.table(("a",), [("x|y",)]).splitlines()[2] == "| x\\|y |"
+    assert tables.format_table(("a",), [("x|y",)]).splitlines()[2] == "| x\\|y |"
 
 
 def test_single_runs_have_no_interval(tmp_path):
@@ -216,4 +216,4 @@ def test_single_runs_have_no_interval(tmp_path):
     said = content.content(runs.read([tmp_path]), Options())
     assert said["per_task"][0]["iqm"] == {"value": 3.0, "low": None, "high": None}
     assert said["curves"][0]["band"] is None and said["improvement"] == [] and said["differences"] == {}
-    assert "| ppo | 1 | 3 to 3 | 3 (3) | 3 | 3 | 3 |" in tables.markdown(said)
+    assert "| ppo | 1 | 3 to 3 | 3 (3) | 3 | 3 | 3 |" in tables.to_markdown(said)

@@ -81,7 +81,7 @@ def test_the_page_tells_of_every_option():
         ("run --out r --objective evaluation/retur", "did you mean evaluation/return"),
         ("run --out r --against dqn", "--against dqn: no such method"),
         ("run --out r --against none.csv", "none.csv cannot be read: No such file"),
-        ("run --out r --against two.csv", "--against two.csv: it has several methods, a, b"),
+        ("run --out r --against two.csv", "--against two.csv: the file has several methods, a, b"),
         ("run --out r --normalize none.json", "none.json"),
         ("run --out r --by algo.nam", "did you mean algo.name?"),
         ("run --out r --seed -1", "--seed -1: expected 0 or more"),

@@ -7,7 +7,7 @@ import time
 import jax
 import numpy as np
 
-from jrl.metrics.episodes import WINDOW, Columns
+from jrl.metrics.episodes import WINDOW, EpisodeState
 from jrl.types import Episodes, Rollout
 
 T, B = 3, 2  # of one runner
@@ -58,7 +58,7 @@ class Counting:
 
 def columns(length, window=np.nan):
     zeros, ring = np.zeros(B, np.float32), np.full(WINDOW, window, np.float32)
-    return Columns(zeros, zeros, np.full(B, length, np.int32), zeros, ring, ring, np.int32(0))
+    return EpisodeState(zeros, zeros, np.full(B, length, np.int32), zeros, ring, ring, np.int32(0))
 
 
 def like():

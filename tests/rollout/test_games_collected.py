@@ -10,7 +10,7 @@ from jrl.agents import league
 from jrl.config import multi_agent
 from jrl.config.policy_mapping import NewEpisode
 from jrl.config.seats import LEAGUE
-from jrl.envs.views import GAME
+from jrl.envs.agent_options import GAME
 from jrl.rollout import runner_group
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.sources import JaxSource

@@ -17,7 +17,7 @@ from processes import gone
 from ray_sources import B, T
 
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost, details
-from jrl.metrics.episodes import summary
+from jrl.metrics.episodes import summarize
 from jrl.metrics.timers import Timers
 from jrl.rollout.ray_cluster import Cluster
 from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
@@ -140,7 +140,7 @@ def test_statistics_are_those_of_the_runners(steady):
     steady.columns = jax.tree.map(lambda *x: jnp.stack(x), *set_to)
     rollout, report = steady.next(weights(0), KEY)
     assert steady.columns.length.tolist() == [[5 + T] * B, [7 + T] * B]
-    assert summary([report])["episode/return"] == 2.5
+    assert summarize([report])["episode/return"] == 2.5
     assert not rollout.contiguous.any()  # after a reset
     with pytest.raises(ValueError, match="columns: expected 2 runners, got 3"):
         steady.columns = jax.tree.map(lambda *x: jnp.stack(x), *set_to, set_to[0])
@@ -243,8 +243,8 @@ def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(clust
         assert jax.tree.map(lambda x: x.dtype, rollout) == jax.tree.map(lambda x: x.dtype, first)
         assert all(not x[..., B:].any() for x in jax.tree.leaves(rollout))
         assert report.steps.tolist() == [T * B, 0]
-        assert summary([report])["episode/return"] == 2.5  # what was known stays
-        assert summary([report])["episode/return_min"] is not None
+        assert summarize([report])["episode/return"] == 2.5  # what was known stays
+        assert summarize([report])["episode/return_min"] is not None
 
     def until_replaced(version, count):
         replaced = False

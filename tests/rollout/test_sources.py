@@ -94,7 +94,7 @@ def test_pools_put_columns_side_by_side(actors, learners):
             np.testing.assert_array_equal(getattr(rollout, name), expected)
         for leaf in jax.tree.leaves(rollout):
             assert len(leaf.sharding.device_set) == learners
-        assert episodes.steps(report) == sum(episodes.steps(r) for _, r in made) > 0
+        assert episodes.count_steps(report) == sum(episodes.count_steps(r) for _, r in made) > 0
         steps = np.asarray(report.steps)
         np.testing.assert_array_equal(steps, np.asarray([r.steps for _, r in made]).reshape(steps.shape))
     together.close()

@@ -42,7 +42,7 @@ class Run:
         self.thread = threading.Thread(target=self._go, daemon=True)
 
     def _go(self):
-        from jrl.host.faults import Interrupted
+        from jrl.host.interruption import Interrupted
 
         try:
             self.session.start()

@@ -15,8 +15,8 @@ import pytest
 import serving
 from serving import asked
 
-from jrl.envs import played
-from jrl.envs.played import Played
+from jrl.envs import client_spaces
+from jrl.envs.client_spaces import ClientEnv
 from jrl.export import interpreter
 from jrl.run import build
 from jrl.serve import __main__ as serve
@@ -37,8 +37,8 @@ class Acting:
 
     def __init__(self, name, observation, action, **sections):
         cfg = serving.settings(name, external={"observation": observation, "action": action}, **sections)
-        spec = played.spec(observation, action, 2)
-        env = Played(spec, cfg.env)
+        spec = client_spaces.build_spec(observation, action, 2)
+        env = ClientEnv(spec, cfg.env)
         self.algo, self.spec, self.env = build.algorithm(cfg, env.spec), env.spec, env
         self.local = ClientInference(
             name, self.algo.choice, self.algo.carry(1), env.spec, env.to_env, explore=True,

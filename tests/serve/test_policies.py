@@ -17,7 +17,7 @@ import jrl
 from jrl import train
 from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
-from jrl.host import faults
+from jrl.host import interruption
 from jrl.run.store import checkpoint
 from jrl.serve import policies
 from jrl.serve.client import PolicyClient, RequestRefused
@@ -46,7 +46,7 @@ def runs(tmp_path_factory):
 @contextlib.contextmanager
 def serving(runs, cfg=None, **how):
     """The address of a server of these policies."""
-    interrupted, told = faults.Signals(), io.StringIO()
+    interrupted, told = interruption.Signals(), io.StringIO()
     errors = []
 
     def go():
@@ -160,7 +160,7 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     shutil.move(last, tmp_path / "later")
     before = checkpoint.read_meta(checkpoint.locate(own))["iteration"]
     assert len(kept) > 2
-    interrupted, told = faults.Signals(), io.StringIO()
+    interrupted, told = interruption.Signals(), io.StringIO()
 
     def go():
         with contextlib.redirect_stdout(told):
@@ -262,4 +262,4 @@ def test_a_port_that_is_taken(runs):
         port = int(where.rpartition(":")[2])
         with pytest.raises(InputError, match="name another port"):
             policies.serve({"a": str(runs / "plain")}, ExternalConfig(port=port), best=None, follow=False,
-                           interrupted=faults.Signals())  # fmt: skip
+                           interrupted=interruption.Signals())  # fmt: skip

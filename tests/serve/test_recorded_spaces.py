@@ -6,7 +6,7 @@ import pytest
 import serving
 
 from jrl import config, train
-from jrl.envs import played
+from jrl.envs import client_spaces
 from jrl.errors import InputError
 from jrl.run import build_collect
 from jrl.run.store import checkpoint
@@ -62,7 +62,7 @@ def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
 
 
 def test_agents_are_taken_over_with_their_spaces(pendulum, monkeypatch):
-    spec = played.spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
+    spec = client_spaces.build_spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
     monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
     found = build_collect.played_by_clients(of(pendulum), 1).spec
     assert (found.agents, found.kinds) == (("a", "b"), ((0,), (1,)))

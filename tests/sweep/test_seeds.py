@@ -183,7 +183,7 @@ def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
         "ppo", [arg.removeprefix("--set=") for arg in SMALL[2:]], env="CartPole-v1", stop=["env_steps=64"]
     )
     changes = [{"algo.lr": 1e-3}, {"algo.lr": 1e38}, {"algo.lr": 1e-2}]
-    with output.recorded() as transcript:
+    with output.record_output() as transcript:
         assert populations.train(cfg, out, Record(changes, {}, [3], []), transcript) == 1
     found = table(out)
     assert [row["ended"].split(":")[0] for row in found] == ["env_steps", "not finite", "env_steps"]

@@ -13,7 +13,7 @@ import numpy as np
 from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError, cannot_import
-from jrl.host import room
+from jrl.host import machine
 from jrl.types import Space
 
 _EXTRA = "'jrl[data]'"
@@ -72,7 +72,7 @@ def written_directory(path: Path) -> Iterator[Path]:
 
 def most() -> int:
     """Returns the bytes that the arrays of a data set may take, unpacked."""
-    free = room.host_available()
+    free = machine.free_bytes()
     return 2**62 if free is None else int(_SHARE * free)
 
 
@@ -80,8 +80,8 @@ def check_size(path: Path | str, needed: int) -> None:
     """Raises InputError: the arrays of a file take more than their share of the free memory."""
     if needed > (limit := most()):
         raise InputError(
-            f"data: {path}: expected at most {room.words(limit)} of arrays, half of the free memory, got "
-            f"{room.words(needed)} once they are unpacked: split the data set, or read it on a larger machine"
+            f"data: {path}: expected at most {machine.format_bytes(limit)} of arrays, half of the free memory, got "
+            f"{machine.format_bytes(needed)} once they are unpacked: split the data set, or read it on a larger machine"
         )
 
 
@@ -96,8 +96,8 @@ def texts(given: Sequence[str], where: str) -> np.ndarray:
 def small_text(path: Path) -> str:
     """Returns the text of a small file. Raises InputError: it is too large. OSError, UnicodeDecodeError: damaged."""
     if (found := path.stat().st_size) > MOST_TEXT:
-        most = f"at most {room.words(MOST_TEXT)} of JSON"
-        raise InputError(f"data: {path}: expected {most}, got {room.words(found)}: write it anew")
+        most = f"at most {machine.format_bytes(MOST_TEXT)} of JSON"
+        raise InputError(f"data: {path}: expected {most}, got {machine.format_bytes(found)}: write it anew")
     return path.read_text(encoding="utf-8")
 
 

@@ -75,7 +75,7 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
                 with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
                     writer.save(target / part, args=ocp.args.StandardSave(_apart(tree)))
     except ValueError as e:
-        if not files.no_room(e):
+        if not files.is_disk_full(e):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory.parent)) from e
     checksums = {part: _checksum(tree) for part, tree in parts.items()}

@@ -24,7 +24,7 @@ from jrl.fields.schema import flatten, flow
 from jrl.learn.learner import Kept
 from jrl.learn.program import LoopState
 from jrl.metrics import criteria
-from jrl.metrics.episodes import Columns, restarted
+from jrl.metrics.episodes import EpisodeState, clear_running
 from jrl.replay import layout, mixed
 from jrl.replay.regroup import convert, regroup
 from jrl.run.store import checkpoint
@@ -155,11 +155,13 @@ def with_policies(
     replays = _replays_by_policy(kept.replay, *before, devices)
     fits = lambda name, one: name in replays and _shapes(replays[name]) == _shapes(one)
     found = {n: replays[n] if fits(n, x) else x for n, x in _replays_by_policy(fresh.replay, *now, devices).items()}
-    columns, wanted = (x if isinstance(x, Columns) else getattr(x, "columns", ()) for x in (kept.source, fresh.source))
+    columns, wanted = (
+        x if isinstance(x, EpisodeState) else getattr(x, "columns", ()) for x in (kept.source, fresh.source)
+    )
     source = fresh.source
-    if isinstance(columns, Columns) and _shapes(columns) == _shapes(wanted):
-        latest = jax.device_get(restarted(columns))
-        source = latest if isinstance(source, Columns) else source.replace(columns=latest)
+    if isinstance(columns, EpisodeState) and _shapes(columns) == _shapes(wanted):
+        latest = jax.device_get(clear_running(columns))
+        source = latest if isinstance(source, EpisodeState) else source.replace(columns=latest)
     return LoopState(
         learner=learner if isinstance(fresh.learner, dict) else next(iter(learner.values())),
         replay=_replays_by_group(fresh.replay, found, now[1]),
@@ -243,14 +245,14 @@ def _source(saved: Path, wanted: PyTree) -> PyTree:
 
     def renew(found: Any, like: PyTree) -> Any:
         nonlocal anew
-        if isinstance(like, Columns):
+        if isinstance(like, EpisodeState):
             return found.get("columns", found)
         anew = "columns" not in found
         return {**_fields(wanted), "columns": found} if anew else _named_games(found)
 
     found = checkpoint.read(saved, "source", like, renew)
     if anew:
-        dealt = found.replace(columns=restarted(_regroup_source(found.columns, like.columns)))
+        dealt = found.replace(columns=clear_running(_regroup_source(found.columns, like.columns)))
     else:
         dealt = _regroup_source(found, like)
     return checkpoint.fitting(saved, "source", dealt, like)
@@ -336,7 +338,7 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     told = meta.get("met") or {}
     met, lines = set(), list[str]()
     for name, target in cfg.stop.items():
-        now = criteria.met(name, row, target, cfg.run.smoothing_episodes)
+        now = criteria.is_met(name, row, target, cfg.run.smoothing_episodes)
         if name == plan.counts_by(cfg) or not (now or told.get(name, -math.inf) >= target):
             continue
         met.add(name)
@@ -363,8 +365,8 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
 
     Each environment stays itself; of what else each pool has once, every old / new-th is taken.
     """
-    columns, wanted = (x if isinstance(x, Columns) else x.columns for x in (source, like))
-    if isinstance(columns.games, Columns):
+    columns, wanted = (x if isinstance(x, EpisodeState) else x.columns for x in (source, like))
+    if isinstance(columns.games, EpisodeState):
         return _regroup_several(source, like)
     if columns.length.shape == wanted.length.shape and columns.window_return.shape == wanted.window_return.shape:
         return source
@@ -377,7 +379,9 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
         return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
 
     of_envs = ("episode_return", "return_rest", "length", "running_return")
-    dealt = Columns(**{name: by_env(getattr(columns, name)) for name in of_envs}, **_merge_windows(columns, wanted))
+    dealt = EpisodeState(
+        **{name: by_env(getattr(columns, name)) for name in of_envs}, **_merge_windows(columns, wanted)
+    )
     if columns is source:
         return dealt
     of_env = lambda x: x.shape[:axes] == columns.length.shape
@@ -397,7 +401,7 @@ def _empty(like: Any) -> np.ndarray:
     return np.full(like.shape, np.nan if np.issubdtype(like.dtype, np.floating) else 0, like.dtype)
 
 
-def _merge_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:
+def _merge_windows(columns: EpisodeState, wanted: EpisodeState) -> dict[str, np.ndarray]:
     """Puts the latest episodes into the first of the wanted windows, as many as it holds; the others are empty."""
     found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
     size = wanted.window_return.shape[-1]

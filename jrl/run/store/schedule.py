@@ -3,7 +3,7 @@
 import jax
 
 from jrl.errors import counted
-from jrl.host import faults
+from jrl.host import interruption
 from jrl.learn.clock import StepInfo
 from jrl.run import reporter
 from jrl.run.session import Session
@@ -22,7 +22,7 @@ class Saving:
       done: environment steps before the run.
     """
 
-    def __init__(self, session: Session, checkpoints: Checkpointer, watchdog: faults.Watchdog, done: int):
+    def __init__(self, session: Session, checkpoints: Checkpointer, watchdog: interruption.Watchdog, done: int):
         self._session, self._checkpoints, self._watchdog = session, checkpoints, watchdog
         self._exact, every = session.config.checkpoint.exact, session.config.checkpoint.every
         if every is None:

@@ -52,7 +52,7 @@ class Checkpointer:
             for left in self._directory.glob(f"*{checkpoint.UNFINISHED}"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
         except OSError as e:
-            raise files.unwritable(self._directory, e) from e
+            raise files.unwritable_error(self._directory, e) from e
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
@@ -89,7 +89,7 @@ class Checkpointer:
                 pending.result()
             except (OSError, ValueError) as e:
                 self.last_saved = None
-                mend = "free space, then continue" if files.no_room(e) else "continue"
+                mend = "free space, then continue" if files.is_disk_full(e) else "continue"
                 raise InputError(
                     f"checkpoint: cannot write to {self._directory}: {checkpoint.first_line(e)}: "
                     f"earlier checkpoints are complete: {mend} with --resume"

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl.metrics import report
+from jrl.host import env_json
+from jrl.metrics import plots
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -33,11 +34,11 @@ def blue(path):
 
 
 def test_env_json(tmp_path):
-    path = report.write_env_json(tmp_path / "run", devices=["cpu:0", "cpu:1"])
+    path = env_json.write_env_json(tmp_path / "run", devices=["cpu:0", "cpu:1"])
     content = json.loads(path.read_text())
     assert path == tmp_path / "run" / "env.json"
     assert content["versions"]["python"] == platform.python_version()
-    assert set(content["versions"]) == {"python", *report.PACKAGES}
+    assert set(content["versions"]) == {"python", *env_json.PACKAGES}
     assert content["versions"]["jax"] == __import__("jax").__version__
     assert content["devices"] == ["cpu:0", "cpu:1"]
     assert shlex.split(content["command"]) == sys.orig_argv
@@ -52,22 +53,22 @@ def test_git_state(tmp_path):
 
     git("init")
     (tmp_path / "a.py").write_text("1")
-    assert report.git_state(tmp_path / "a.py") is None  # not tracked: not this repository's
+    assert env_json.git_state(tmp_path / "a.py") is None  # not tracked: not this repository's
     git("add", "a.py")
     git("commit", "-m", "one")
-    assert report.git_state(tmp_path / "a.py") == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert env_json.git_state(tmp_path / "a.py") == {"commit": git("rev-parse", "HEAD"), "dirty": False}
     (tmp_path / "a.py").write_text("2")
-    assert report.git_state(tmp_path / "a.py")["dirty"] is True
+    assert env_json.git_state(tmp_path / "a.py")["dirty"] is True
 
 
 def test_read_curve_leaves_out_what_is_missing(tmp_path):
     path = result(tmp_path / "r.jsonl", [(10, None), (20, 1.0), (30, 2.0)])
     with path.open("a") as file:
         file.write('{"env_steps": 40}\n{"env_steps": 50, "episode/re')
-    x, y = report.read_curve(path)
+    x, y = plots.read_curve(path)
     np.testing.assert_array_equal(x, [20, 30])
     np.testing.assert_array_equal(y, [1, 2])
-    assert [len(a) for a in report.read_curve(tmp_path / "none.jsonl")] == [0, 0]
+    assert [len(a) for a in plots.read_curve(tmp_path / "none.jsonl")] == [0, 0]
 
 
 def evaluated(path, rows):
@@ -80,17 +81,20 @@ def evaluated(path, rows):
 
 def test_an_evaluation_is_read_once(tmp_path):
     rows = [(1, 5, 0, 9, None, None), (2, 6, 0, 9, 70.0, 1), (3, 7, 0, 9, 70.0, 1), (4, 8, 0, 9, 70.0, 3)]
-    x, y = report.read_curve(evaluated(tmp_path / "r.jsonl", rows), y="evaluation/return")
+    x, y = plots.read_curve(evaluated(tmp_path / "r.jsonl", rows), y="evaluation/return")
     assert (x.tolist(), y.tolist()) == ([2, 4], [70, 70])
     listed = [{"env_steps": 1, "evaluation/return": 7, "evaluation/returns": [7.0]}]  # which the next row repeats not
-    assert report.evaluations([*listed, {"env_steps": 2, "evaluation/return": 7, "evaluation/returns": None}]) == listed
+    assert (
+        plots.select_evaluations([*listed, {"env_steps": 2, "evaluation/return": 7, "evaluation/returns": None}])
+        == listed
+    )
 
 
 def test_a_learning_curve_shows_the_rows_the_band_evaluations_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "save", lambda figure, png: figure)
+    monkeypatch.setattr(plots, "save", lambda figure, png: figure)
     rows = [(10, 20.0, 10, 40, None, None), (20, 300.0, 50, 450, 480.0, 1), (30, 480.0, 400, 500, 480.0, 1)]
     path = evaluated(tmp_path / "result.jsonl", rows)
-    figure = report.plot_learning_curve(tmp_path, path, stop={"env_steps": 99, "episode/return": 475})
+    figure = plots.plot_learning_curve(tmp_path, path, stop={"env_steps": 99, "episode/return": 475})
     axes = figure.axes[0]
     solid, points, dashed = (
         [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == style]
@@ -106,15 +110,15 @@ def test_a_learning_curve_shows_the_rows_the_band_evaluations_and_the_end(tmp_pa
 
 def test_learning_curve_is_drawn(tmp_path):
     full = result(tmp_path / "full.jsonl", [(n, n**0.5) for n in range(0, 1000, 10)])
-    drawn = report.plot_learning_curve(full, tmp_path / "plots" / "full.png", title="ppo")
-    empty = report.plot_learning_curve(tmp_path / "none.jsonl", tmp_path / "empty.png")
-    null = report.plot_learning_curve(result(tmp_path / "null.jsonl", [(1, None)]), tmp_path / "null.png")
-    one = report.plot_learning_curve(result(tmp_path / "one.jsonl", [(1, 5.0)]), tmp_path / "one.png")
+    drawn = plots.plot_learning_curve(full, tmp_path / "plots" / "full.png", title="ppo")
+    empty = plots.plot_learning_curve(tmp_path / "none.jsonl", tmp_path / "empty.png")
+    null = plots.plot_learning_curve(result(tmp_path / "null.jsonl", [(1, None)]), tmp_path / "null.png")
+    one = plots.plot_learning_curve(result(tmp_path / "one.jsonl", [(1, 5.0)]), tmp_path / "one.png")
     assert blue(drawn) > 500 and blue(one) > 0
     assert blue(empty) == blue(null) == 0
 
 
-@pytest.mark.parametrize("name", ["loggers", "progress", "timers", "report"])
+@pytest.mark.parametrize("name", ["loggers", "progress", "timers", "plots"])
 def test_imports_are_light(name):
     heavy = ["jax", "matplotlib", "tensorboardX", "rich"]
     code = f"import sys, jrl.metrics.{name}; print([m for m in {heavy} if m in sys.modules])"
@@ -126,5 +130,5 @@ def test_what_is_no_number_in_a_row_is_left_out(tmp_path):
     rows = [{"env_steps": 1, "episode/return": 2.0}, {"env_steps": 2, "episode/return": "x"}, {"env_steps": 3}]
     rows += [{"env_steps": 4, "episode/return": [1, 2]}, {"env_steps": 5, "episode/return": 3}]
     (tmp_path / "result.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    steps, values = report.read_curve(tmp_path / "result.jsonl")
+    steps, values = plots.read_curve(tmp_path / "result.jsonl")
     assert steps.tolist() == [1, 5] and values.tolist() == [2.0, 3.0]

@@ -1,13 +1,13 @@
-"""Events that come between a run and its end: signals, a request for the stacks, a step that never returns.
+"""Signals, stack dumps on request, and a watchdog for steps that never return.
 
-    with faults.signals() as interrupted, faults.stacks_on_request(), faults.Watchdog(300.0) as watchdog:
+    with watch_signals() as interrupted, enable_stack_dumps(), Watchdog(300.0) as watchdog:
         for info in steps:
             watchdog.beat("environment steps and update")
             if interrupted:
                 break
     sys.exit(interrupted.exit_status or 0)
 
-The standard library only: these are there before jax is.
+Standard library only: this module is imported before jax.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple, TextIO
 
-__all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Interrupted", "Signals", "Watchdog", "signals", "stacks_on_request"]
+__all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Interrupted", "Signals", "Watchdog", "enable_stack_dumps", "watch_signals"]
 
-_TOGETHER = 0.1  # seconds: `timeout` and some shells send one interruption twice, to the process and to its group
-_PATIENCE = 1.0  # seconds for Python to answer a second Ctrl-C, before the process is ended over its head
-_CLOSING = 10.0  # seconds for environments and processes to be closed then
+_DUPLICATE_S = 0.1  # `timeout` and some shells send one interruption twice, to the process and to its group
+_ANSWER_S = 1.0  # time for Python to answer a second Ctrl-C before the process is ended
+_CLOSE_S = 10.0  # time to close environments and processes after that answer
 SAVES = "saving after this call"
 _TWICE = "interrupted twice: ended at once, without a checkpoint of the latest steps"
 
-# where to look when an iteration does not return; for `Watchdog.beat`
+# hints for `Watchdog.beat`
 FROM_THE_HOST = (
-    "the environments are stepped from Python: the stack of the loop's thread ends in the environment's step if that "
-    "is what hangs, and in jax if it is the device"
+    "the environments are stepped from Python: if the environment hangs, the stack of the loop's thread ends in its "
+    "step; if the device hangs, it ends in jax"
 )
 IN_A_PROGRAM = (
-    "the environments are stepped inside a compiled program: the loop's thread only waits for it in jax, whether an "
-    "environment or the device hangs"
+    "the environments are stepped inside a compiled program: the loop's thread waits in jax, whether an environment or "
+    "the device hangs"
 )
 
 
@@ -46,69 +46,69 @@ IN_A_PROGRAM = (
 
 
 class Interrupted(Exception):
-    """A wait for others, who may never come, has seen that the run is to end."""
+    """A wait was given up because the run must end."""
 
 
 class Signals:
-    """Signals that have come, of SIGINT, SIGTERM and SIGHUP: false until then."""
+    """The received signals among SIGINT, SIGTERM and SIGHUP; false before the first."""
 
     def __init__(self, then: str = SAVES) -> None:
         self._then = then
-        self._said = threading.Lock()  # taken by the thread that says it
-        self.number: int | None = None  # the first that came
+        self._message_lock = threading.Lock()  # acquired by the thread that prints the message
+        self.number: int | None = None  # first received signal
         self._since = 0.0
-        self._answered = threading.Event()  # the second Ctrl-C has been raised
-        self._left = threading.Event()  # the block of `signals` has ended
+        self._answered = threading.Event()  # the second Ctrl-C was raised
+        self._left = threading.Event()  # the block of `watch_signals` ended
 
     def __bool__(self) -> bool:
         return self.number is not None
 
     @property
     def name(self) -> str | None:
-        """Returns SIGINT, SIGTERM, SIGHUP or None."""
+        """SIGINT, SIGTERM, SIGHUP or None."""
         return None if self.number is None else signal.Signals(self.number).name
 
     @property
     def exit_status(self) -> int | None:
-        """Returns 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None if none came."""
+        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None without a signal."""
         return None if self.number is None else 128 + self.number
 
-    def _say(self, number: int) -> None:
-        if self._said.acquire(blocking=False):
-            _tell(f"{signal.Signals(number).name}: {self._then}; press Ctrl-C again to stop now")
+    def _print_message(self, number: int) -> None:
+        if self._message_lock.acquire(blocking=False):
+            _write_line(f"{signal.Signals(number).name}: {self._then}; press Ctrl-C again to stop now")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.number is None:
             self.number, self._since = number, now
-            self._say(number)
-        elif number == signal.SIGINT and now - self._since > _TOGETHER:
+            self._print_message(number)
+        elif number == signal.SIGINT and now - self._since > _DUPLICATE_S:
             self._answered.set()
             raise KeyboardInterrupt
 
 
-def _tell(line: str) -> None:
-    """Writes a line to stderr from any thread, behind what a progress bar has drawn there."""
+def _write_line(line: str) -> None:
+    """Write a line to stderr from any thread, below a progress bar."""
     with contextlib.suppress(OSError):
         os.write(2, f"{chr(10) * os.isatty(2)}{line}\n".encode())
 
 
 @contextlib.contextmanager
-def signals(then: str = SAVES) -> Iterator[Signals]:
-    """Watches for SIGINT, SIGTERM and SIGHUP, so that a loop can end where its state is whole.
+def watch_signals(then: str = SAVES) -> Iterator[Signals]:
+    """Watch for SIGINT, SIGTERM and SIGHUP, so that a loop can end between two iterations.
 
     The first signal prints `then` at once, whatever the main thread does. A Ctrl-C after it raises KeyboardInterrupt
-    inside the block, which becomes one line and the exit status 130 where the block ends. Where the main thread is in a
-    call that does not come back to Python (a compilation, a program that hangs), the process ends a second later, with
-    the same line and status. Another SIGTERM or SIGHUP is ignored: schedulers repeat them. SIGHUP comes when the
-    terminal is closed; where it is ignored, as by nohup, it stays so.
+    inside the block; at the end of the block it becomes one line and exit status 130. If the main thread is in a call
+    that does not return to Python (a compilation, a program that hangs), the process ends a second later, with the same
+    line and status. Another SIGTERM or SIGHUP is ignored: schedulers repeat them. SIGHUP means that the terminal was
+    closed; if it is ignored, as by nohup, it stays ignored.
 
-    In another thread than the main one this does nothing, and what it yields stays false.
+    Outside of the main thread nothing is watched, and the yielded object stays false.
 
     Args:
-      then: what happens after the first signal, in words.
+      then: effect of the first signal, in words.
     Raises:
-      SystemExit: Ctrl-C came twice.
+      SystemExit: two Ctrl-C.
     """
     found = Signals(then)
     if threading.current_thread() is not threading.main_thread():
@@ -119,30 +119,30 @@ def signals(then: str = SAVES) -> Iterator[Signals]:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, found._handle) for number in numbers}
     try:
-        with _over_the_head_of_python(found, numbers):
+        with _watch_wakeup_pipe(found, numbers):
             yield found
-    except BaseException:  # of whatever kind: others may have made their own of the KeyboardInterrupt
+    except BaseException:  # any type: a library may have replaced the KeyboardInterrupt by its own exception
         if not found._answered.is_set():
             raise
-        before[signal.SIGINT] = signal.SIG_DFL  # a third Ctrl-C ends what Python still waits for
-        _tell(_TWICE)
+        before[signal.SIGINT] = signal.SIG_DFL  # a third Ctrl-C ends Python's own waits at exit
+        _write_line(_TWICE)
         raise SystemExit(128 + signal.SIGINT) from None
     finally:
         for s, handler in before.items():
-            signal.signal(s, handler or signal.SIG_DFL)  # None: it was not installed from Python
+            signal.signal(s, handler or signal.SIG_DFL)  # None: not installed from Python
 
 
 @contextlib.contextmanager
-def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> Iterator[None]:
-    """Tells of the first signal at once, and ends the process at a second Ctrl-C that the main thread does not answer.
+def _watch_wakeup_pipe(found: Signals, awaited: list[signal.Signals]) -> Iterator[None]:
+    """Report the first signal at once, and end the process at a second Ctrl-C that the main thread does not answer.
 
-    Python runs handlers between two of its instructions, in the main thread. The number of a signal is written to the
-    wakeup file at once, where another thread reads it.
+    Python runs handlers in the main thread, between two instructions. The signal's number is written to the wakeup file
+    at once, and another thread reads it.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    if before != -1:  # an event loop reads its own
+    if before != -1:  # an event loop uses the wakeup file
         signal.set_wakeup_fd(before)
 
     def watch() -> None:
@@ -154,13 +154,13 @@ def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> I
                     continue
                 if first is None:
                     first = now
-                    found._say(number)
+                    found._print_message(number)
                 elif (
                     number == signal.SIGINT
-                    and now - first > _TOGETHER
-                    and not (found._answered.wait(_PATIENCE) and found._left.wait(_CLOSING))
+                    and now - first > _DUPLICATE_S
+                    and not (found._answered.wait(_ANSWER_S) and found._left.wait(_CLOSE_S))
                 ):
-                    _tell(_TWICE)
+                    _write_line(_TWICE)
                     os._exit(128 + signal.SIGINT)
 
     thread = threading.Thread(target=watch, name="jrl-signals", daemon=True)
@@ -171,19 +171,19 @@ def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> I
         if before == -1:
             signal.set_wakeup_fd(-1)
         found._left.set()
-        writer.close()  # the thread reads the end
+        writer.close()  # ends the thread's loop
         thread.join()
         reader.close()
 
 
 @contextlib.contextmanager
-def stacks_on_request() -> Iterator[None]:
-    """Makes SIGUSR1 print the Python stacks of all threads to stderr; the run goes on. Does nothing on Windows.
+def enable_stack_dumps() -> Iterator[None]:
+    """Let SIGUSR1 print the Python stacks of all threads to stderr; the run continues. Does nothing on Windows.
 
-    It works while the main thread is in a call that does not return. A handler that somebody else has installed stays.
+    The dump works while the main thread is in a call that does not return. Another installed handler stays.
     """
     number = getattr(signal, "SIGUSR1", None)
-    # not sys.stderr: that of a notebook or a test is no file
+    # __stderr__: sys.stderr of a notebook or a test is not a file
     if number is None or sys.__stderr__ is None or signal.getsignal(number) != signal.SIG_DFL:
         yield
         return
@@ -191,7 +191,7 @@ def stacks_on_request() -> Iterator[None]:
     try:
         yield
     finally:
-        # another thread's run may count on it too: there it stays, for by default SIGUSR1 ends the process
+        # only in the main thread: other threads' runs may still need it, and by default SIGUSR1 ends the process
         if threading.current_thread() is threading.main_thread():
             faulthandler.unregister(number)
 
@@ -207,23 +207,23 @@ class _Beat(NamedTuple):
 
 
 class Watchdog:
-    """Reports a loop that does not come round: what it was doing, since when, and the stacks of all threads.
+    """Reports a loop that stalls: its stage, the time of the last beat, and the stacks of all threads.
 
         with Watchdog(300.0) as watchdog:
             watchdog.beat("compilation", grace=600.0)
             for info in steps:
                 watchdog.beat("environment steps and update", hint=FROM_THE_HOST)
 
-    One report per stall: the next comes after another beat. The run is left alone. Time in which the whole process was
-    stopped (Ctrl-Z) does not count. A library that hangs while it holds Python's global lock stops the watchdog as
-    well; SIGUSR1 and py-spy still work then.
+    Each stall is reported once; the run is not interrupted. Time in which the whole process was stopped (Ctrl-Z) does
+    not count. A library that hangs while it holds Python's global lock stops the watchdog, too; SIGUSR1 and py-spy
+    still work then.
 
     Args:
-      seconds: without a beat; None: never report.
-      pulse: the latest stage, with its start by `clock`, of what works between two beats, such as single environment
-        steps; called from the watchdog's thread. A change counts as a beat.
-      out: where to; None for stderr.
-      clock: seconds; for tests.
+      seconds: time without a beat; None: never report.
+      pulse: function that returns the latest stage between two beats (such as a single environment step) and its start
+        by `clock`; called from the watchdog's thread. A change counts as a beat.
+      out: stream of the report; None: stderr.
+      clock: function that returns seconds; for tests.
     """
 
     def __init__(
@@ -239,19 +239,19 @@ class Watchdog:
         self._seconds, self._pulse, self._out, self._clock = seconds, pulse, out, clock
         self._interval = min(max((seconds or 0.0) / 20, 0.02), 5.0)
         self._beat = _Beat("start", "", 0.0, clock())
-        self._seen: tuple[_Beat, tuple[str, float] | None] = (self._beat, None)
-        self._looked, self._quiet, self._told = clock(), 0.0, False
+        self._last: tuple[_Beat, tuple[str, float] | None] = (self._beat, None)
+        self._last_check, self._quiet, self._is_reported = clock(), 0.0, False
         self._loop_thread = threading.get_ident()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def beat(self, what: str, *, hint: str = "", grace: float = 0.0) -> None:
-        """Marks that the loop is alive and goes on to `what`. Costs well under a microsecond.
+        """Mark that the loop is alive and enters `what`. Costs well under a microsecond.
 
         Args:
-          what: the stage that begins, for the report.
-          hint: where to look if it does not end.
-          grace: seconds that it may take beyond `seconds`, such as for a compilation.
+          what: stage that begins, for the report.
+          hint: advice if the stage does not end.
+          grace: allowed seconds beyond `seconds`, such as for a compilation.
         """
         self._beat = _Beat(what, hint, grace, self._clock())
 
@@ -266,24 +266,24 @@ class Watchdog:
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(1.0)  # not for ever: it may be writing to a pipe that nobody reads
+            self._thread.join(1.0)  # with a limit: it may be blocked on a pipe without a reader
 
     def check(self) -> bool:
-        """Looks once: reports a stall, once, and returns whether it did. The watchdog's thread calls it regularly."""
+        """Report a stall, once; return whether it did. The watchdog's thread calls it regularly."""
         if self._seconds is None:
             return False
         now, beat, pulse = self._clock(), self._beat, self._pulse()
-        # Between two looks lies the interval, or a time in which this process was stopped.
-        passed = min(now - self._looked, 2 * self._interval)
-        self._looked = now
-        if beat is not self._seen[0] or pulse != self._seen[1]:
-            self._seen, self._quiet, self._told = (beat, pulse), 0.0, False
+        # a longer time than the interval means that the process was stopped
+        passed = min(now - self._last_check, 2 * self._interval)
+        self._last_check = now
+        if beat is not self._last[0] or pulse != self._last[1]:
+            self._last, self._quiet, self._is_reported = (beat, pulse), 0.0, False
             return False
         self._quiet += passed
-        if self._told or self._quiet < self._seconds + beat.grace:
+        if self._is_reported or self._quiet < self._seconds + beat.grace:
             return False
-        self._told = True
-        with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to end
+        self._is_reported = True
+        with contextlib.suppress(OSError, ValueError):  # a closed stderr must not end the run
             self._report(beat, pulse, now)
         return True
 
@@ -299,23 +299,23 @@ class Watchdog:
             f"no progress for {self._quiet:.0f} s, since {since}, in: {beat.what}",
             f"its latest stage: {pulse[0]}" if pulse and pulse[1] >= beat.time else "",
             beat.hint,
-            f"the run goes on waiting; the stacks again, later: {request}py-spy dump --native --pid {os.getpid()}, "
-            "which shows threads of C++ too",
-            "if this run's steps do take so long, raise run.stall_seconds",
+            f"the run continues to wait; to print the stacks again: {request}py-spy dump --native --pid {os.getpid()}, "
+            "which shows C++ threads, too",
+            "if steps of this run take so long, raise run.stall_seconds",
             f"the stacks of all threads follow; the loop's is 0x{self._loop_thread:016x}",
         ]
-        # in one piece, among the lines of other threads
+        # one write, so that lines of other threads do not mix in
         out.write("\n" + "".join(f"watchdog: {line}\n" for line in lines if line))
         out.flush()
         _dump_stacks(out)
 
 
 def _dump_stacks(out: TextIO) -> None:
-    try:  # by way of a file, for `out` may have none, such as a notebook's, or not be all that there is
+    try:  # through a file: faulthandler needs a file descriptor, which a notebook's stream lacks
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file=file, all_threads=True)
             file.seek(0)
             out.write(file.read())
-    except OSError:  # no room for it
+    except OSError:  # disk full
         faulthandler.dump_traceback(file=out, all_threads=True)
     out.flush()

@@ -1,6 +1,6 @@
-"""The memory and the processors of this machine: what is free, and whether observations of environments would fit it.
+"""Memory and processors of this machine, and a check that observations fit the memory.
 
-The standard library only: worker processes and commands ask before anything is allocated.
+Standard library only: worker processes and commands call it before anything is allocated.
 """
 
 import math
@@ -10,11 +10,14 @@ from pathlib import Path
 
 from jrl.errors import InputError
 
-SHARE = 0.9  # of the free memory: the rest is for memory that is not counted
+SHARE = 0.9  # usable share of the free memory; the rest is for allocations that are not counted
 
 
-def host_available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns how many bytes this process may still take: what the machine has free, and its control groups leave."""
+def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the bytes that this process may still allocate; None: unknown.
+
+    The machine's free memory and the control groups limit it.
+    """
     found = []
     for line in _read(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -27,49 +30,49 @@ def host_available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
             root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        # every group above has a limit, too; in a container the path may be the one outside of it
+        # parent groups have limits, too; in a container the path may be the host's
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
             group = root.joinpath(*parts[:depth])
             limit, used = (_read(group / name).strip() for name in names)
             if limit.isdigit() and used.isdigit():
-                # files in the page cache count as used, but give way
+                # the page cache counts as used, but is freed on demand
                 cache = [row.split()[1] for row in _read(group / "memory.stat").splitlines() if "inactive_file" in row]
                 found.append(int(limit) - int(used) + max(map(int, cache), default=0))
     return max(min(found), 0) if found else None
 
 
 def check_observations(id: str, shapes: Iterable[tuple[str, tuple[int, ...], int]], num_envs: int) -> None:
-    """Refuses environments whose observations would fill the memory: two for each, its own and the copy that is kept.
+    """Raise if observations would fill the memory; each environment needs two, its own and a copy.
 
     Args:
-      id: of the environment, for the error.
-      shapes: of the arrays of one observation: name, shape, bytes of a number.
-      num_envs: side by side.
+      id: environment id, for the error.
+      shapes: name, shape and item size of each array of one observation.
+      num_envs: number of environments.
     Raises:
-      InputError: they would not fit.
+      InputError: they do not fit.
     """
     arrays = {f"{name} of shape {shape}": math.prod(shape) * width for name, shape, width in shapes}
-    one, free = sum(arrays.values()), host_available()
+    one, free = sum(arrays.values()), free_bytes()
     if free is None or 2 * num_envs * one <= SHARE * free:
         return
     largest, fit = max(arrays, key=lambda name: arrays[name]), int(SHARE * free / (2 * one))
-    mend = f"make it smaller, or take fewer environments: {fit:,} would fit" if fit else "make it smaller"
+    fix = f"make it smaller, or use at most {fit:,} environments" if fit else "make it smaller"
     raise InputError(
-        f"env.id {id}: {largest} takes {words(arrays[largest])}; two observations for each environment ({num_envs:,} "
-        f"side by side) take {words(2 * num_envs * one)}, but {words(free)} are free: {mend}"
+        f"env.id {id}: {largest} takes {format_bytes(arrays[largest])}; two observations for each of {num_envs:,} "
+        f"environments take {format_bytes(2 * num_envs * one)}, but {format_bytes(free)} are free: {fix}"
     )
 
 
 def usable_cpus() -> int:
-    """Counts the processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def words(count: int) -> str:
-    """Returns a number of bytes in words.
+def format_bytes(count: int) -> str:
+    """Return a number of bytes with its unit.
 
-    >>> words(1_500_000), words(2_500_000_000)
+    >>> format_bytes(1_500_000), format_bytes(2_500_000_000)
     ('1.5 MB', '2.50 GB')
     """
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

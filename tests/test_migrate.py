@@ -11,6 +11,7 @@ from jrl.config.datasets import OutputConfig
 from jrl.config.external import ExternalConfig
 from jrl.config.sections import RunConfig
 from jrl.errors import InputError
+from jrl.fields import schema
 from jrl.fields.hyper import Gtrxl, Lstm
 from jrl.fields.schema import read_mapping
 from jrl.migrate import looks_like_rllib, migrate
@@ -18,7 +19,7 @@ from jrl.rllib import defaults, table
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures" / "rllib"
-TABLE = config.schema.parse((HERE / "migrations.yaml").read_text())
+TABLE = schema.parse((HERE / "migrations.yaml").read_text())
 FILES = TABLE["files"]
 
 # every key of the old trainer's common config, without those inside the TensorFlow session's arguments
@@ -85,7 +86,7 @@ def test_lines_of_a_tuned_example():
 
 def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
     path = tmp_path / "new.yaml"
-    path.write_text(config.schema.dump(migrate(read_mapping(FIXTURES / "cartpole-ppo.yaml")).config))
+    path.write_text(schema.dump(migrate(read_mapping(FIXTURES / "cartpole-ppo.yaml")).config))
     cfg = config.load(path)
     assert plan.batch_plan(cfg) == plan.BatchPlan(rows=1000, minibatch=125, updates=48, iterations=100)
 
@@ -344,7 +345,7 @@ def test_our_own_configs_do_not_look_like_rllib():
     files = sorted((HERE.parent / "configs").glob("*.yaml"))
     assert files
     for file in files:
-        assert not looks_like_rllib(config.schema.read_yaml(file)), file
+        assert not looks_like_rllib(schema.read_yaml(file)), file
     assert not looks_like_rllib({})
     assert not looks_like_rllib({"stop": {"env_steps": 5}})
     assert not looks_like_rllib({"env": {"id": "CartPole-v1"}, "lr": 3})

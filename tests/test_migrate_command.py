@@ -8,17 +8,18 @@ import pytest
 from jrl import config, train
 from jrl.config import __main__ as command
 from jrl.errors import InputError
+from jrl.fields import schema
 from jrl.migrate import main
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures" / "rllib"
-FILES = config.schema.parse((HERE / "migrations.yaml").read_text())["files"]
+FILES = schema.parse((HERE / "migrations.yaml").read_text())["files"]
 
 
 def test_command_writes_yaml_that_can_be_read_and_a_line_for_each_key(capsys):
     assert main([str(FIXTURES / "cartpole-ppo.yaml")]) == 0
     out, err = capsys.readouterr()
-    assert config.schema.parse(out) == FILES["cartpole-ppo.yaml"]["config"]
+    assert schema.parse(out) == FILES["cartpole-ppo.yaml"]["config"]
     assert "num_epochs: 6                         # num_sgd_iter" in out
     lines = FILES["cartpole-ppo.yaml"]["lines"]
     assert err.splitlines()[: len(lines)] == lines
@@ -28,7 +29,7 @@ def test_command_reads_json_with_what_it_lacks(capsys, tmp_path):
     path = tmp_path / "params.json"
     path.write_text(json.dumps({"num_env_runners": 6}, indent="\t"))
     assert main([str(path), "--algo", "A2C", "--env", "Pong-v5"]) == 0
-    found = config.schema.parse(capsys.readouterr().out)
+    found = schema.parse(capsys.readouterr().out)
     assert found == {
         "algo": {"name": "a2c"}, "env": {"id": "Pong-v5", "num_envs": 6}, "env_runners": {"num": 6},
     }  # fmt: skip
@@ -42,7 +43,7 @@ def test_command_drops_only_when_it_is_told_to(capsys):
     assert not out and f"error: input: {own}: remove it" in err
     assert main([name, "--algo", "IMPALA", "--drop"]) == 0
     out, err = capsys.readouterr()
-    assert config.schema.parse(out) == FILES["impala.yaml"]["config"]
+    assert schema.parse(out) == FILES["impala.yaml"]["config"]
     assert f"dropped, as was asked:\n  input: {own}\n" in err
     assert "for RLlib's set network.hidden: [256, 256]" in err
 
@@ -85,7 +86,7 @@ def test_the_flags_of_rllibs_command():
 @pytest.mark.parametrize("kind", ["yaml", "json"])
 def test_command_refuses_bad_input(capsys, tmp_path, text, expected, kind):
     if kind == "json" and text[0] not in "[{":
-        text = json.dumps(config.schema.parse(text))
+        text = json.dumps(schema.parse(text))
     path = tmp_path / f"old.{kind}"
     path.write_text(text)
     assert main([str(path)]) == 2

@@ -171,7 +171,7 @@ def test_one_rollout_may_be_learned_from_several_times():
 
 
 def test_rollouts_that_are_kept_need_shapes():
-    with pytest.raises(ValueError, match="2 rollouts are kept"):
+    with pytest.raises(ValueError, match="expected shapes of a rollout to keep 2 rollouts"):
         learner.on_policy(make_writer(2, 1))
 
 

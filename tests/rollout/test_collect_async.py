@@ -235,7 +235,7 @@ def test_nothing_is_compiled_twice_and_all_of_it_where_the_actor_lies():
 @pytest.mark.parametrize("least", [0, B + 1])
 def test_an_environment_that_would_never_answer_is_refused(least):
     env = AsyncStreams(scripts(B, seed=0), batch_size=B, least=least, delay=all_equal())
-    with pytest.raises(ValueError, match=f"least is {least}: must be in 1..{B}"):
+    with pytest.raises(ValueError, match=f"expected 1 .. {B}, the number of environments, got {least}"):
         AsyncCollector(env, act, length=T)
     with pytest.raises(InputError):
         HostCollector(_Bare(), act, length=T).foreach_env(print)

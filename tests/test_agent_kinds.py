@@ -186,10 +186,10 @@ def test_what_does_not_fit_is_refused():
     for wrong in (np.zeros(6, np.int32), both[:1], (both[0][:2], both[1]), both[::-1]):
         with pytest.raises(ValueError, match="actions"):
             env.step(state, wrong, jax.random.key(1))
-    with pytest.raises(InputError, match=r"multi_agent.group: .*those of hunter_0 and prey_0 differ"):
+    with pytest.raises(InputError, match=r"multi_agent.group: .*spaces of hunter_0 and prey_0 differ"):
         team.join_all_agents(env.spec)
     with pytest.raises(
-        InputError, match=r"MultiDefinition.action: .*each of hunter_0, prey_0, hunter_1, got those of a"
+        InputError, match=r"MultiDefinition.action: .*each of hunter_0, prey_0, hunter_1, got spaces of a"
     ):
         multi_agent_env.build(pursuit()._replace(action={"a": Discrete(2)}), 2)
 

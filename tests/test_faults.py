@@ -41,7 +41,7 @@ class Child:
     def __init__(self, code):
         preamble = "import ctypes, os, signal, sys, threading, time\n"
         preamble += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # children of nohup inherit that it is ignored
-        preamble += "from jrl.host import faults\n" + BLOCKED + LOOP
+        preamble += "from jrl.host import interruption\n" + BLOCKED + LOOP
         ready = "\nready = lambda: print('ready', flush=True)\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", preamble + ready + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -61,7 +61,7 @@ class Child:
 
 
 ENDS_CLEANLY = """
-with faults.signals() as found:
+with interruption.watch_signals() as found:
     ready()
     loop(found)
     time.sleep(0.5)  # saves
@@ -106,7 +106,7 @@ def test_an_interruption_that_is_sent_twice_at_once_is_one():
 @posix
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_the_process_at_once(first):
-    child = Child("with faults.signals() as found:\n    ready()\n    loop(())\nprint('saved')")
+    child = Child("with interruption.watch_signals() as found:\n    ready()\n    loop(())\nprint('saved')")
     child.signal(first, signal.SIGINT)
     status, out, err = child.end()
     name = signal.Signals(first).name
@@ -123,7 +123,8 @@ def test_a_second_ctrl_c_is_one_line_whatever_becomes_of_the_exception():
     )
     child = Child(
         code
-        + "with faults.signals():\n    try:\n        ready()\n        work()\n    finally:\n        print('closed')"
+        + "with interruption.watch_signals():\n    try:\n        ready()\n        work()\n"
+        + "    finally:\n        print('closed')"
     )
     child.signal(signal.SIGINT, signal.SIGINT)
     status, out, err = child.end()
@@ -132,7 +133,7 @@ def test_a_second_ctrl_c_is_one_line_whatever_becomes_of_the_exception():
 
 @posix
 def test_a_second_ctrl_c_ends_a_process_whose_main_thread_is_in_a_call():
-    child = Child("with faults.signals() as found:\n    ready()\n    blocked()\nprint('saved')")
+    child = Child("with interruption.watch_signals() as found:\n    ready()\n    blocked()\nprint('saved')")
     child.signal(signal.SIGINT)
     assert child.process.poll() is None
     told = child.process.stderr.readline()  # at once, though no handler of Python's runs in the call
@@ -191,7 +192,7 @@ def waiting():
     time.sleep(60)
 threading.Thread(target=waiting, daemon=True).start()
 time.sleep(0.1)
-with faults.signals() as found, faults.stacks_on_request():
+with interruption.watch_signals() as found, interruption.enable_stack_dumps():
     ready()
     loop(found)
 print("afterwards", flush=True)
@@ -208,7 +209,7 @@ time.sleep(60)
 
 @posix
 def test_sigusr1_works_in_a_call_that_does_not_return():
-    child = Child("with faults.stacks_on_request():\n    ready()\n    blocked()")
+    child = Child("with interruption.enable_stack_dumps():\n    ready()\n    blocked()")
     child.signal(signal.SIGUSR1)
     child.process.kill()
     assert "in blocked" in child.end()[2]
@@ -347,7 +348,8 @@ def test_its_thread_looks_by_itself_and_ends_with_the_block(capfd):
 
 def test_it_does_not_keep_a_process_alive():
     done = subprocess.run(
-        [sys.executable, "-c", "from jrl.host import faults\nfaults.Watchdog(1000.0).__enter__()"], timeout=10
+        [sys.executable, "-c", "from jrl.host import interruption\ninterruption.Watchdog(1000.0).__enter__()"],
+        timeout=10,
     )
     assert done.returncode == 0
 

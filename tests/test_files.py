@@ -17,7 +17,7 @@ import os, sys, time
 from pathlib import Path
 from jrl.fields import paths
 from jrl.host import files
-with files.held(Path(sys.argv[1])):
+with files.lock_directory(Path(sys.argv[1])):
     (ended := os.fork()) or os._exit(0)  # a forked process that ends does not release it
     os.waitpid(ended, 0)
     reader, writer = os.pipe()
@@ -119,7 +119,7 @@ def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog)
     with files.lock_directory(tmp_path):
         pass
     assert [r.getMessage() for r in caplog.records] == [
-        f"{tmp_path}: no lock: No locks available: take care that no other run writes there"
+        f"{tmp_path}: cannot be locked: No locks available: let no other run write there"
     ]
 
 

@@ -162,7 +162,7 @@ def test_a_transcript_on_a_full_disk_is_silent(tmp_path, monkeypatch):
 CLOSED = """
 import os, sys
 from jrl.host import output
-with output.recorded():
+with output.record_output():
     handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
     print("to nobody", flush=True)
     print("to nobody", file=sys.stderr, flush=True)

@@ -202,7 +202,7 @@ def test_videos_of_a_run_under_way(tmp_path):
         (
             "late_arrivals:late_arrivals",
             {},
-            "it has no picture of its own (a MultiDefinition's draw); and its agents observe",
+            "it has no picture of its own (a MultiDefinition's draw); its agents do not observe",
         ),
         (f"{__name__}:Countdown", {"draws": False}, "its own render(): render(): frame 1 is None: return a picture"),
     ],

@@ -281,9 +281,7 @@ class AsyncMethods:
         action = self._action(action, len(index))
         under_way = self._vector.busy | self._vector.ready
         if len(set(index)) < len(index) or not under_way.isdisjoint(index):
-            raise ValueError(
-                f"environments {index}: {sorted(under_way)} are under way: send one action to each idle one"
-            )
+            raise ValueError(f"environments {index}: {sorted(under_way)} are under way: send each idle one an action")
         self._vector.send(action, index)
 
     def recv(self) -> tuple[np.ndarray, StepResult]:

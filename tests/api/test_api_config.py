@@ -260,7 +260,7 @@ def test_environments_by_their_names(monkeypatch):
         assert cfg.env.id == f"{__name__}:Corridor"
     theirs = pytest.importorskip("ray.tune")
     made = PPOConfig().environment("jrl-test-corridor")
-    with pytest.raises(InputError, match="no backend has it"):
+    with pytest.raises(InputError, match="not in any backend"):
         made.validate()
     theirs.register_env("jrl-test-corridor", lambda config: Corridor())
     made.environment("jrl-test-corridor", backend="gymnasium").validate()

@@ -179,7 +179,7 @@ def test_who_is_to_move_must_not_wait():
     obs = env.reset()
     action = np.array([0, 0, 0, 0], np.int32)
     action[2 + int(obs["action_mask"][2, 9])] = 9
-    with pytest.raises(ValueError, match=r"game 1: player_\d : expected a move, got the waiting action"):
+    with pytest.raises(ValueError, match=r"game 1: player_\d: expected a move, got the waiting action"):
         env.step(action)
     env.close()
 

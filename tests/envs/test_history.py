@@ -276,7 +276,7 @@ def test_errors():
     with pytest.raises(InputError, match=r"env\.frame_stack: expected an observation with a Box, got Discrete"):
         build_history(spec, frame_stack=2)
     mask = Dict((("action_mask", Box((2,))), ("place", Discrete(2))))
-    with pytest.raises(InputError, match="has no Box"):
+    with pytest.raises(InputError, match="with a Box, got Dict"):
         build_history(spec._replace(observation=mask), frame_stack=2)
     own = Dict((("prev_reward", Box(())),))
     with pytest.raises(InputError, match=r"network\.use_prev_reward: the observation has a part prev_reward"):

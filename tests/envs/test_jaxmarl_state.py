@@ -93,5 +93,5 @@ def test_an_observation_with_a_state_of_its_own_is_refused():
         def get_obs(self, state):
             return {agent: {"state": jnp.full(1, state)} for agent in NAMES}
 
-    with pytest.raises(InputError, match=r"multi_agent.state: .*an item state of its own"):
+    with pytest.raises(InputError, match=r"multi_agent.state: .*an item state already"):
         made(Named, state=True)

@@ -317,7 +317,7 @@ def test_who_falls_stands_still_until_the_last_has_fallen():
 
 
 def test_a_task_of_one_agent_has_no_place_in_several():
-    with pytest.raises(InputError, match=r"several: .*task"):
+    with pytest.raises(InputError, match=r"copy_task: .*task"):
         copy_task(corridor(), 2)
 
 
@@ -348,8 +348,8 @@ MINE = multi_agent_cartpole(2)
         ({"id": "SwitchRiddle-v0", "options": {"num_agents": 2.5}}, "env.options.num_agents", "use 3 or more"),
         ({"id": "SimpleSpread-v0", "options": {"agents": 3}}, "env.options.agents", "num_agents"),
         ({"id": "RockPaperScissors-v0", "options": {"moves": 0}}, "env.options.moves", "use 15"),
-        ({"id": "RockPaperScissors-v0", "options": {"opponent": "me"}}, "env.options.opponent", "use one of them"),
-        ({"id": "RockPaperScissors-v0", "state": True}, "multi_agent.state:", "a view"),
+        ({"id": "RockPaperScissors-v0", "options": {"opponent": "me"}}, "env.options.opponent", "use learn"),
+        ({"id": "RockPaperScissors-v0", "state": True}, "multi_agent.state:", "global state"),
         ({"id": "Catch-v0", "backend": "jax", "state": True}, "multi_agent.state:", "leave it out"),
         ({"id": "late_arrivals:late_arrivals", "action_mask_info": "mask"}, "env.action_mask_info", "leave it out"),
     ],

@@ -84,8 +84,8 @@ def told(id, kind, **options):
 @pytest.mark.parametrize("kind", ["gymnasium", "workers", "ready_workers"])
 def test_one_warning_names_the_features_and_the_fix(kind):
     large, merged = told("Clock", kind)
-    assert large.startswith(f"env.id {NAME}:Clock: expected integers that int32 holds, got larger ones in observation")
-    assert "in observation['time'][1], observation['seconds']: the policy sees" in merged
+    assert large.startswith(f"env.id {NAME}:Clock: expected integers within int32, got larger integers in observation")
+    assert "in observation['time'][1], observation['seconds'], almost constant for" in merged
     assert "differences or scaled numbers" in large and "differences or scaled numbers" in merged
 
 
@@ -97,7 +97,7 @@ def test_coarse_steps_are_told_apart():
 @pytest.mark.parametrize("kind", ["gymnasium", "workers"])
 def test_the_agent_is_named(kind):
     (message,) = told("ClockOfOne", kind)
-    assert "in observation[0] of agent w_1: the policy sees next to a constant" in message
+    assert "in observation[0] of agent w_1, almost constant for the policy" in message
 
 
 def test_check_env_has_the_same_notes_once():

@@ -146,11 +146,11 @@ def test_a_renderer_is_tried_in_a_child(monkeypatch):
     assert render._probe("CartPole-v1", {}) == ""
     assert "render not implemented" in render._probe("FrozenLake-v1", {})
     monkeypatch.setattr(render, "_PROBE", "import os; os._exit(3)")
-    assert render._probe("HalfCheetah-v4", {}) == "it ends with status 3"
+    assert render._probe("HalfCheetah-v4", {}) == "exit status 3"
     spec = spec_of("HalfCheetah-v4", "envpool")
     monkeypatch.setitem(render._RENDERERS, "gymnasium", lambda *args: pytest.fail("EnvPool has no time limit of 9"))
     monkeypatch.setattr(render, "backends_of", lambda id: ("envpool",))
-    assert "envpool: its renderer fails here: it ends with status 3" in error("HalfCheetah-v4", spec)
+    assert "envpool: its renderer fails here: exit status 3" in error("HalfCheetah-v4", spec)
 
 
 def test_observations_of_several_parts():

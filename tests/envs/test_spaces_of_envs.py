@@ -269,7 +269,7 @@ def test_a_mask_joins_a_dict_and_may_itself_be_one():
     ("options", "name", "message"),
     [
         ({}, "legal", "legal: the infos of space_envs:Legal have no such entry, only action_mask, count"),
-        ({}, "count", "action_mask_info count: in the infos of space_envs:Legal has 1 entries.* has 3 choices"),
+        ({}, "count", "action_mask_info count: the mask in the infos of space_envs:Legal has 1 entries.* 3 choices"),
         ({"raises_at": 0}, "legal", "action_mask_info legal: space_envs:Legal cannot be reset"),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_step_without_the_mask_is_an_error_that_no_restart_mends(remote):
     env = envs.make("space_envs:Legal", num_envs=1, **settings)
     env.reset()
     env.step(np.zeros(1, np.int32))
-    message = r"environment 0 of 1, space_envs:Legal, env.action_mask_info action_mask: .* they have count"
+    message = r"environment 0 of 1, space_envs:Legal, env.action_mask_info action_mask: .*, only count"
     with pytest.raises(InputError, match=message):
         env.step(np.zeros(1, np.int32))
     env.close()

@@ -25,7 +25,7 @@ from jrl.config.plan import (
     total_steps,
 )
 from jrl.errors import counted, short
-from jrl.fields import bounds
+from jrl.fields import bounds, validation
 from jrl.fields.data import traits
 from jrl.fields.env import ASYNCHRONOUS, PROCESSES
 
@@ -55,7 +55,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
     steps = cfg.stop.get(counts_by(cfg))
     if steps is not None and steps != int(steps):
         yield (key,), f"{key}: expected a whole number, got {short(steps)}"
-    elif steps is not None and (message := bounds.fault(int(steps), bounds.Steps, key)):
+    elif steps is not None and (message := validation.fault(int(steps), bounds.Steps, key)):
         yield (key,), message
     yield from datasets.faults(cfg)
     yield from external.faults(cfg)
@@ -80,7 +80,9 @@ def faults(cfg: Any) -> Iterator[Fault]:
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
     """Yields what cannot be split over so many devices that learn, and the devices or runners that collect."""
     minibatches = passes(cfg.algo).num_minibatches
-    if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
+    if isinstance(minibatches, int) and (
+        message := validation.fault(minibatches, bounds.Count, "algo.num_minibatches")
+    ):
         yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
         return
     sizes = list(_memory_faults(cfg))

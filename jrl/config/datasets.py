@@ -1,21 +1,20 @@
 """The `data` section: data sets to learn from, in the place of environments or beside them."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import Amount, Count, Few, Name, Positive, Share, Steps, Widths, bounded
+from jrl.fields.bounds import Amount, Count, Few, Name, Positive, Share, Steps, Widths
 from jrl.fields.data import Fixed, Fresh, learns_from
+from jrl.fields.validation import section
 
 SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
 Weight = Annotated[float, Interval(ge=0, le=1)]
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class DataRewardConfig:
     """Changes to the rewards of a data set, in this order: normalize, scale, shift, clip."""
 
@@ -26,8 +25,7 @@ class DataRewardConfig:
     clip: tuple[float, float] | None = None  # [low, high]; null: none
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class OutputConfig:
     """Output of the episodes that a run collects. Each file is there whole or not at all."""
 
@@ -40,8 +38,7 @@ class OutputConfig:
     compress: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class FqeConfig:
     """Fit of the action values of the judged policy, anew for each estimate."""
 
@@ -56,8 +53,7 @@ class FqeConfig:
 Method = Literal["is", "wis", "pdis", "wpdis", "dm", "dr", "wdr"]
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class EstimateConfig:
     """Estimates of the policy's return from the data: rows estimate/*. Of the episodes held out, if there are any."""
 
@@ -72,8 +68,7 @@ class EstimateConfig:
     fqe: FqeConfig = FqeConfig()
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class DataConfig:
     """Data sets to learn from. Without environments, what counts environment steps elsewhere counts updates."""
 

@@ -1,19 +1,18 @@
 """The `external` section: episodes that clients play, and what does not go with them."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import Amount, Count, Few, NonNegative, Positive, Seconds, bounded
+from jrl.fields.bounds import Amount, Count, Few, NonNegative, Positive, Seconds
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
+from jrl.fields.validation import section
 
 _LAG = 4  # updates, of algorithms that learn from rollouts as they come, and do not correct for their age
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class ExternalConfig:
     """Episodes that clients play over HTTP (python -m jrl.serve), at most env.num_envs of them at a time."""
 

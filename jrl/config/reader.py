@@ -398,7 +398,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
             mend = _algorithm_meant(algo["name"], known_algos.names)
             known = ", ".join(known_algos.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
-    data, iterations = {**data, "algo": algo}, None
+    data, iterations = {**data, "algo": algo if cls else None}, None
     if data.pop("sweep", None) is not None:
         problems.append(Problem("sweep", "sweep: the file is of a sweep: `python -m jrl.sweep FILE`, or remove it"))
     env = data.get("env")
@@ -421,7 +421,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     answer = functools.partial(sb3_names.answer, replay=learns_from(cls) is not Fresh, sections=_SECTIONS)
     cfg = schema.build(
         RunConfig, data, problems,
-        swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"), answer=answer,
+        swap={"algo": cls} if cls else {}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"), answer=answer,
     )  # fmt: skip
     told = [p.key for p in problems]
     problems += [

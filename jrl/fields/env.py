@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive, bounded
+from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive
+from jrl.fields.validation import section
 
 ASYNCHRONOUS = ("env.batch_size", "env.batch_wait_ms")  # keys of environments that do not wait for each other
 PROCESSES = "env.remote_worker_envs"  # key of environments with a process each
@@ -18,8 +19,7 @@ SYNONYMS = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class EnvConfig:
     """The vector of environments."""
 

@@ -15,6 +15,7 @@ Texts of numbers are numbers; true is none, and "yes" is not true. Imports no ja
 import dataclasses
 import difflib
 import functools
+import inspect
 import itertools
 import math
 import sys
@@ -22,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, dataclass_transform
 
-from annotated_types import Ge, Len
+from annotated_types import Ge, Len, MaxLen
 
 from jrl.errors import InputError, short, shown
 from jrl.fields import comments
@@ -138,9 +139,12 @@ def keys_of(cls: type, swap: Swap = ()) -> Any:
         if field.init:
             hint = _strict(annotations[field.name], default_of(field))
             taken[field.name] = typing.Required[hint] if is_required(field) else hint
+    taken |= {name: typing.Required[hint] for name, hint in swap if name not in taken}
     make: Any = typing_extensions.TypedDict
     made = make(f"{cls.__module__.rpartition('.')[2]}_{cls.__qualname__}", taken, total=False)
-    made.__pydantic_config__ = ConfigDict(extra="forbid", **_LIMITS)
+    made.__pydantic_config__ = ConfigDict(
+        extra="forbid", json_schema_extra=functools.partial(_documented, cls), **_LIMITS
+    )
     return made
 
 
@@ -170,18 +174,19 @@ def _strict(hint: Any, default: Any = None, within: tuple[Any, ...] = ()) -> Any
         return _with(hint, *ranges, *infinite, WrapValidator(_number))
     if hint == Points:
         steps, value = _strict(float, within=(Ge(0),)), _strict(float, within=ranges)
-        lengths = [one for one in within if isinstance(one, Len)]
-        return _with(tuple[tuple[steps, value], ...], AfterValidator(_ordered), *lengths)  # type: ignore[valid-type]  # as they are now
+        lengths = [MaxLen(one.max_length) for one in within if isinstance(one, Len) and one.max_length]
+        return _with(tuple[tuple[steps, value], ...], *lengths, AfterValidator(_ordered), _Json(_or_line))  # type: ignore[valid-type]  # as they are now
     if _is_dataclass(hint):
         return _with(keys_of(hint), WrapValidator(functools.partial(_made, hint, default)))
     if names := choices(hint):
-        union = _either(_strict(one, default) for one in names.values())
-        named = _with(union, Field(discriminator="name"), BeforeValidator(functools.partial(_named, default)))
-        return _either([named, type(None)]) if type(None) in args else named
+        union = _with(either(_strict(one, default) for one in names.values()), Field(discriminator="name"))
+        first = [type(default) is one for one in names.values()]
+        named = _with(union, BeforeValidator(functools.partial(_named, default)), _Json(_one_named(first)))
+        return either([named, type(None)]) if type(None) in args else named
     if origin is Annotated:
         return _strict(args[0], default, args[1:])
     if is_union(hint):
-        return _either(_strict(one, default, within) for one in args)
+        return either(_strict(one, default, within) for one in args)
     if any(isinstance(one, Formerly) for one in within):
         return _with(hint, BeforeValidator(functools.partial(renamed, hint=_with(hint, *within))))
     if origin in (tuple, list, dict) and args:
@@ -195,7 +200,8 @@ def _with(hint: Any, *metadata: Any) -> Any:
     return Annotated[(hint, *metadata)]
 
 
-def _either(hints: Iterable[Any]) -> Any:
+def either(hints: Iterable[Any]) -> Any:
+    """Returns the union of annotations."""
     return typing.Union[tuple(hints)]  # noqa: UP007 - any number of types
 
 
@@ -239,6 +245,44 @@ def _named(default: Any, value: Any) -> Any:
     given = {key: one for key, one in (value or {}).items() if key != "name" or one is not None}
     name = given.get("name", getattr(default, "name", None))
     return given if name is None else {**given, "name": name.lower() if isinstance(name, str) else name}
+
+
+# ---------------------------------------------------------------- JSON Schema
+
+
+class _Json(NamedTuple):
+    """Metadata of an annotation: a change of its JSON Schema."""
+
+    change: Callable[[Any], Any]
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Any:
+        return self.change(handler(core))
+
+
+def _documented(cls: type, schema: dict[str, Any]) -> None:
+    """Adds words and defaults to the JSON Schema of a section's keys."""
+    schema["description"], said = inspect.getdoc(cls), comments.docs(cls)
+    for field in dataclasses.fields(cls):
+        about, default = schema["properties"].get(field.name, {}), field.default
+        about.pop("title", None)
+        if field.name in said:
+            about["description"] = said[field.name]
+        if default is not dataclasses.MISSING and not dataclasses.is_dataclass(default):
+            about["default"] = _as_lists(default)
+
+
+def _one_named(first: list[bool]) -> Callable[[Any], Any]:
+    """Lets only the default's class do without a `name`."""
+
+    def change(schema: Any) -> Any:
+        arms = zip(schema["oneOf"], first, strict=True)
+        return {"oneOf": [one if is_default else {**one, "required": ["name"]} for one, is_default in arms]}
+
+    return change
+
+
+def _or_line(schema: Any) -> Any:
+    return {"anyOf": [schema, {"type": "string", "pattern": "^lin_", "description": "a line to 0, such as lin_0.001"}]}
 
 
 # ---------------------------------------------------------------- the check and its words

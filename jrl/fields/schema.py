@@ -120,9 +120,7 @@ def build(
     if more := unknown[_MOST_MENDS:]:  # to look for what was meant takes milliseconds each
         problems.append(Problem(more[0], f"unknown key {shown(more[0])}, and {len(more) - 1:,} more"))
     problems += [Problem(prefix + ".".join(map(str, path)), message) for path, message in faults if message]
-    for path, _ in faults:
-        data = _without(data, path)
-    values, faults = validation.checked(cls, data, prefix, changed)
+    values, faults = validation.checked(cls, _without(data, [path for path, _ in faults]), prefix, changed)
     return None if faults else cls(**values)
 
 
@@ -132,12 +130,14 @@ def _at(data: Any, path: tuple[Any, ...]) -> Any:
     return data
 
 
-def _without(data: Any, path: tuple[Any, ...]) -> Any:
-    """Returns nested data without the value at `path`, where there is one."""
-    if not path or not isinstance(data, Mapping) or path[0] not in data:
+def _without(data: Any, paths: Iterable[tuple[Any, ...]]) -> Any:
+    """Returns nested data without the values at these paths, of which some may not be there."""
+    below: dict[Any, list[tuple[Any, ...]]] = {}
+    for first, *rest in paths:
+        below.setdefault(first, []).append(tuple(rest))
+    if not below or not isinstance(data, Mapping):
         return data
-    inner = {path[0]: _without(data[path[0]], path[1:])} if path[1:] else {}
-    return {name: value for name, value in data.items() if name != path[0]} | inner
+    return {name: _without(one, below.get(name, ())) for name, one in data.items() if () not in below.get(name, ())}
 
 
 def text(value: Any) -> str:

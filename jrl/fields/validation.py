@@ -173,9 +173,9 @@ def _strict(hint: Any, default: Any = None, within: tuple[Any, ...] = ()) -> Any
         infinite = [AllowInfNan(True)] if any(getattr(one, "le", None) == math.inf for one in ranges) else []
         return _with(hint, *ranges, *infinite, WrapValidator(_number))
     if hint == Points:
-        steps, value = _strict(float, within=(Ge(0),)), _strict(float, within=ranges)
         lengths = [MaxLen(one.max_length) for one in within if isinstance(one, Len) and one.max_length]
-        return _with(tuple[tuple[steps, value], ...], *lengths, AfterValidator(_ordered), _Json(_or_line))  # type: ignore[valid-type]  # as they are now
+        points: Any = tuple[tuple[_strict(float, within=(Ge(0),)), _strict(float, within=ranges)], ...]  # type: ignore[misc]  # made here
+        return _with(points, Field(fail_fast=True), *lengths, AfterValidator(_ordered), _Json(_or_line))
     if _is_dataclass(hint):
         return _with(keys_of(hint), WrapValidator(functools.partial(_made, hint, default)))
     if names := choices(hint):
@@ -191,6 +191,7 @@ def _strict(hint: Any, default: Any = None, within: tuple[Any, ...] = ()) -> Any
         return _with(hint, BeforeValidator(functools.partial(renamed, hint=_with(hint, *within))))
     if origin in (tuple, list, dict) and args:
         hint = origin[tuple(one if one is Ellipsis else _strict(one) for one in args)]
+        within = within if origin is dict else (Field(fail_fast=True), *within)  # the first entry at fault says enough
     if isinstance(hint, str):  # of a class inside a function
         return Any
     return _with(hint, *within) if within and hint is not type(None) else hint

@@ -25,7 +25,7 @@ from jrl import registry
 from jrl.config import metric_names, path_keys, sb3_names
 from jrl.config.checks import endless, faults
 from jrl.config.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
-from jrl.config.sections import SYNONYMS, RunConfig
+from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
 from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
@@ -376,6 +376,8 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     problems += [Problem(*one) for one in odd if not f"{one[0]}.".startswith(tuple(told))]
     if cfg is None:
         return None, problems
+    if cfg.replay is None and learns_from(cls) is not Fresh:  # what was given is at fault
+        cfg = dataclasses.replace(cfg, replay=ReplayConfig())
     cfg, of_paths = path_keys.resolved(cfg)
     problems += [Problem(*one) for one in of_paths]
     key = counts_by(cfg)

@@ -126,7 +126,7 @@ def build(
 
 def _at(data: Any, path: tuple[Any, ...]) -> Any:
     for name in path:
-        data = data[name]
+        data = data.get(name)  # None of a key that is no text, which a path has as text
     return data
 
 
@@ -134,10 +134,11 @@ def _without(data: Any, paths: Iterable[tuple[Any, ...]]) -> Any:
     """Returns nested data without the values at these paths, of which some may not be there."""
     below: dict[Any, list[tuple[Any, ...]]] = {}
     for first, *rest in paths:
-        below.setdefault(first, []).append(tuple(rest))
+        below.setdefault(str(first), []).append(tuple(rest))
     if not below or not isinstance(data, Mapping):
         return data
-    return {name: _without(one, below.get(name, ())) for name, one in data.items() if () not in below.get(name, ())}
+    of = lambda name: below.get(str(name), ())
+    return {name: _without(one, of(name)) for name, one in data.items() if () not in of(name)}
 
 
 def text(value: Any) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import EnvironmentFailed, InputError, counted
-from jrl.fields.bounds import short
+from jrl.errors import EnvironmentFailed, InputError, counted, short
 from jrl.host import command
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 
 from jrl.errors import InputError as InputError
-from jrl.fields import bounds
+from jrl.fields import bounds, validation
 from jrl.fields.data import Fixed as Fixed
 from jrl.fields.data import Fresh as Fresh
 from jrl.fields.data import Replay as Replay
@@ -37,9 +37,9 @@ def hyperparams(cls: type) -> type:
     (`jrl.fields.bounds`), and for an array or tracer in a static field. It does not check the values of arrays and
     tracers. Tree operations skip the constructor and its checks.
     """
-    cls = dataclasses.dataclass(frozen=True)(bounds.bounded(cls))
+    cls = validation.section(cls)
     hints = bounds.hints(cls)
-    is_data = lambda f: "float" in str(hints[f.name]) or getattr(f.default, "is_hyperparams", False)
+    is_data = lambda f: validation.is_traceable(hints[f.name]) or getattr(f.default, "is_hyperparams", False)
     fields = [f for f in dataclasses.fields(cls) if f.init]
     data = tuple(f.name for f in fields if is_data(f))
     static = tuple(f.name for f in fields if f.name not in data)

@@ -13,17 +13,18 @@ from jrl import algos, api
 from jrl.algos import exploration, ppo
 from jrl.config import sections
 from jrl.errors import InputError
-from jrl.fields import bounds, hyper
+from jrl.fields import bounds, hyper, validation
 from jrl.fields.bounds import Clip, Count, Few, NonNegativeSchedule, Positive, Schedule, Seconds, Unit
 
 CLASSES = {
     **{name: algos.get_config_class(name) for name in algos.names()},
     **{f"exploration.{c.__name__}": c for c in typing.get_args(exploration.Exploration)},
     **{f"core.{c.__name__}": c for c in typing.get_args(hyper.Core)},
-    **{c.__name__: c for c in vars(sections).values() if dataclasses.is_dataclass(c) and isinstance(c, type)},
+    **{c.__name__: c for name, c in vars(sections).items() if name.endswith(("Config", "Settings"))},
 }
 # any finite number has a meaning
 ANY = {"reward_scale", "v_min", "v_max", "target_entropy", "cql_target_gap", "target_return", "stop"}
+LONG = tuple((step, 1.0) for step in range(1001))
 
 
 def takes_numbers(hint):
@@ -44,10 +45,10 @@ def odd(hint):
     """Values of the right type that no field of this annotation takes."""
     if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] is Schedule:
         return [math.nan, math.inf, -1.0, ((0, 0.5), (10, -1.0))]
-    if bounds._is_union(hint):
+    if bounds.is_union(hint):
         return [x for one in typing.get_args(hint) for x in odd(one)]
     if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] in (int, float):
-        within = bounds._range(typing.get_args(hint)[1:])
+        within = bounds.range_of(typing.get_args(hint)[1:])
         low = [within.low - 1] if within.low > -math.inf else []
         return [math.nan, *low, *([within.high + 1] if within.high < math.inf else [])]
     return []
@@ -81,24 +82,32 @@ def test_a_constructor_refuses_what_is_out_of_range(cls):
         (0, Count, "k: expected a whole number of at least 1, got 0"),
         (0, Few, "k: expected a whole number in [1, 1000], got 0"),
         (0.0, Seconds, "k: expected a number in (0, 1000000000], got 0.0"),
-        ((1, 2, 0), tuple[Count, ...], "k: expected a whole number of at least 1, got 0"),
-        ((1, 0), Count | tuple[Count, Count], "k: expected a whole number of at least 1, got 0"),
-        ({"a": -1.0}, dict[str, Positive], "k: expected a number above 0, got -1.0"),
-        (((0, 1.0), (-5, 1.0)), NonNegativeSchedule, "k: expected a number of at least 0, got -5"),
-        (((0, 1.0),) * 1001, NonNegativeSchedule, "k: expected a list of at most 1000 entries, got 1,001"),
-        (True, Positive, ""),  # no number
+        ((1, 2, 0), tuple[Count, ...], "k: expected a list, each entry a whole number of at least 1, got (1, 2, 0)"),
+        ((1, 0), Count | tuple[Count, Count], "k: expected a whole number of at least 1 or a list ["),
+        (0, Count | tuple[Count, Count], "k: expected a whole number of at least 1, got 0"),
+        (((0, 1.0), (-5, 1.0)), NonNegativeSchedule, "k: expected a number of at least 0 or a schedule "),
+        (
+            tuple((step, 1.0) for step in range(1001)),
+            NonNegativeSchedule,
+            "k: expected a list of at most 1000 entries, got 1,001",
+        ),
+        (True, Positive, "k: expected a number above 0, got True"),
         (math.inf, float, "k: expected a finite number, got inf"),
         ("x" * 201, bounds.Name, "k: expected text of at most 200 characters, got "),
     ],
 )
 def test_faults_and_their_words(value, hint, message):
-    found = bounds.fault(value, hint, "k")
+    found = validation.fault(value, hint, "k")
     assert found.startswith(message) and bool(found) == bool(message)
 
 
-def test_a_default_is_always_right():
-    assert bounds.fault(math.inf, Positive, "k", math.inf) == ""
-    assert bounds.fault(2.0, Unit, "k", 0.5) == "k: expected a number in [0, 1], got 2.0: its default is 0.5"
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_defaults_are_right_and_are_offered(cls):
+    found = bounds.hints(cls)
+    for field in dataclasses.fields(cls):
+        if not validation.is_required(field) and validation.section_class(found[field.name]) is None:
+            assert validation.fault(validation.default_of(field), found[field.name], field.name) == ""
+    assert validation.fault(2.0, Unit, "k", 0.5) == "k: expected a number in [0, 1], got 2.0: its default is 0.5"
 
 
 def test_arrays_and_tracers_are_not_looked_at():

@@ -273,7 +273,7 @@ def test_all_errors_at_once_of_keys_types_and_checks():
     found = errors(algo={"learning_rate": 1, "gamma": 2}, env={"num_envs": "many"}, run={"seed": -1})
     assert found == [
         "unknown key algo.learning_rate: did you mean algo.lr?",
-        "algo.gamma: expected a number in [0, 1], got 2.0: its default is 0.99",
+        "algo.gamma: expected a number in [0, 1], got 2: its default is 0.99",
         "env.num_envs: expected a whole number in [1, 16777216], got 'many'",
         "run.seed: expected a whole number of at least 0, got -1: its default is 0",
     ]

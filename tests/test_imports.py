@@ -60,7 +60,7 @@ ARROWS = {
     "__main__": {"errors", "host"},  # and the module of the command that was typed
     "config.__main__": {"config", "errors", "fields", "host"},
     "train": {"config", "config.__main__", "errors", "fields", "host", "run", "run.store"},
-    "evaluate": {"errors", "fields", "host"},
+    "evaluate": {"errors", "host"},
     "record": {"errors", "fields", "host"},
     "plot": {"errors", "fields", "host", "metrics", "report"},
     "report.__main__": {"errors", "fields", "host", "report"},
@@ -91,7 +91,7 @@ LAZY_ARROWS = {
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
 STDLIB_ONLY = {"errors", "__main__"}
 THIRD_PARTY = {
-    "fields": {"annotated_types", "pydantic", "yaml"},
+    "fields": {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "yaml"},
     "ops": {"jax", "flax"},  # flax.struct makes a pytree of a dataclass
     "types": {"jax", "flax", "numpy"},
     "gym": {"numpy", "gymnasium", "pettingzoo"},  # what worker processes import

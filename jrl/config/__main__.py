@@ -1,13 +1,16 @@
-"""python -m jrl.config list | show | validate | migrate: the configs of runs, without running them."""
+"""python -m jrl.config list | show | validate | migrate | schema: the configs of runs, without running them."""
 
+import json
 import sys
 from collections.abc import Sequence
 
 from jrl import config
 from jrl.config import multi_agent, plan
 from jrl.config.argument import given
+from jrl.config.json_schema import json_schema
 from jrl.errors import InputError
 from jrl.fields import shipped
+from jrl.fields.paths import resolve, written
 from jrl.host import command
 
 
@@ -20,10 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return migrate.main(argv[1:])
     parser = command.parser(
         "config",
-        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (see migrate "
-        "--help).",
+        "List the configs that come with jrl, show or validate one or your own, migrate RLlib's (see migrate --help), "
+        "or print the JSON Schema of all keys, by which editors complete and check them.",
     )
-    parser.add_argument("command", choices=("list", "show", "validate", "migrate"))
+    parser.add_argument("command", choices=("list", "show", "validate", "migrate", "schema"))
     parser.add_argument("config", nargs="?", help="YAML file, or a name of `list`; without it: the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
     parser.add_argument("--stop", action="append", default=[], metavar="metric=v")
@@ -35,13 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="with show: the networks' parameters instead, which needs one environment",
     )
+    parser.add_argument("--out", metavar="FILE", help="with schema: write it there")
     args = parser.parse_args(argv)
+    if args.out and args.command != "schema":
+        parser.error(f"--out goes with schema, not with {args.command}")
     if args.network and args.command != "show":
         parser.error(f"--network goes with show, not with {args.command}")
     if args.command == "list":
         print(*shipped.lines(), sep="\n")
         return 0
     try:
+        if args.command == "schema":
+            text = json.dumps(json_schema(), indent=1, allow_nan=False)
+            if args.out is None:
+                print(text)
+                return 0
+            with written(resolve(args.out, "--out", "new file"), "--out") as part:
+                part.write_text(text + "\n", encoding="utf-8")
+            return 0
         flags = {"--algo": args.algo, "--env": args.env}
         tell = lambda line: print(line, file=sys.stderr)
         data = given(args.config, algo=args.algo, env=args.env, drop=args.drop, tell=tell)

@@ -1,16 +1,18 @@
-"""Combinations of keys of a RunConfig that do not fit together, each with its mend.
+"""The table of refused combinations: keys of a RunConfig that do not fit together, each with its mend.
 
-Reads the config by its attributes only.
+A new refusal is one more row: the keys that it reads, when it refuses, and what the user is to do. Reads the config by
+its attributes only.
 """
 
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jrl.config import datasets, external
+from jrl.config import datasets
+from jrl.config.datasets import SAMPLER, shares
 from jrl.config.plan import (
     columns,
     counted_columns,
@@ -25,9 +27,11 @@ from jrl.config.plan import (
     total_steps,
 )
 from jrl.errors import counted, short
-from jrl.fields import bounds
-from jrl.fields.data import traits
+from jrl.fields import bounds, validation
+from jrl.fields import env as environments
+from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.env import ASYNCHRONOUS, PROCESSES
+from jrl.fields.refusals import Row, refused
 
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
@@ -51,160 +55,28 @@ _METRICS = (
 
 def faults(cfg: Any) -> Iterator[Fault]:
     """Yields every combination of values that cannot be run, with its mend."""
-    key = f"stop.{counts_by(cfg)}"
-    steps = cfg.stop.get(counts_by(cfg))
-    if steps is not None and steps != int(steps):
-        yield (key,), f"{key}: expected a whole number, got {short(steps)}"
-    elif steps is not None and (message := bounds.fault(int(steps), bounds.Steps, key)):
-        yield (key,), message
-    yield from datasets.faults(cfg)
-    yield from external.faults(cfg)
-    own = getattr(cfg.algo, "validate", None)
-    for message in own() if callable(own) else ():
-        yield ("algo",), f"algo: {message}"
-    if cfg.checkpoint.exact and cfg.checkpoint.every is None:
-        yield (
-            ("checkpoint.exact",),
-            "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
-            f"set it, e.g. checkpoint.every={_tenth(cfg)}",
-        )
-    yield from _network_faults(cfg)
-    yield from _episode_faults(cfg)
-    yield from _runtime_faults(cfg.runtime)
-    yield from _evaluation_faults(cfg)
-    yield from _collection_faults(cfg)
-    yield from _device_faults(cfg.devices)
+    yield from refused(TABLE, cfg)
     yield from split_faults(cfg, num_learners(cfg) or 1)
 
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
     """Yields what cannot be split over so many devices that learn, and the devices or runners that collect."""
-    minibatches = passes(cfg.algo).num_minibatches
-    if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
-        yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
-        return
-    sizes = list(_memory_faults(cfg))
-    yield from sizes
-    if sizes:
-        return
-    yield from _batch_faults(cfg, learners)
-    if cfg.replay is not None:
-        yield from _replay_faults(cfg, learners)
-
-
-_MOST_BYTES = 2**40  # 1 TiB: what is smaller is measured once the spaces of the environments are known
-_ROW_BYTES = 16  # of a row without its observation
-_PROCESS_BYTES = 50e6  # of an environment in a process of its own
-
-
-def _memory_faults(cfg: Any) -> Iterator[Fault]:
-    """Yields the parts of a run that need more memory than any machine has, by a lower bound from the config alone."""
-    core, replay, envs = cfg.network.core, cfg.replay, columns(cfg)
-    carry = getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
-    needed: dict[tuple[str, ...], float] = {
-        ("network.hidden", "network.head_hidden", "network.core"): 16 * num_parameters(cfg),
-        ("network.core", "env.num_envs"): 4 * envs * carry,
-        ("rollout.length", "env.num_envs", "algo.circular_buffer_num_batches"): (
-            _ROW_BYTES * envs * rollout_length(cfg) * passes(cfg.algo).circular_buffer_num_batches
-        ),
-    }
-    if cfg.env.num_processes:
-        needed["env.num_envs", PROCESSES] = _PROCESS_BYTES * cfg.env.num_processes
-    if replay is not None:
-        steps = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
-        steps = max(steps, sequence_length(cfg) + replay.burn_in if cfg.network.recurrent else 1)
-        needed["replay.batch_size", "replay.n_step", "network.max_seq_len"] = _ROW_BYTES * replay.batch_size * steps
-    for keys, size in needed.items():
-        if size > _MOST_BYTES:
-            others = " or ".join(keys[1:])
-            yield keys, f"{keys[0]}: needs {size / 2**40:,.1f} TiB of memory or more: lower it, or {others}"
-
-
-def _network_faults(cfg: Any) -> Iterator[Fault]:
-    network, length = cfg.network, rollout_length(cfg)
-    if network.encoders and network.flatten:
-        yield (
-            ("network.encoders", "network.flatten"),
-            "network.flatten puts all of an observation into one vector, without encoders: leave one of them out",
-        )
-    if network.value_inputs or network.critic_layer_norm or network.critic_hidden is not None:
-        from jrl import algos
-
-        asked = "network.value_inputs", "network.critic_layer_norm", "network.critic_hidden"
-        for message in algos.critic_faults(cfg.algo, network):
-            yield (*asked, "network.shared", "algo.name"), message
-    if network.max_seq_len is not None and not network.recurrent:
-        yield (
-            ("network.max_seq_len", "network.core.name"),
-            "network.max_seq_len: without memory nothing is learned from sequences: set network.core.name to lstm, "
-            "gru, gtrxl or lru, or leave this out",
-        )
-    limit = sequence_length(cfg)
-    cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
-    if cut and length % limit and not traits(cfg.algo).whole_sequences:
-        near = max(n for n in divisors(length) if n <= limit)
-        yield (
-            ("network.max_seq_len", "rollout.length"),
-            f"network.max_seq_len {limit} does not divide rollout.length {length}: use {near}, or rollout.length "
-            f"{-(-length // limit) * limit}",
-        )
-
-
-def _device_faults(devices: Any) -> Iterator[Fault]:
-    for name in ("learners", "actors"):
-        key, indices = f"devices.{name}", getattr(devices, name)
-        if indices is None:
-            continue
-        if not indices:
-            yield (key,), f"{key}: expected at least one index, such as [0], or null"
-        elif min(indices) < 0 or len(set(indices)) < len(indices):
-            yield (key,), f"{key}: expected different indices from 0, got {short(list(indices))}"
-        elif devices.fake is not None and max(indices) >= devices.fake:
-            yield (key, "devices.fake"), f"{key}: {max(indices)} is not among the {devices.fake} of devices.fake"
-
-
-def _collection_faults(cfg: Any) -> Iterator[Fault]:
-    runners, rollout = cfg.env_runners, cfg.rollout
-    if rollout.mode == "sync" and rollout.max_policy_lag is not None:
-        yield (
-            ("rollout.max_policy_lag", "rollout.mode"),
-            "rollout.max_policy_lag: without rollout.mode async no policy lags: set that, or leave this out",
-        )
-    if runners.ignore_env_runner_failures and runners.recreate_failed_env_runners:
-        yield (
-            ("env_runners.ignore_env_runner_failures", "env_runners.recreate_failed_env_runners"),
-            "env_runners: ignore_env_runner_failures goes on without a runner, recreate_failed_env_runners starts "
-            "another: choose one of them",
-        )
-    if runners.num and cfg.devices.actors is not None:
-        yield (
-            ("devices.actors", "env_runners.num"),
-            "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0",
-        )
-    if cfg.checkpoint.exact and (runners.num or not cfg.env.waits):
-        keys = ("checkpoint.exact", "env_runners.num", *ASYNCHRONOUS)
-        who = "env_runners" if runners.num else "environments that do not wait for each other"
-        yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
-    if cfg.checkpoint.exact and cfg.evaluation.parallel and evaluates(cfg):
-        yield (
-            ("checkpoint.exact", "evaluation.parallel"),
-            "checkpoint.exact: an evaluation beside training (evaluation.parallel) that is under way is not in a "
-            "checkpoint: turn one of them off",
-        )
+    if found := list(refused(SIZES, cfg)):
+        yield from found  # sums of such sizes say nothing
+    else:
+        yield from refused(SPLITS, cfg, learners)
 
 
 def endless(cfg: Any) -> Iterator[Fault]:
     """Yields what is missing for a command, which has to end, and to evaluate, by itself."""
-    if total_steps(cfg) is None:
-        key = counts_by(cfg)
-        near = difflib.get_close_matches(key, cfg.stop, 1)
-        mend = f"rename stop.{near[0]}" if near else f"set it, e.g. stop.{key}=1000000"
-        yield (f"stop.{key}", "stop"), f"stop.{key} is missing: every run needs an end: {mend}"
-    yield from _metric_faults(cfg)
-    if cfg.evaluation.record > 0 and not evaluates(cfg):
-        mend = f"set them, e.g. evaluation.every={_tenth(cfg)}"
-        message = f"evaluation.record: expected evaluations to record, got none: {mend}"
-        yield ("evaluation.record", "evaluation.every", "evaluation.interval"), message
+    yield from refused(COMMANDS, cfg)
+    for key, name in (
+        {f"stop.{n}": n for n in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
+    ).items():
+        # without evaluations there is no best checkpoint, which is no fault
+        if name is not None and (fault := metric_fault(cfg, key, name, evaluated=key.startswith("stop."))):
+            more = ("evaluation.every", "evaluation.interval") if name.startswith("evaluation/") else ()
+            yield (key, *more), fault
 
 
 def evaluates(cfg: Any) -> bool:
@@ -214,15 +86,6 @@ def evaluates(cfg: Any) -> bool:
 
 def _tenth(cfg: Any) -> int:
     return max(1, int(cfg.stop.get(counts_by(cfg)) or 0) // 10)
-
-
-def _metric_faults(cfg: Any) -> Iterator[Fault]:
-    named = {f"stop.{name}": name for name in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
-    for key, name in named.items():
-        # without evaluations there is no best checkpoint, which is no fault
-        if name is not None and (fault := metric_fault(cfg, key, name, evaluated=key.startswith("stop."))):
-            more = ("evaluation.every", "evaluation.interval") if name.startswith("evaluation/") else ()
-            yield (key, *more), fault
 
 
 def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> str:
@@ -254,194 +117,616 @@ def missing_metric(key: str, name: str, rows: Sequence[str]) -> str:
     return f"{key}: expected a key of the result rows, got {short(name)}, which they do not have: {mend}"
 
 
-def _episode_faults(cfg: Any) -> Iterator[Fault]:
-    env, rollout = cfg.env, cfg.rollout
-    yield from env.faults()
-    if rollout.batch_mode == "complete_episodes" and not env.waits:
-        yield (
-            ("rollout.batch_mode", *ASYNCHRONOUS),
-            "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: "
-            f"leave {' and '.join(ASYNCHRONOUS)} out",
-        )
+def _value(cfg: Any, key: str) -> Any:
+    for name in key.split("."):
+        cfg = None if cfg is None else getattr(cfg, name)
+    return cfg
 
 
-def _runtime_faults(runtime: Any) -> Iterator[Fault]:
-    for flag in (runtime.xla_flags or "").split():
-        if not flag.startswith("--"):  # XLA would end the process
-            yield (
-                ("runtime.xla_flags",),
-                f"runtime.xla_flags: expected --name=value, separated by spaces, got {short(flag)}",
-            )
-    for name in runtime.env:
+# of a key that is not set, or whose choice asks for nothing
+_UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "truncate_episodes", "independent")
+
+
+def _left_out(given: str, when: Callable[[Any], Any], reasons: Mapping[str, str], words: str) -> list[Row]:
+    """Returns a row for each key that has to be left out.
+
+    Args:
+      given: the key that all rows read beside.
+      when: config -> whether that is given.
+      reasons: key -> why it has to be left out.
+      words: with {key}, {why} and {name}, the algorithm's.
+    """
+
+    def row(key: str, why: str) -> Row:
+        is_set = lambda c: when(c) and _value(c, key) not in _UNSET
+        return Row(f"{given} {key}", lambda c: is_set(c) and words.format(key=key, why=why, name=_name(c)))
+
+    return [row(key, why) for key, why in reasons.items()]
+
+
+def _name(cfg: Any) -> str:
+    return type(cfg.algo).__module__.rpartition(".")[2]
+
+
+# ---------------------------------------------------------------- data sets
+
+
+def _input_fault(cfg: Any) -> str:
+    """Returns why `data.input` itself cannot be; "" where it can, or is not given."""
+    kind, given, found = learns_from(cfg.algo), cfg.data.input, shares(cfg)
+    if kind is Fixed and (given is None or SAMPLER in found):
+        mend = "set it, e.g. data.input=runs/data/cartpole-expert" if given is None else f"leave {SAMPLER} out"
+        return f"data.input: {_name(cfg)} learns from a data set alone: {mend}"
+    if given is not None and (not found or not all(found)):
+        return "data.input names nothing: give a path, a list of paths, or {path: share}"
+    if set(found) == {SAMPLER}:
+        return f"data.input: {SAMPLER} alone is a run without data: leave data.input out"
+    if given is not None and kind is Fresh:
+        mend = "use bc, marwil, iql, or sac, td3 or dqn with their flags for data sets"
+        return f"data.input: {_name(cfg)} learns from its own rollouts: {mend}"
+    return ""
+
+
+def _has_data(cfg: Any) -> bool:
+    return cfg.data.input is not None and not _input_fault(cfg)
+
+
+def _has_data_alone(cfg: Any) -> bool:
+    return _has_data(cfg) and SAMPLER not in shares(cfg)
+
+
+def _is_mixed(cfg: Any) -> bool:
+    return _has_data(cfg) and SAMPLER in shares(cfg)
+
+
+def _acts_nowhere(cfg: Any) -> bool:
+    return not cfg.env.id and cfg.external is None
+
+
+_OF_DATA_ALONE = f"data.{{}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{}}"
+# fmt: off
+_DATA = (
+    Row("data.input algo.name", _input_fault),
+    Row("data.estimate data.input", lambda c: c.data.estimate and (c.data.input is None or SAMPLER in shares(c)),
+        "data.estimate: it is for runs that learn from data.input alone"),
+    Row("data.estimate.methods", lambda c: c.data.estimate and not c.data.estimate.methods,
+        "data.estimate.methods names nothing: leave data.estimate out"),
+    Row("data.estimate algo.top_fraction",
+        lambda c: c.data.estimate and (getattr(c.algo, "top_fraction", None) or 1.0) < 1.0,
+        "data.estimate: episodes that were chosen by their returns say nothing of another policy: leave "
+        "algo.top_fraction or data.estimate out"),
+    Row("data.where data.input", lambda c: c.data.where and c.data.input is None and not _input_fault(c),
+        "data.where: it chooses among the episodes of data.input: set that, too"),
+    Row("env.id data.input", lambda c: c.data.input is None and not _input_fault(c) and _acts_nowhere(c),
+        "env.id is missing: expected the name of an environment, such as CartPole-v1"),
+    Row("env.id data.input", lambda c: _is_mixed(c) and _acts_nowhere(c),
+        f"env.id is missing: data.input names {SAMPLER}, which acts in environments"),
+    Row("replay.prioritized algo.name", lambda c: (
+            learns_from(c.algo) is Fixed
+            and _has_data(c)
+            and c.replay.prioritized
+            and f"replay.prioritized: {_name(c)} gives no priorities, it draws all rows alike: leave it out"
+        )),
+    Row("data.input multi_agent", lambda c: (
+            _has_data(c)
+            and c.multi_agent
+            and f"data.input: {_name(c)} learns from a data set, which teaches one policy: leave multi_agent out"
+        )),
+    Row("data.input replay.batch_size", lambda c: _is_mixed(c) and len(shares(c)) > c.replay.batch_size,
+        "data.input: more inputs than rows of a batch: raise it"),
+    Row("data.validation data.input", lambda c: _is_mixed(c) and c.data.validation > 0,
+        _OF_DATA_ALONE.format("validation", "leave it out, and judge by evaluation.every")),
+    Row("data.validation_batches data.input",
+        lambda c: _is_mixed(c) and c.data.validation_batches != datasets.DataConfig().validation_batches,
+        _OF_DATA_ALONE.format("validation_batches", "leave it out")),
+    Row("data.updates_per_iteration data.input", lambda c: _is_mixed(c) and c.data.updates_per_iteration is not None,
+        _OF_DATA_ALONE.format(
+            "updates_per_iteration", "use replay.updates_per_step, the updates for each environment step"
+        )),
+    Row("data.placement data.input", lambda c: _is_mixed(c) and c.data.placement == "host",
+        _OF_DATA_ALONE.format("placement", "the data lie beside replay, on the devices: leave it out")),
+    *_left_out(
+        "data.input",
+        _has_data_alone,
+        {
+            **dict.fromkeys(
+                ("env_runners.num", "rollout.mode", "rollout.fake", "rollout.batch_mode"), "nobody collects"
+            ),
+            "devices.actors": "nobody acts",
+            "data.output": "nobody collects",
+            "custom.transforms": "there are no rollouts: use custom.batch",
+            "custom.reward": "there are no rollouts: use data.reward",
+            "custom.training_step": "an iteration is an update",
+            "custom.env_task": "there are no environments",
+            "external": "nobody plays",
+        },
+        "{key}: {name} learns from data.input alone, and {why}: leave it out",
+    ),
+    Row("algo.normalize_reward data.input",
+        lambda c: _has_data_alone(c) and getattr(c.algo, "normalize_reward", False),
+        "algo.normalize_reward: its statistics are of rewards as environments give them, and the run learns from "
+        "data.input alone: use data.reward.normalize"),
+    Row("stop data.input", lambda c: (
+            _has_data_alone(c)
+            and [
+                f"stop.{stop}: a criterion is met by a value of at least that much, and a loss falls: leave it out; "
+                f"checkpoint.keep_best_by={stop} with checkpoint.keep_best=min keeps the best weights"
+                for stop in c.stop
+                if stop.startswith("validation/loss")
+            ]
+        )),
+    Row("env.id evaluation.every evaluation.interval", lambda c: (
+            _has_data_alone(c)
+            and evaluates(c)
+            and not datasets.plays(c)
+            and not (c.data.estimate and c.data.estimate.every is None)
+        ),
+        "env.id is missing: evaluations are played in an environment: set it, or leave evaluation.every and "
+        "evaluation.interval out, or estimate the policy by its data, data.estimate={}"),
+    Row("data.placement replay.prioritized",
+        lambda c: _has_data_alone(c) and c.data.placement == "host" and c.replay.prioritized,
+        "data.placement host: batches are drawn ahead, before the priorities of those under way are known: use "
+        "device, or leave replay.prioritized out"),
+)
+# fmt: on
+
+
+# ---------------------------------------------------------------- clients that play
+
+
+def _own_spaces(cfg: Any) -> list[str]:
+    """Returns the keys of spaces that `external` itself gives."""
+    given = cfg.external
+    return [key for key in ("observation", "action") if given is not None and getattr(given, key) is not None]
+
+
+def _external(test: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a test of a config that is asked only where clients play."""
+    return lambda c: c.external is not None and test(c)
+
+
+_SENT = "clients send what the policy sees"
+_TURNS = "clients play each agent by its own turns, so that rows of a game's agents do not stand side by side"
+_PLAYED = "clients play the episodes"
+_WITH_EXTERNAL = "{key}: with external {why}: leave it out"
+_several = _external(lambda c: c.multi_agent is not None or c.external.agents is not None)
+SEVERAL_CLIENTS = tuple(
+    _left_out(
+        "external",
+        _several,
+        {
+            "multi_agent.self_play": _TURNS,
+            "multi_agent.group": _TURNS,
+            "multi_agent.replay_mode": _TURNS,
+            "multi_agent.state": _SENT,
+            "multi_agent.observation_fn": _SENT,
+            "multi_agent.agent_id": _SENT,
+        },
+        _WITH_EXTERNAL,
+    )
+)
+# fmt: off
+_EXTERNAL_ROWS = (
+    Row("external algo.name", lambda c: (
+            traits(c.algo).uncorrected
+            and f"external: {_name(c)} takes each step for its own policy's, and clients go on while weights change: "
+            "use ppo, appo or impala, or one that learns from replay"
+        )),
+    Row("external algo.name", lambda c: (
+            learns_from(type(c.algo)) is Fixed
+            and f"external: {_name(c)} learns from a data set alone: use an algorithm that collects"
+        )),
+    Row("external.spaces external.observation external.action", lambda c: (
+            c.external.spaces is not None
+            and [
+                f"external.spaces names a run that has spaces: leave out external.{key}, or external.spaces"
+                for key in _own_spaces(c)[:1]
+            ]
+        )),
+    Row("external.observation external.action", lambda c: c.external.spaces is None and len(_own_spaces(c)) == 1,
+        "external: observation and action are given together: give the other, or name env.id"),
+    Row("external.observation external.action env.id",
+        lambda c: c.external.spaces is None and not _own_spaces(c) and not c.env.id,
+        "external.observation is missing: say what clients observe and choose, e.g. external.observation={box: [4]} "
+        "and external.action={discrete: 2}, or name an environment with these spaces as env.id, or a run as "
+        "external.spaces"),
+    Row("env.id evaluation.every evaluation.interval",
+        lambda c: (c.external.spaces or _own_spaces(c)) and not c.env.id and evaluates(c),
+        "evaluation: without env.id there is no environment to play in: leave evaluation.every and evaluation.interval "
+        "out"),
+    Row("external.agents external.observation",
+        lambda c: c.external.agents is not None and c.external.observation is None,
+        "external.agents: say what they see and do in external.observation and external.action, or leave it out: "
+        "env.id and external.spaces know their agents"),
+    Row("external.agents", lambda c: (
+            c.external.agents is not None
+            and not 1 < len(c.external.agents) == len(set(c.external.agents))
+            and f"external.agents: expected two different names or more, got {list(c.external.agents)}: leave it out "
+            "where an episode has one agent"
+        )),
+    Row("external.agents evaluation.every evaluation.interval",
+        lambda c: c.external.agents is not None and evaluates(c),
+        "evaluation: external.agents names agents that env.id does not have: leave evaluation.every and "
+        "evaluation.interval out, or take the agents of env.id, without external.agents, observation and action"),
+    Row("external.agents multi_agent.agents", lambda c: (
+            c.external.agents is not None
+            and _value(c, "multi_agent.agents") not in (None, c.external.agents)
+            and f"multi_agent.agents: external.agents has {', '.join(c.external.agents)}: leave multi_agent.agents out"
+        )),
+    Row("external.private_key external.certificate",
+        lambda c: c.external.private_key is not None and c.external.certificate is None,
+        "external.private_key: there is no certificate that it belongs to: set external.certificate"),
+    Row("external env.frame_stack", lambda c: c.env.frame_stack != 1,
+        _WITH_EXTERNAL.format(key="env.frame_stack", why="clients send what the policy sees: let them stack frames")),
+)
+# fmt: on
+_EXTERNAL = (
+    *(row._replace(refuses=_external(row.refuses)) for row in _EXTERNAL_ROWS),
+    *SEVERAL_CLIENTS,
+    *_left_out(
+        "external",
+        lambda c: c.external is not None,
+        {
+            "env_runners.num": _PLAYED,
+            "rollout.mode": "clients are answered while it learns in any case",
+            "rollout.batch_mode": "the length of episodes is not known",
+            "rollout.collector": _PLAYED,
+            "rollout.fake": _PLAYED,
+            "env.horizon": "clients end their episodes",
+            "env.batch_size": "external.max_wait_ms groups requests instead",
+            PROCESSES: _PLAYED,
+            "env.action_mask_info": "clients send masks as action_mask of the observation",
+            "network.use_prev_action": _SENT,
+            "network.use_prev_reward": _SENT,
+            "checkpoint.exact": "clients never do the same twice",
+            "custom.env_task": "there are no environments here",
+            "devices.actors": "actions are chosen on the device that learns",
+        },
+        _WITH_EXTERNAL,
+    ),
+)
+
+
+# ---------------------------------------------------------------- the other sections
+
+
+def _budget_fault(cfg: Any) -> str:
+    key = f"stop.{counts_by(cfg)}"
+    steps = cfg.stop.get(counts_by(cfg))
+    if steps is not None and steps != int(steps):
+        return f"{key}: expected a whole number, got {short(steps)}"
+    return "" if steps is None else validation.fault(int(steps), bounds.Steps, key)
+
+
+def _critic_faults(cfg: Any) -> list[str]:
+    network = cfg.network
+    if not (network.value_inputs or network.critic_layer_norm or network.critic_hidden is not None):
+        return []
+    from jrl import algos
+
+    return algos.critic_faults(cfg.algo, network)
+
+
+def _sequence_length_fault(cfg: Any) -> str:
+    length, limit = rollout_length(cfg), sequence_length(cfg)
+    cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
+    if not cut or length % limit == 0 or traits(cfg.algo).whole_sequences:
+        return ""
+    near = max(n for n in divisors(length) if n <= limit)
+    more = -(-length // limit) * limit
+    return f"network.max_seq_len {limit} does not divide rollout.length {length}: use {near}, or rollout.length {more}"
+
+
+def _device_fault(name: str) -> Callable[[Any], str]:
+    def fault(cfg: Any) -> str:
+        key, indices, fake = f"devices.{name}", getattr(cfg.devices, name), cfg.devices.fake
+        if indices is None:
+            return ""
+        if not indices:
+            return f"{key}: expected at least one index, such as [0], or null"
+        if len(set(indices)) < len(indices):
+            return f"{key}: expected different indices from 0, got {short(list(indices))}"
+        if fake is not None and max(indices) >= fake:
+            return f"{key}: {max(indices)} is not among the {fake} of devices.fake"
+        return ""
+
+    return fault
+
+
+def _variable_faults(cfg: Any) -> Iterator[str]:
+    for name in cfg.runtime.env:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            yield ("runtime.env",), f"runtime.env: {short(name)} is no name of an environment variable"
+            yield f"runtime.env: {short(name)} is no name of an environment variable"
         elif name.startswith("JAX_"):
-            yield (
-                ("runtime.env",),
-                f"runtime.env: {name[:80]} is read when jax is imported, before any config is: set it before the "
-                "command",
-            )
+            mend = "set it before the command"
+            yield f"runtime.env: {name[:80]} is read when jax is imported, before any config is: {mend}"
 
 
-def _evaluation_faults(cfg: Any) -> Iterator[Fault]:
-    found = cfg.evaluation
-    if found.every is not None and found.interval is not None:
-        yield (
-            ("evaluation.every", "evaluation.interval"),
-            "evaluation: every counts environment steps, interval result rows: choose one of them",
-        )
-    if found.duration == "auto" and not found.parallel:
-        yield (
-            ("evaluation.duration", "evaluation.parallel"),
-            "evaluation.duration auto lasts as long as the training beside it: set evaluation.parallel, or a number",
-        )
-    counted = found.unit == "episodes" and isinstance(found.duration, int)
-    if counted and found.num_envs is not None and found.num_envs > found.duration:
-        yield (
-            ("evaluation.num_envs", "evaluation.duration"),
-            f"evaluation.num_envs {found.num_envs}: {found.duration} episodes need no more than so many environments: "
-            "lower it",
-        )
+# fmt: off
+_UNEVEN = "environments that do not wait for each other"
+TABLE = (
+    Row("stop.env_steps stop.updates data.input", _budget_fault),
+    *_DATA,
+    *_EXTERNAL,
+    Row("algo", lambda c: callable(own := getattr(c.algo, "validate", None)) and [f"algo: {one}" for one in own()]),
+    Row("checkpoint.exact", lambda c: (
+            c.checkpoint.exact
+            and c.checkpoint.every is None
+            and "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
+            f"set it, e.g. checkpoint.every={_tenth(c)}"
+        )),
+    Row("network.encoders network.flatten", lambda c: c.network.encoders and c.network.flatten,
+        "network.flatten puts all of an observation into one vector, without encoders: leave one of them out"),
+    Row("network.value_inputs network.critic_layer_norm network.critic_hidden network.shared algo.name",
+        _critic_faults),
+    Row("network.max_seq_len network.core.name",
+        lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
+        "network.max_seq_len: without memory nothing is learned from sequences: set network.core.name to lstm, gru, "
+        "gtrxl or lru, or leave this out"),
+    Row("network.max_seq_len rollout.length", _sequence_length_fault),
+    *environments.REFUSED,
+    Row(f"rollout.batch_mode {' '.join(ASYNCHRONOUS)}",
+        lambda c: c.rollout.batch_mode == "complete_episodes" and not c.env.waits,
+        "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: leave "
+        f"{' and '.join(ASYNCHRONOUS)} out"),
+    Row("runtime.xla_flags", lambda c: [
+            f"runtime.xla_flags: expected --name=value, separated by spaces, got {short(flag)}"
+            for flag in (c.runtime.xla_flags or "").split()
+            if not flag.startswith("--")  # XLA would end the process
+        ]),
+    Row("runtime.env", lambda c: list(_variable_faults(c))),
+    Row("evaluation.every evaluation.interval",
+        lambda c: c.evaluation.every is not None and c.evaluation.interval is not None,
+        "evaluation: every counts environment steps, interval result rows: choose one of them"),
+    Row("evaluation.duration evaluation.parallel",
+        lambda c: c.evaluation.duration == "auto" and not c.evaluation.parallel,
+        "evaluation.duration auto lasts as long as the training beside it: set evaluation.parallel, or a number"),
+    Row("evaluation.num_envs evaluation.duration", lambda c: (
+            c.evaluation.unit == "episodes"
+            and isinstance(c.evaluation.duration, int)
+            and (c.evaluation.num_envs or 0) > c.evaluation.duration
+            and f"evaluation.num_envs {c.evaluation.num_envs}: {c.evaluation.duration} episodes need no more than so "
+            "many environments: lower it"
+        )),
+    Row("rollout.max_policy_lag rollout.mode",
+        lambda c: c.rollout.mode == "sync" and c.rollout.max_policy_lag is not None,
+        "rollout.max_policy_lag: without rollout.mode async no policy lags: set that, or leave this out"),
+    Row("env_runners.ignore_env_runner_failures env_runners.recreate_failed_env_runners",
+        lambda c: c.env_runners.ignore_env_runner_failures and c.env_runners.recreate_failed_env_runners,
+        "env_runners: ignore_env_runner_failures goes on without a runner, recreate_failed_env_runners starts another: "
+        "choose one of them"),
+    Row("devices.actors env_runners.num", lambda c: c.env_runners.num and c.devices.actors is not None,
+        "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0"),
+    Row(f"checkpoint.exact env_runners.num {' '.join(ASYNCHRONOUS)}", lambda c: (
+            c.checkpoint.exact
+            and (c.env_runners.num or not c.env.waits)
+            and f"checkpoint.exact: {'env_runners' * bool(c.env_runners.num) or _UNEVEN} never do the same twice: turn "
+            "one of them off"
+        )),
+    Row("checkpoint.exact evaluation.parallel",
+        lambda c: c.checkpoint.exact and c.evaluation.parallel and evaluates(c),
+        "checkpoint.exact: an evaluation beside training (evaluation.parallel) that is under way is not in a "
+        "checkpoint: turn one of them off"),
+    Row("devices.learners devices.fake", _device_fault("learners")),
+    Row("devices.actors devices.fake", _device_fault("actors")),
+)
+# fmt: on
 
 
-def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
-    envs, length = cfg.env.num_envs, rollout_length(cfg)
-    minibatches = passes(cfg.algo).num_minibatches
-    minibatches = 1 if minibatches is None else minibatches
-    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
-    if min(envs, length) < 1:
-        return
+def _no_end(cfg: Any) -> str:
+    if total_steps(cfg) is not None:
+        return ""
+    key = counts_by(cfg)
+    near = difflib.get_close_matches(key, cfg.stop, 1)
+    mend = f"rename stop.{near[0]}" if near else f"set it, e.g. stop.{key}=1000000"
+    return f"stop.{key} is missing: every run needs an end: {mend}"
+
+
+# fmt: off
+COMMANDS = (  # which have to end, and to evaluate, by themselves
+    Row("stop", _no_end),
+    Row("evaluation.record evaluation.every evaluation.interval", lambda c: (
+            c.evaluation.record > 0
+            and not evaluates(c)
+            and "evaluation.record: expected evaluations to record, got none: set them, e.g. "
+            f"evaluation.every={_tenth(c)}"
+        )),
+)
+# fmt: on
+
+
+# ---------------------------------------------------------------- sizes that no machine has
+
+_MOST_BYTES = 2**40  # 1 TiB: what is smaller is measured once the spaces of the environments are known
+_ROW_BYTES = 16  # of a row without its observation
+_PROCESS_BYTES = 50e6  # of an environment in a process of its own
+
+
+def _carry_bytes(cfg: Any) -> float:
+    core = cfg.network.core
+    return 4 * columns(cfg) * getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
+
+
+def _sampled_bytes(cfg: Any) -> float:
+    if cfg.replay is None:
+        return 0.0
+    sequence = sequence_length(cfg) + cfg.replay.burn_in if cfg.network.recurrent else 1
+    return _ROW_BYTES * cfg.replay.batch_size * max(_most_steps(cfg.replay), sequence)
+
+
+def _most_steps(replay: Any) -> int:
+    return max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
+
+
+def _too_large(keys: str, size_of: Callable[[Any], float]) -> Row:
+    """Returns the row of a part of a run that needs at least so many bytes, by the config alone."""
+    first, *others = keys.split()
+
+    def fault(cfg: Any) -> str:
+        size = size_of(cfg)
+        mend = f"lower it, or {' or '.join(others)}"
+        return f"{first}: needs {size / 2**40:,.1f} TiB of memory or more: {mend}" if size > _MOST_BYTES else ""
+
+    return Row(keys, fault)
+
+
+SIZES = (
+    Row(  # of a user's own Config, whose annotation has no range
+        "algo.num_minibatches",
+        lambda c: (
+            isinstance(n := passes(c.algo).num_minibatches, int)
+            and validation.fault(n, bounds.Count, "algo.num_minibatches")
+        ),
+    ),
+    _too_large("network.hidden network.head_hidden network.core", lambda c: 16 * num_parameters(c)),
+    _too_large("network.core env.num_envs", _carry_bytes),
+    _too_large(
+        "rollout.length env.num_envs algo.circular_buffer_num_batches",
+        lambda c: _ROW_BYTES * columns(c) * rollout_length(c) * passes(c.algo).circular_buffer_num_batches,
+    ),
+    _too_large(f"env.num_envs {PROCESSES}", lambda c: _PROCESS_BYTES * c.env.num_processes),
+    _too_large("replay.batch_size replay.n_step network.max_seq_len", _sampled_bytes),
+)
+
+
+# ---------------------------------------------------------------- shares of devices that learn and collect
+
+
+def _envs_fault(cfg: Any, devices: int) -> str:
+    envs = cfg.env.num_envs
+    near = f"env.num_envs {envs} is not divisible by {{}}: {{}}"
     if envs % devices:
-        near = _near(envs, devices)
-        message = f"env.num_envs {envs} is not divisible by {devices} devices: {near}"
-        yield ("env.num_envs", "devices.learners", "devices.fake"), message
-        return
+        return near.format(f"{devices} devices", _near(envs, devices))
     pools = num_pools(cfg, devices)
     if pools > 0 and envs % pools:
-        near = _near(envs, pools)
-        what = "env_runners" if cfg.env_runners.num else "devices that act"
-        message = f"env.num_envs {envs} is not divisible by {pools} {what}: {near}"
-        yield ("env.num_envs", "env_runners.num", "devices.actors"), message
-    cols, unit = columns(cfg), "agent" if columns(cfg) > envs else "env"
-    if cols * length == 1 and not padded and getattr(cfg.algo, "normalize_advantage", False):
-        yield (
-            ("algo.normalize_advantage", "env.num_envs", "rollout.length"),
-            "algo.normalize_advantage: of the one row of a rollout the advantage is its own mean, and 0: nothing would "
-            "be learned: use a rollout.length of 2 or more, more env.num_envs, or turn it off",
+        return near.format(
+            f"{pools} {'env_runners' if cfg.env_runners.num else 'devices that act'}", _near(envs, pools)
         )
-    if not isinstance(minibatches, int):
-        return
-    keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "devices.learners", "devices.fake")
-    rows, limit = cols // devices * length, sequence_length(cfg)
-    if limit > 1 and length % limit == 0 and not traits(cfg.algo).whole_sequences:
-        if not padded or cfg.network.max_seq_len is None:
-            yield from _sequence_faults(minibatches, length // limit, cols // devices, limit, keys)
-        return
-    if traits(cfg.algo).whole_sequences and (own := cols // devices) % minibatches:
+    return ""
+
+
+def _minibatch_fault(cfg: Any, devices: int) -> str:
+    minibatches, own, length = passes(cfg.algo).num_minibatches or 1, columns(cfg) // devices, rollout_length(cfg)
+    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
+    if not isinstance(minibatches, int) or cfg.env.num_envs % devices:
+        return ""
+    limit, whole = sequence_length(cfg), traits(cfg.algo).whole_sequences
+    if limit > 1 and length % limit == 0 and not whole:
+        parts = length // limit
+        fits = lambda n: own % (n // math.gcd(parts, n)) == 0
+        if fits(minibatches) or (padded and cfg.network.max_seq_len is not None):
+            return ""
+        below = max(n for n in divisors(parts * own) if n <= minibatches and fits(n))
+        return (
+            f"algo.num_minibatches {minibatches} does not divide the {parts * own} sequences of {limit} steps, {parts} "
+            f"of each of {counted(own, 'environment')} of a device: use {below}, or a smaller network.max_seq_len"
+        )
+    if whole and own % minibatches:
         below = max(n for n in divisors(own) if n <= minibatches)
         more = devices * (own + minibatches - own % minibatches)
-        message = (
+        return (
             f"algo.num_minibatches {minibatches} does not divide the {counted(own, 'environment')} of a device, and a "
             f"minibatch is of whole sequences: use {below}, or env.num_envs {more}"
         )
-        yield keys, message
-        return
-    if rows % minibatches and not padded:
-        below = max(n for n in divisors(rows) if n <= minibatches)
-        above = min((n for n in divisors(rows) if n >= minibatches), default=0)
-        step = minibatches // math.gcd(minibatches, cols // devices)
-        lengths = _near(length, step)
-        on = f" on each of {devices} devices" if devices > 1 else ""
-        message = (
-            f"the batch of {counted(cols // devices, unit)} x {counted(length, 'step')} = {counted(rows, 'row')}{on} "
-            f"is not divisible by algo.num_minibatches {minibatches}: {_either([below, above])} would do, "
-            f"or rollout.length {lengths}"
-        )
-        yield keys, message
-
-
-def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys: tuple[str, ...]) -> Iterator[Fault]:
-    fits = lambda n: envs % (n // math.gcd(parts, n)) == 0
-    if fits(minibatches):
-        return
-    below = max(n for n in divisors(parts * envs) if n <= minibatches and fits(n))
-    yield (
-        (*keys, "network.max_seq_len"),
-        f"algo.num_minibatches {minibatches} does not divide the {parts * envs} sequences of {length} steps, {parts} "
-        f"of each of {counted(envs, 'environment')} of a device: use {below}, or a smaller network.max_seq_len",
+    rows = own * length
+    if whole or padded or rows % minibatches == 0:
+        return ""
+    below = max(n for n in divisors(rows) if n <= minibatches)
+    above = min((n for n in divisors(rows) if n >= minibatches), default=0)
+    lengths = _near(length, minibatches // math.gcd(minibatches, own))
+    unit, on = "agent" if columns(cfg) > cfg.env.num_envs else "env", f" on each of {devices} devices" * (devices > 1)
+    return (
+        f"the batch of {counted(own, unit)} x {counted(length, 'step')} = {counted(rows, 'row')}{on} is not divisible "
+        f"by algo.num_minibatches {minibatches}: {_either([below, above])} would do, or rollout.length {lengths}"
     )
 
 
-def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
-    """Yields what in the `replay` section does not fit the environments, the network or so many devices that learn."""
-    if datasets.alone(cfg):
-        yield from _sampling_faults(cfg, devices)
-        return
-    replay, envs = cfg.replay, cfg.env.num_envs
-    every = replay.train_every
-    if envs < 1 or (every is not None and every < 1) or (cfg.rollout.length or 1) < 1:
-        return
-    if every is not None and every % envs:
-        mends = _near(every, envs)
-        yield (
-            ("replay.train_every", "env.num_envs"),
-            f"replay.train_every {every} is not divisible by env.num_envs {envs}: {mends}",
-        )
-        return
+def _collects_into_replay(cfg: Any) -> bool:
+    return cfg.replay is not None and not datasets.alone(cfg)
+
+
+def _train_every_fault(cfg: Any) -> str:
+    envs = cfg.env.num_envs
+    if not _collects_into_replay(cfg) or (every := cfg.replay.train_every) is None:
+        return ""
+    if every % envs:
+        return f"replay.train_every {every} is not divisible by env.num_envs {envs}: {_near(every, envs)}"
     rows = envs * rollout_length(cfg)
-    if every is not None and every != rows:
-        yield (
-            ("replay.train_every", "rollout.length", "env.num_envs"),
-            f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {counted(envs, 'env')} = "
-            f"{counted(rows, 'row')} disagree: leave one of them out, or rollout.length {every // envs}",
-        )
-        return
-    rows = counted_columns(cfg) * rollout_length(cfg)
-    updates = replay.updates_per_step * rows
-    if updates <= 0 or abs(updates - round(updates)) > 1e-6 * updates:
-        below, above = math.floor(updates), math.ceil(updates)
-        ratios = " or ".join(f"{n / rows:.6g}" for n in (below, above) if n > 0) or f"{1 / rows:.6g}"
-        # the fewest rows whose updates are whole, as a multiple of the environments
-        whole = math.lcm(envs, Fraction(replay.updates_per_step).limit_denominator(10_000).denominator)
-        other = f", or replay.train_every {whole}" if replay.updates_per_step > 0 else ""
-        yield (
-            ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
-            f"replay.updates_per_step {replay.updates_per_step:g} x {counted(rows, 'row')} per iteration = "
-            f"{updates:g} updates, not a whole number above 0: replay.updates_per_step {ratios}{other}",
-        )
-    yield from _sampling_faults(cfg, devices)
-    high = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
-    span, of = max(high, replay.frame_stack or 1) + 1, ""
+    return (
+        f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {counted(envs, 'env')} = "
+        + (f"{counted(rows, 'row')} disagree: leave one of them out, or rollout.length {every // envs}")
+        if every != rows
+        else ""
+    )
+
+
+def _updates_fault(cfg: Any, devices: int) -> str:
+    if not _collects_into_replay(cfg) or _train_every_fault(cfg):
+        return ""
+    rows, ratio = counted_columns(cfg) * rollout_length(cfg), cfg.replay.updates_per_step
+    updates = ratio * rows
+    if updates > 0 and abs(updates - round(updates)) <= 1e-6 * updates:
+        return ""
+    ratios = " or ".join(f"{n / rows:.6g}" for n in (math.floor(updates), math.ceil(updates)) if n > 0)
+    # the fewest rows whose updates are whole, as a multiple of the environments
+    whole = math.lcm(cfg.env.num_envs, Fraction(ratio).limit_denominator(10_000).denominator)
+    return (
+        f"replay.updates_per_step {ratio:g} x {counted(rows, 'row')} per iteration = {updates:g} updates, not a whole "
+        f"number above 0: replay.updates_per_step {ratios}, or replay.train_every {whole}"
+    )
+
+
+def _capacity_fault(cfg: Any, devices: int) -> str:
+    if not _collects_into_replay(cfg) or _train_every_fault(cfg):
+        return ""
+    replay, of = cfg.replay, ""
+    span = max(_most_steps(replay), replay.frame_stack or 1) + 1
     if cfg.network.recurrent:
         length = sequence_length(cfg)
         span = replay.burn_in + length + (replay.frame_stack or 1) + 1
         of = f" and sequences of {replay.burn_in} (replay.burn_in) + {length} steps (network.max_seq_len)"
     need = columns(cfg) * (rollout_length(cfg) + span)
-    if replay.capacity < need:
-        yield (
-            ("replay.capacity", "env.num_envs", "rollout.length", "replay.n_step", "network.max_seq_len"),
-            f"replay.capacity {replay.capacity} is too small for {counted(envs, 'env')}{of}: at least {need}",
-        )
-    steps = cfg.stop.get("env_steps")
-    if steps is not None and replay.learning_starts >= steps:
-        yield (
-            ("replay.learning_starts", "stop.env_steps"),
-            f"replay.learning_starts {replay.learning_starts} is not below stop.env_steps {steps}: nothing would be "
-            "learned, lower it",
-        )
+    few = f"replay.capacity {replay.capacity} is too small for {counted(cfg.env.num_envs, 'env')}{of}: at least {need}"
+    return few if replay.capacity < need else ""
 
 
-def _sampling_faults(cfg: Any, devices: int) -> Iterator[Fault]:
-    replay, batch = cfg.replay, cfg.replay.batch_size
-    if batch % devices:
-        mends = _near(batch, devices)
-        yield (
-            ("replay.batch_size", "devices.learners", "devices.fake"),
-            f"replay.batch_size {batch} is not divisible by {devices} devices: {mends}",
-        )
-    low, high = replay.n_step if isinstance(replay.n_step, tuple) else (replay.n_step, replay.n_step)
-    if low > high:
-        yield ("replay.n_step",), f"replay.n_step: expected [low, high] with low <= high, got {list(replay.n_step)}"
+# fmt: off
+SPLITS = (  # asked about the number of devices that learn, too
+    Row("env.num_envs devices.learners devices.fake env_runners.num devices.actors", _envs_fault),
+    Row("algo.normalize_advantage env.num_envs rollout.length", lambda c, n: (
+            columns(c) * rollout_length(c) == 1
+            and c.env.num_envs % n == 0
+            and c.rollout.batch_mode == "truncate_episodes"
+            and getattr(c.algo, "normalize_advantage", False)
+        ),
+        "algo.normalize_advantage: of the one row of a rollout the advantage is its own mean, and 0: nothing would be "
+        "learned: use a rollout.length of 2 or more, more env.num_envs, or turn it off"),
+    Row("algo.num_minibatches env.num_envs rollout.length devices.learners devices.fake network.max_seq_len",
+        _minibatch_fault),
+    Row("replay.train_every rollout.length env.num_envs", lambda c, n: _train_every_fault(c)),
+    Row("replay.updates_per_step replay.train_every rollout.length env.num_envs", _updates_fault),
+    Row("replay.batch_size devices.learners devices.fake", lambda c, n: (
+            c.replay is not None
+            and c.replay.batch_size % n
+            and f"replay.batch_size {c.replay.batch_size} is not divisible by {n} devices: "
+            f"{_near(c.replay.batch_size, n)}"
+        )),
+    Row("replay.n_step", lambda c, n: (
+            c.replay is not None
+            and isinstance(c.replay.n_step, tuple)
+            and c.replay.n_step[0] > c.replay.n_step[1]
+            and f"replay.n_step: expected [low, high] with low <= high, got {list(c.replay.n_step)}"
+        )),
+    Row("replay.capacity env.num_envs rollout.length replay.n_step network.max_seq_len", _capacity_fault),
+    Row("replay.learning_starts stop.env_steps", lambda c, n: (
+            _collects_into_replay(c)
+            and "env_steps" in c.stop
+            and c.replay.learning_starts >= c.stop["env_steps"]
+            and f"replay.learning_starts {c.replay.learning_starts} is not below stop.env_steps {c.stop['env_steps']}: "
+            "nothing would be learned, lower it"
+        )),
+)
+# fmt: on
 
 
 def _near(number: int, unit: int) -> str:

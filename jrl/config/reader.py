@@ -25,59 +25,14 @@ from jrl import registry
 from jrl.config import metric_names, path_keys, sb3_names
 from jrl.config.checks import endless, faults
 from jrl.config.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
-from jrl.config.sections import (
-    SYNONYMS,
-    CheckpointConfig,
-    CustomConfig,
-    DevicesConfig,
-    EnvConfig,
-    EnvRunnersConfig,
-    EvaluationConfig,
-    MultiAgentConfig,
-    ReplayConfig,
-    RolloutConfig,
-    RunConfig,
-    RunSettings,
-    RuntimeConfig,
-)
+from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
 from jrl.errors import InputError, short, shown
-from jrl.fields import schema, shipped
+from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
-from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import as_plain, limited
 from jrl.fields.schema import Problem
 from jrl.host import files
-
-__all__ = [
-    "CheckpointConfig",
-    "CustomConfig",
-    "DevicesConfig",
-    "EnvConfig",
-    "EnvRunnersConfig",
-    "EvaluationConfig",
-    "InputError",
-    "MultiAgentConfig",
-    "NetworkConfig",
-    "ReplayConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "RunSettings",
-    "RuntimeConfig",
-    "algo_name",
-    "batch_plan",
-    "from_dict",
-    "load",
-    "merge",
-    "override",
-    "read",
-    "renamed",
-    "to_dict",
-    "to_yaml",
-    "without_loss",
-    "write",
-]  # fmt: skip
-
 
 Algos = Mapping[str, type]
 # for --help of the commands that take a config
@@ -302,13 +257,6 @@ def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
     return {key.replace(".", "/"): value for key, value in schema.flatten(found).items()}, []
 
 
-@dataclasses.dataclass(frozen=True)
-class _Iterations:
-    """RLlib's other stop criterion."""
-
-    training_iteration: Count = 1
-
-
 def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Returns a config's data as YAML can hold it, and (key, message) of each value that it cannot hold.
 
@@ -367,81 +315,84 @@ def _in_steps(value: Any, steps: float | None) -> Any:
     return value
 
 
-def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
-    """Returns a config and all problems; where there are any, the config is for further checks only."""
-    data, odd = plain(data)
-    problems: list[Problem] = []
-    algo = data.get("algo")
-    cls = None
-    if "algo" in data and not isinstance(algo, Mapping):
-        problems.append(Problem("algo", f"algo: expected a mapping such as {{name: ppo}}, got {short(algo)}"))
-    else:
-        algo = dict(algo or {})
-        known_algos = _Registry(algos)
-        name = next((n for n in known_algos.names if n.lower() == schema.text(algo.get("name")).lower()), None)
-        if name is None and known_algos.is_own(algo.get("name")):  # the user's own module
-            try:
-                known_algos.get(name := str(algo["name"]))
-            except InputError as e:
-                problems += [Problem("algo", line) for line in e.errors]
-                name = None
-        if problems:
-            algo = {}
-        elif name is not None:
-            cls = known_algos.get(name)
-            algo.pop("name")
-            if "name" in {f.name for f in dataclasses.fields(cls)}:
-                algo["name"] = name
-        elif algo.get("name") is None:
-            problems.append(Problem("algo", f"algo.name is missing: expected one of {', '.join(known_algos.names)}"))
-        else:
-            mend = _algorithm_meant(algo["name"], known_algos.names)
-            known = ", ".join(known_algos.names)
-            problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
-    data, iterations = {**data, "algo": algo}, None
-    if data.pop("sweep", None) is not None:
-        problems.append(Problem("sweep", "sweep: the file is of a sweep: `python -m jrl.sweep FILE`, or remove it"))
-    env = data.get("env")
+def _algorithm(given: Any, known: _Registry) -> tuple[type | None, str, list[str]]:
+    """Returns the Config class and the name of the algorithm in plain data; (None, "", why there is none)."""
+    if not isinstance(given, Mapping):
+        return None, "", [f"algo: expected a mapping such as {{name: ppo}}, got {short(given)}"]
+    name, names = given.get("name"), ", ".join(known.names)
+    if name is None:
+        return None, "", [f"algo.name is missing: expected one of {names}"]
+    found = next((one for one in known.names if one.lower() == schema.text(name).lower()), None)
+    if found is None and not known.is_own(name):
+        return None, "", [f"algo.name: expected one of {names}, got {short(name)}{_algorithm_meant(name, known.names)}"]
+    try:
+        return known.get(found or str(name)), found or str(name), []
+    except InputError as e:  # of the user's own module
+        return None, "", list(e.errors)
+
+
+def _to_build(data: Mapping[str, Any], cls: type | None, name: str) -> dict[str, Any]:
+    """Returns plain data under the names of the fields, with schedules in steps."""
+    data = {**data, "replay": data.get("replay")}
+    if cls is not None:
+        has_name = "name" in cls.__dataclass_fields__  # type: ignore[attr-defined]  # of any Config
+        data["algo"] = {**data["algo"], "name": name}
+        data["algo"] = data["algo"] if has_name else {key: one for key, one in data["algo"].items() if key != "name"}
+    env, stop, agents = data.get("env"), data.get("stop"), data.get("multi_agent")
     if isinstance(env, Mapping) and isinstance(id := env.get("id"), str) and "." in id and ":" not in id:
         data["env"] = {**env, "id": registry.importable_name(id) or id}  # package.module.Class
-    if isinstance(data.get("stop"), Mapping):
-        named = {metric_names.ours(schema.text(name)) or name: value for name, value in data["stop"].items()}
-        data["stop"] = {name: value for name, value in named.items() if value is not None}  # null drops a criterion
-        iterations = data["stop"].pop("training_iteration", None)
+    if isinstance(stop, Mapping):
+        named = {metric_names.ours(schema.text(key)) or key: value for key, value in stop.items()}
+        data["stop"] = {key: value for key, value in named.items() if value is not None}  # null drops a criterion
     if learns_from(cls) is not Fresh:
-        data["replay"] = data.get("replay") or {}
-    elif cls is not None and data.get("replay") is not None:
-        having = [n for n in known_algos.names if learns_from(known_algos.get(n)) is not Fresh]
+        data["replay"] = data["replay"] or {}
+    steps = _budget(data)
+    data |= {key: _in_steps(data[key], steps) for key in ("algo", "replay") if key in data}
+    if isinstance(agents, Mapping) and "policies" in agents:
+        data["multi_agent"] = {**agents, "policies": _in_steps(agents["policies"], steps)}
+    return data
+
+
+def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[Any, list[Problem]]:
+    """Returns a config and all problems; where there are any, the config is for further checks only, or None."""
+    data, odd = plain(data)
+    known = _Registry(algos)
+    cls, name, messages = _algorithm(data.get("algo", {}), known)
+    problems = [Problem("algo", message) for message in messages]
+    if data.pop("sweep", None) is not None:
+        problems.append(Problem("sweep", "sweep: the file is of a sweep: `python -m jrl.sweep FILE`, or remove it"))
+    if cls is not None and learns_from(cls) is Fresh and data.get("replay") is not None:
+        having = [one for one in known.names if learns_from(known.get(one)) is not Fresh]
         mend = f"remove the section, or use {', '.join(having) or 'another algorithm'}"
         problems.append(Problem("replay", f"replay: {name} learns from each rollout once and keeps no replay: {mend}"))
-    data |= {name: _in_steps(data[name], _budget(data)) for name in ("algo", "replay") if name in data}
-    agents = data.get("multi_agent")
-    if isinstance(agents, Mapping) and "policies" in agents:
-        data["multi_agent"] = {**agents, "policies": _in_steps(agents["policies"], _budget(data))}
-    answer = functools.partial(sb3_names.answer, replay=learns_from(cls) is not Fresh, sections=_SECTIONS)
+    data = _to_build({**data, "algo": data["algo"] if cls else None}, cls, name)
+    iterations = data["stop"].pop("training_iteration", None) if isinstance(data.get("stop"), dict) else None
     cfg = schema.build(
         RunConfig, data, problems,
-        swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"), answer=answer,
+        swap={"algo": cls} if cls else {}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
+        answer=functools.partial(sb3_names.answer, replay=learns_from(cls) is not Fresh, sections=_SECTIONS),
     )  # fmt: skip
-    told = [p.key for p in problems]
-    problems += [
-        Problem(name, message) for name, message in odd if not any(f"{name}.".startswith(f"{k}.") for k in told)
-    ]
+    told = [f"{problem.key}." for problem in problems]
+    problems += [Problem(*one) for one in odd if not f"{one[0]}.".startswith(tuple(told))]
+    if cfg is None:
+        return None, problems
+    if cfg.replay is None and learns_from(cls) is not Fresh:  # what was given is at fault
+        cfg = dataclasses.replace(cfg, replay=ReplayConfig())
     cfg, of_paths = path_keys.resolved(cfg)
-    problems += [Problem(name, message) for name, message in of_paths]
+    problems += [Problem(*one) for one in of_paths]
     key = counts_by(cfg)
     steps = cfg.stop.get(key)
     if isinstance(steps, float) and steps.is_integer():
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(steps)})
-    if iterations is not None:
-        schema.build(_Iterations, {"training_iteration": iterations}, problems, prefix="stop.")
-    if iterations is not None and key not in cfg.stop and not problems:
+    if iterations is not None and (fault := validation.fault(iterations, Count, "stop.training_iteration")):
+        problems.append(Problem("stop.training_iteration", fault))
+    elif iterations is not None and key not in cfg.stop and not problems:
         # as long as those of Algorithm.train
         each = max(batch_plan(cfg).rows, asked_iteration(cfg) or STEPS_PER_REPORT)
         run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(float(iterations) * each)}, run=run)
     # A check that reads a broken key would speak of that key's default: leave it out.
-    broken = [p.key + "." for p in problems]
+    broken = [problem.key + "." for problem in problems]
     for keys, message in (*faults(cfg), *(endless(cfg) if ends else ())):
         if not any(b.startswith(k + ".") or (k + ".").startswith(b) for k in keys for b in broken):
             problems.append(Problem(keys[0], message))

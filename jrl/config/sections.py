@@ -3,6 +3,8 @@
 The comment on a field is its documentation: `jrl.config show` prints it. Reading and writing is in config.py.
 """
 
+# ruff: noqa: RUF009 - sections are frozen
+
 import dataclasses
 from typing import Annotated, Any, Literal
 
@@ -27,17 +29,16 @@ from jrl.fields.bounds import (
     Steps,
     Unit,
     UnitSchedule,
-    bounded,
 )
 from jrl.fields.env import EnvConfig as EnvConfig
 from jrl.fields.hyper import NetworkConfig
+from jrl.fields.validation import section
 from jrl.host.runtime import RuntimeConfig as RuntimeConfig
 
 Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class RolloutConfig:
     """Collection of experience."""
 
@@ -56,8 +57,7 @@ class RolloutConfig:
     iterations_per_call: Annotated[int, Interval(ge=1, le=2**20)] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class ReplayConfig:
     """The replay buffer and the rate of updates. Steps and rows count over all environments and devices."""
 
@@ -76,8 +76,7 @@ class ReplayConfig:
     priority_eps: NonNegative = 1e-6  # added to each priority
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class EvaluationConfig:
     """Episodes played beside training, which never change it."""
 
@@ -100,8 +99,7 @@ class EvaluationConfig:
     always_attach: bool = True  # every result row has the latest evaluation; false: only the first after it
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class CheckpointConfig:
     """Checkpoints to resume from."""
 
@@ -118,8 +116,7 @@ class CheckpointConfig:
     exact: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class DevicesConfig:
     """Devices of this machine, by index, and their work."""
 
@@ -129,8 +126,7 @@ class DevicesConfig:
     fake: Annotated[int, Interval(ge=1, le=1024)] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class EnvRunnersConfig:
     """Env runners: processes on this or other machines that collect, by Ray. Failures of them or of environments."""
 
@@ -151,8 +147,7 @@ class EnvRunnersConfig:
     compress_observations: bool = False  # on their way from the runners
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class RunSettings:
     """Settings that do not change the algorithm."""
 
@@ -182,8 +177,7 @@ class RunSettings:
     stall_seconds: Seconds | None = 300.0  # without progress until all stacks are printed; null: never
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class CustomConfig:
     """The user's own classes and functions, as package.module:name."""
 
@@ -197,8 +191,7 @@ class CustomConfig:
     evaluation: Name | None = None  # (algorithm, evaluation workers) -> metrics, in the place of playing episodes
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class SelfPlayConfig:
     """A policy that learns against frozen copies of itself, in games of two agents or more with equal parts.
 
@@ -215,8 +208,7 @@ class SelfPlayConfig:
     opponents: Literal["uniform", "latest", "prioritised"] = "uniform"
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class MultiAgentConfig:
     """Several agents: the policies, and the policy of each agent."""
 
@@ -264,7 +256,7 @@ class RunConfig:
     devices: DevicesConfig = DevicesConfig()
     env_runners: EnvRunnersConfig = EnvRunnersConfig()
     run: RunSettings = RunSettings()
-    runtime: RuntimeConfig = RuntimeConfig()  # noqa: RUF009 - frozen
+    runtime: RuntimeConfig = RuntimeConfig()
     custom: CustomConfig = CustomConfig()
     # metric -> number; the run ends when the first is reached. A command needs env_steps among them
     stop: dict[str, int | float] = dataclasses.field(default_factory=dict)

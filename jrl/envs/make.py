@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from jrl.envs.backends import has_id, resolve
 from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, seed_range
 from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
-from jrl.fields.env import EnvConfig
+from jrl.fields.env import REFUSED, EnvConfig
+from jrl.fields.refusals import refused
 from jrl.host.machine import check_observations
 from jrl.spaces import by_kind, leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
@@ -30,7 +32,8 @@ def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings:
         found = resolve(cfg.id, cfg.backend)
     except InputError as e:
         return list(e.errors)
-    errors = [*(message for _, message in cfg.faults()), *_check_options(cfg, found, on_failure)]
+    errors = [message for _, message in refused(REFUSED, SimpleNamespace(env=cfg))]
+    errors += _check_options(cfg, found, on_failure)
     try:
         if found == "envpool":
             from jrl.envs import envpool_env

@@ -26,7 +26,7 @@ from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
 from jrl.envs.make import check, section
 from jrl.envs.make import make as make_env
-from jrl.fields.bounds import short
+from jrl.errors import short
 from jrl.fields.env import EnvConfig
 from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, PyTree, Space, StepResult, Tuple
 

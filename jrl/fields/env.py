@@ -1,12 +1,13 @@
 """EnvConfig, the `env` section of a config, which `jrl.envs.make` takes. Imports no jax: configs are read before it."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive, bounded
+from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive
+from jrl.fields.refusals import Row
+from jrl.fields.validation import section
 
 ASYNCHRONOUS = ("env.batch_size", "env.batch_wait_ms")  # keys of environments that do not wait for each other
 PROCESSES = "env.remote_worker_envs"  # key of environments with a process each
@@ -18,8 +19,7 @@ SYNONYMS = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class EnvConfig:
     """The vector of environments."""
 
@@ -63,34 +63,33 @@ class EnvConfig:
         """Returns the steps after which an environment begins anew, whatever its own limit; None: its own alone."""
         return None if self.soft_horizon else self.horizon
 
-    def stepping(self) -> Iterator[tuple[str, bool, str]]:
-        """Yields options of environments that are stepped here: key, whether it is set, what clients do instead."""
-        yield "env.frame_stack", self.frame_stack != 1, "clients send what the policy sees: let them stack frames"
-        yield "env.horizon", self.horizon is not None, "clients end their episodes"
-        yield "env.batch_size", self.batch_size is not None, "external.max_wait_ms groups requests instead"
-        yield PROCESSES, self.remote_worker_envs, "clients play the episodes"
-        masks = "clients send masks as action_mask of the observation"
-        yield "env.action_mask_info", self.action_mask_info is not None, masks
-
     def waiting(self, num_envs: int) -> "EnvConfig":
         """Returns the section for so many environments, which wait for each other."""
         return dataclasses.replace(self, num_envs=num_envs, batch_size=None, batch_wait_ms=None)
 
-    def faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields settings that do not go together in any environment: the keys that were read, and the message."""
-        if isinstance(self.clip_rewards, tuple) and not self.clip_rewards[0] < self.clip_rewards[1]:
-            key = "env.clip_rewards"
-            yield (key,), f"{key}: expected [low, high] with low < high, got {list(self.clip_rewards)}"
-        if self.action_mask_info == "":
-            key = "env.action_mask_info"
-            yield (key,), f"{key}: expected the name of an entry of the infos, or null, got ''"
-        if self.soft_horizon and self.horizon is None:
-            yield (
-                ("env.soft_horizon", "env.horizon"),
-                "env.soft_horizon: without env.horizon there is none: set it, e.g. env.horizon=100, or leave this out",
-            )
-        if self.batch_wait_ms is not None and not self.remote_worker_envs:
-            yield (
-                ("env.batch_wait_ms", "env.remote_worker_envs"),
-                "env.batch_wait_ms: only worker processes are waited for: set env.remote_worker_envs, or leave it out",
-            )
+
+REFUSED = (
+    Row(
+        "env.clip_rewards",
+        lambda c: (
+            isinstance(c.env.clip_rewards, tuple)
+            and not c.env.clip_rewards[0] < c.env.clip_rewards[1]
+            and f"env.clip_rewards: expected [low, high] with low < high, got {list(c.env.clip_rewards)}"
+        ),
+    ),
+    Row(
+        "env.action_mask_info",
+        lambda c: c.env.action_mask_info == "",
+        "env.action_mask_info: expected the name of an entry of the infos, or null, got ''",
+    ),
+    Row(
+        "env.soft_horizon env.horizon",
+        lambda c: c.env.soft_horizon and c.env.horizon is None,
+        "env.soft_horizon: without env.horizon there is none: set it, e.g. env.horizon=100, or leave this out",
+    ),
+    Row(
+        "env.batch_wait_ms env.remote_worker_envs",
+        lambda c: c.env.batch_wait_ms is not None and not c.env.remote_worker_envs,
+        "env.batch_wait_ms: only worker processes are waited for: set env.remote_worker_envs, or leave it out",
+    ),
+)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, Len
 
-from jrl.fields.bounds import Count, Few, Name, Positive, Schedule, Unit, Width, Widths, bounded
+from jrl.fields.bounds import Count, Few, Name, Positive, Schedule, Unit, Width, Widths
+from jrl.fields.validation import section
 
 __all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig", "NoCore", "Options", "Schedule"]
 
@@ -23,16 +24,14 @@ class Options(dict):
 NO_OPTIONS = Options()
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class NoCore:
     """No memory: the network's outputs depend on the present observation alone."""
 
     name: Literal["none"] = "none"
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class Lstm:
     """Long short-term memory (Hochreiter and Schmidhuber, 1997)."""
 
@@ -40,8 +39,7 @@ class Lstm:
     size: Width = 128  # of its state, and of its output
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class Gru:
     """Gated recurrent unit (arXiv:1406.1078)."""
 
@@ -49,8 +47,7 @@ class Gru:
     size: Width = 128  # of its state, and of its output
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class Gtrxl:
     """Attention over the latest steps, with gates instead of residual connections (GTrXL, arXiv:1910.06764)."""
 
@@ -65,8 +62,7 @@ class Gtrxl:
     gate_bias: Annotated[float, Interval(ge=-100, le=100)] = 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class Lru:
     """Linear recurrent units (arXiv:2303.06349): trained in a number of steps that grows with the logarithm of time."""
 
@@ -81,8 +77,7 @@ class Lru:
 Core = NoCore | Lstm | Gru | Gtrxl | Lru
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class NetworkConfig:
     """Shape of the policy and value networks. Hashable, so that it can be a static argument.
 

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jrl.errors import InputError
-from jrl.fields.bounds import short
+from jrl.errors import InputError, short
 
 Expected = Literal["any", "file", "directory", "new file", "new directory"]
 _LONGEST_NAME, _LONGEST_PATH = 255, 3_500  # bytes; Linux has 255 and 4096, and a run directory needs names below it

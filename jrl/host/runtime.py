@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from jrl.errors import InputError
-from jrl.fields.bounds import Interval, Share, bounded
+from jrl.fields.bounds import Interval, Share
+from jrl.fields.validation import section
 from jrl.host import machine
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class RuntimeConfig:
     """Settings made before jax starts, as environment variables. null: the environment's value."""
 

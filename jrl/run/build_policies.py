@@ -11,11 +11,12 @@ import numpy as np
 from jrl import envs, spaces
 from jrl.agents import by_game, fixed, self_play
 from jrl.agents.fixed import Group
-from jrl.config import RunConfig, datasets, external, multi_agent, plan, seats
+from jrl.config import RunConfig, checks, datasets, multi_agent, plan, seats
 from jrl.config import policy_mapping as episode_settings
 from jrl.envs import client_spaces, team
 from jrl.envs.agent_options import OBS
 from jrl.errors import InputError
+from jrl.fields.refusals import refused
 from jrl.learn import learner
 from jrl.learn.learner import Learner
 from jrl.rollout import complete, unroll
@@ -57,7 +58,7 @@ def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
     if not spec.agents:
         raise InputError("multi_agent: episodes of clients have one agent: name several in external.agents")
     found = multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
-    errors = [message for _, message in external.several_faults(found)]
+    errors = [message for _, message in refused(checks.SEVERAL_CLIENTS, found)]
     if episode_settings.per_episode(found):
         errors.append(
             "multi_agent.mapping: with external the policy of an agent cannot change from game to game: use a table"

@@ -8,7 +8,6 @@
 A decision follows from scores alone. It is plain data, which the sweep writes down before it acts on it.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -19,14 +18,14 @@ from annotated_types import Interval
 
 from jrl.errors import InputError
 from jrl.fields import plain_yaml, schema
-from jrl.fields.bounds import Steps, Unit, bounded
+from jrl.fields.bounds import Steps, Unit
+from jrl.fields.validation import section
 from jrl.sweep.space import Space
 
 Scores = Mapping[str, float]  # member -> objective, greater is better; NaN: it has none
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class Asha:
     """Successive halving: all members pause at rungs, and the best share of the points goes on."""
 
@@ -70,8 +69,7 @@ class Asha:
         return {"stopped": [name for point in stopped for name in points[point]]}
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class Pbt:
     """Population based training: at every interval the worst members take over the best and change their values."""
 

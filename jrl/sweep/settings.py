@@ -10,7 +10,8 @@ from jrl import config
 from jrl.config import RunConfig, checks, plan
 from jrl.errors import InputError, short, shown
 from jrl.fields import plain_yaml, schema
-from jrl.fields.bounds import Few, bounded
+from jrl.fields.bounds import Few
+from jrl.fields.validation import section
 from jrl.sweep import schedule
 from jrl.sweep.space import KINDS, MOST_POINTS, Space, grid, parse
 
@@ -20,8 +21,7 @@ PROPOSE = ("tpe", "gp")  # those that learn from points before
 Samples = Annotated[int, Interval(ge=1, le=MOST_POINTS)]
 
 
-@dataclasses.dataclass(frozen=True)
-@bounded
+@section
 class SweepConfig:
     """Settings of a sweep."""
 

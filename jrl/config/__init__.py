@@ -1,23 +1,11 @@
 """The config of a run: sections, reading and writing, derived numbers, combinations that are refused."""
 
+from jrl.config.plan import (
+    batch_plan,
+)
 from jrl.config.reader import (
     DROP,
-    CheckpointConfig,
-    CustomConfig,
-    DevicesConfig,
-    EnvConfig,
-    EnvRunnersConfig,
-    EvaluationConfig,
-    InputError,
-    MultiAgentConfig,
-    NetworkConfig,
-    ReplayConfig,
-    RolloutConfig,
-    RunConfig,
-    RunSettings,
-    RuntimeConfig,
     algo_name,
-    batch_plan,
     from_dict,
     is_ours,
     load,
@@ -31,6 +19,26 @@ from jrl.config.reader import (
     to_yaml,
     without_loss,
     write,
+)
+from jrl.config.sections import (
+    CheckpointConfig,
+    CustomConfig,
+    DevicesConfig,
+    EnvConfig,
+    EnvRunnersConfig,
+    EvaluationConfig,
+    MultiAgentConfig,
+    ReplayConfig,
+    RolloutConfig,
+    RunConfig,
+    RunSettings,
+    RuntimeConfig,
+)
+from jrl.errors import (
+    InputError,
+)
+from jrl.fields.hyper import (
+    NetworkConfig,
 )
 
 __all__ = [

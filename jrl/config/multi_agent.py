@@ -9,7 +9,7 @@ from typing import Any
 from jrl import registry
 from jrl.config import plan, policy_mapping, reader, seats
 from jrl.config.policy_mapping import BY_AGENT, SHARED
-from jrl.config.reader import MultiAgentConfig, RunConfig
+from jrl.config.sections import MultiAgentConfig, RunConfig
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
 

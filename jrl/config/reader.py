@@ -27,57 +27,15 @@ from jrl.config.checks import endless, faults
 from jrl.config.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
 from jrl.config.sections import (
     SYNONYMS,
-    CheckpointConfig,
-    CustomConfig,
-    DevicesConfig,
-    EnvConfig,
-    EnvRunnersConfig,
-    EvaluationConfig,
-    MultiAgentConfig,
-    ReplayConfig,
-    RolloutConfig,
     RunConfig,
-    RunSettings,
-    RuntimeConfig,
 )
 from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped
 from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
-from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import as_plain, limited
 from jrl.fields.schema import Problem
 from jrl.host import files
-
-__all__ = [
-    "CheckpointConfig",
-    "CustomConfig",
-    "DevicesConfig",
-    "EnvConfig",
-    "EnvRunnersConfig",
-    "EvaluationConfig",
-    "InputError",
-    "MultiAgentConfig",
-    "NetworkConfig",
-    "ReplayConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "RunSettings",
-    "RuntimeConfig",
-    "algo_name",
-    "batch_plan",
-    "from_dict",
-    "load",
-    "merge",
-    "override",
-    "read",
-    "renamed",
-    "to_dict",
-    "to_yaml",
-    "without_loss",
-    "write",
-]  # fmt: skip
-
 
 Algos = Mapping[str, type]
 # for --help of the commands that take a config

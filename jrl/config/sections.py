@@ -186,7 +186,7 @@ class CustomConfig:
     reward: Name | None = None  # pure function of rewards [T, B] that the learner sees, after env.reward_scale
     batch: tuple[Name, ...] = ()  # pure functions of what an update learns from: a Batch, or a Rollout
     loss: Name | None = None  # pure function in the place of the algorithm's loss
-    training_step: Name | None = None  # what an iteration does: a function of jrl.learn.staged.Step
+    training_step: Name | None = None  # function of a jrl.learn.staged.Step that makes one iteration
     env_task: Name | None = None  # curriculum: (result, env, context) -> the next task of an environment
     evaluation: Name | None = None  # (algorithm, evaluation workers) -> metrics, in the place of playing episodes
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrl import registry
-from jrl.config import plan, policy_mapping, reader, seats
+from jrl.config import plan, policy_mapping, reader
 from jrl.config.policy_mapping import BY_AGENT, SHARED
 from jrl.config.reader import MultiAgentConfig, RunConfig
 from jrl.errors import InputError, counted
@@ -15,6 +16,7 @@ from jrl.fields.schema import merge
 
 _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
+LEAGUE = "league"  # the item of a State beside the policies of self-play, and so no name of a policy
 _KEY = "multi_agent.replay_mode lockstep"  # replays of policies that are filled and sampled alike
 _ELSE = "or use multi_agent.replay_mode=independent"
 
@@ -46,7 +48,7 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
     if given.self_play is not None:
         found = dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
         known = {"agent": agents, "policy": tuple(followers(found))}
-        if errors := [*seats.faults(cfg, agents), *_unequal_seats(kinds), *_stop_faults(cfg, known)]:
+        if errors := [*_self_play_faults(cfg, agents), *_unequal_seats(kinds), *_stop_faults(cfg, known)]:
             raise InputError(*errors)
         return found
     table = _by_kind(kinds)
@@ -54,7 +56,7 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         given = dataclasses.replace(given, mapping=table)
     given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
     found = dataclasses.replace(cfg, multi_agent=given)
-    if policy_mapping.per_episode(found):
+    if policy_mapping.by_game(found):
         errors = list(policy_mapping.faults(found, bool(kinds))) or list(faults(found))
     else:
         errors = list(faults(found)) or list(_kind_faults(found, kinds))
@@ -103,36 +105,50 @@ def _drawn_by(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     return found | {"network.core": (own.network.recurrent, other.network.recurrent), "network.max_seq_len": lengths}
 
 
-def alike(cfg: RunConfig) -> list[list[str]]:
-    """Groups policies that differ in nothing but weights and the floats of their `algo`, in the config's order."""
-    found: list[tuple[Any, list[str]]] = []
-    for name in followers(cfg):
-        own = without_floats(policy_config(cfg, name))
-        group = next((names for like, names in found if like == own), None)
-        if group is None:
-            found.append((own, group := []))
-        group.append(name)
-    return [names for _, names in found]
+def places(own: Any) -> tuple[str, ...]:
+    """Returns the names of the K places of a pool, in order."""
+    return tuple(f"{own.policy}-{k + 1}" for k in range(own.pool))
 
 
-def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
-    """Returns what such policies share: the config without its agents and the floats of its algorithm.
+def _seated(given: Any) -> dict[str, tuple[str, ...]]:
+    """Returns policy -> agents in a game whose first seat is the learner's."""
+    own, agents = given.self_play, given.agents
+    return {own.policy: agents[:1], **dict.fromkeys(places(own), agents[1:])}
 
-    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
+
+def _self_play_faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
+    """Yields what does not go with self-play, each with its mend."""
+    key, given = "multi_agent.self_play", cfg.multi_agent
+    own = given.self_play
+    for name in ("policies", "mapping", "policies_to_train"):
+        if getattr(given, name):
+            yield f"multi_agent.{name}: {key} decides about the policies, too: leave one of them out"
+    if len(agents) < 2:
+        yield f"{key}: expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
+    if not own.policy or own.policy == LEAGUE:
+        yield f"{key}.policy: expected a name, and not {LEAGUE}, which metrics have, got {own.policy!r}: rename it"
+    if cfg.checkpoint.policies != "all":
+        yield f"checkpoint.policies {cfg.checkpoint.policies}: with {key} copies are the policy's opponents: use all"
+    if own.snapshot_win_rate is None and own.snapshot_every is None:
+        mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
+        yield f"{key}: expected a rule when copies are taken, got none: {mend}"
+    yield from split_faults(cfg, len(agents), plan.num_learners(cfg) or 1)
+
+
+def split_faults(cfg: Any, num_agents: int, learners: int) -> Iterator[str]:
+    """Yields where the games of each of so many devices that learn, and of each device or env runner that collects for
+    them, are no whole blocks, with the numbers that are.
     """
-    import jax
-
-    from jrl import algos
-
-    rest = dataclasses.replace(cfg, multi_agent=None)
-    if algos.is_own(reader.algo_name(cfg)):
-        return (rest,)
-    return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
-
-
-def numbered(cfg: RunConfig) -> list[str]:
-    """Returns the policies in the order of their numbers, where the policy of an agent may change from game to game."""
-    return [name for names in alike(cfg) for name in names]
+    own, parts = cfg.multi_agent.self_play, math.lcm(learners, plan.num_pools(cfg, learners))
+    unit, games = num_agents * own.pool * parts, cfg.env.num_envs
+    if num_agents > 1 and games % unit:
+        near = " or ".join(str(n) for n in (games - games % unit, games - games % unit + unit) if n)
+        who = "devices" if parts == learners else "env runners" if parts == cfg.env_runners.num else "parts"
+        on = f" x {parts} {who}" if parts > 1 else ""
+        yield (
+            f"env.num_envs {games}: multi_agent.self_play needs a multiple of {num_agents} seats x {own.pool} places "
+            f"of the pool{on} = {unit}, so that each seat meets each place as often: use {near}"
+        )
 
 
 def _unequal_seats(kinds: Kinds) -> Iterator[str]:
@@ -280,7 +296,7 @@ def faults(cfg: RunConfig) -> Iterator[str]:
     if found := list(_mapping_faults(given)):
         yield from found
         return
-    followed = set(given.policies) if policy_mapping.per_episode(cfg) else set(follows(given).values())
+    followed = set(given.policies) if policy_mapping.by_game(cfg) else set(follows(given).values())
     if idle := [name for name in given.policies if name not in followed]:
         mend = "give them one in multi_agent.mapping, make that a function, or leave them out"
         yield f"multi_agent.policies: no agent follows {_listed(idle)}: {mend}"
@@ -372,8 +388,8 @@ def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
     if cfg.multi_agent is None or cfg.multi_agent.agents is None:
         return {}
     if cfg.multi_agent.self_play is not None:
-        return seats.followers(cfg.multi_agent)
-    if policy_mapping.per_episode(cfg):
+        return _seated(cfg.multi_agent)
+    if policy_mapping.by_game(cfg):
         return dict.fromkeys(cfg.multi_agent.policies, cfg.multi_agent.agents)
     following = follows(cfg.multi_agent)
     policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(following.values()))
@@ -442,16 +458,26 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
 def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> Iterator[str]:
     """Yields a line for each policy: its agents, and whether it learns; `spaces` describes their spaces."""
     if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
-        yield from seats.lines(cfg)
+        yield from _lines_of_self_play(cfg)
         return
     if cfg.multi_agent and cfg.multi_agent.group:
         for name, members in cfg.multi_agent.group.items():
             yield f"team {name}: {_listed(members)} act as one, 1 agent x {counted(cfg.env.num_envs, 'env')}"
     for policy, agents in followers(cfg).items():
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
-        columns += ", as each game's mapping says" if policy_mapping.per_episode(cfg) else ""
+        columns += ", as each game's mapping says" if policy_mapping.by_game(cfg) else ""
         frozen = "" if is_trained(cfg, policy) else ", does not learn"
         yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}{spaces(policy)}"
+
+
+def _lines_of_self_play(cfg: Any) -> Iterator[str]:
+    """Yields a line for the policy that learns, and one for its copies."""
+    given = cfg.multi_agent
+    own, games = given.self_play, counted(cfg.env.num_envs, "game")
+    yield f"policy {own.policy}: one of {len(given.agents)} seats in each of {games}, every seat equally often"
+    drawn = {"uniform": "equally often", "latest": "the newest in all games", "prioritised": "by what it beats less"}
+    names = ", ".join(places(own)[:8])
+    yield f"policies {names}: {counted(own.pool, 'place')} of frozen copies, {drawn[own.opponents]}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,11 +8,11 @@ from jrl.errors import InputError
 
 SHARED = "shared"  # the policy of all agents, where the config names none
 BY_AGENT = "by_agent"
-ROSTER = "roster"  # what is known of who follows which policy beside the policies, in a run's State
+TABLE = "roster"  # the item of a State that says which policies agents follow, and so no name of a policy
 _ASKED = 8  # times that a mapping is asked first: one that draws its answers gives two
 
 
-def per_episode(cfg: Any) -> bool:
+def by_game(cfg: Any) -> bool:
     """Returns whether the policy of an agent may change from game to game, in a run whose agents are known.
 
     So it is where a mapping was left a function, as its answers depend on the episode.
@@ -116,8 +116,8 @@ def faults(cfg: Any, kinds: bool) -> Iterator[str]:
     key = "multi_agent.mapping"
     if not given.policies:
         yield f"multi_agent.policies: with {key} policies must be known by name: list them"
-    if ROSTER in given.policies:
-        yield f"multi_agent.policies.{ROSTER}: with {key} that is the name of the table of games: rename it"
+    if TABLE in given.policies:
+        yield f"multi_agent.policies.{TABLE}: with {key} that is the name of the table of games: rename it"
     if kinds:
         yield (
             f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "

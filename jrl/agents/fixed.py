@@ -68,7 +68,9 @@ class Group(NamedTuple):
         if self.of_floats is None:
             return jax.vmap(pick(self)), ()
         bound = self.of_floats
-        return jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), (self.floats,)
+        # jax arrays: a float that is a metric, too, is indexed by a traced number
+        floats = jax.tree.map(jnp.asarray, self.floats)
+        return jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), (floats,)
 
     def mapped(self, pick: Callable[["Group"], Callable[..., Any]]) -> Callable[..., Any]:
         """Returns what `pick` takes of one policy's `algo` and `learner` as a function of all policies."""

@@ -1,7 +1,7 @@
 """Mappings that are asked for each episode, so that the policy of an agent may differ by game."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.errors import InputError
@@ -108,22 +108,3 @@ def answers(fn: Callable[..., Any], agents: Sequence[str], key: str) -> dict[str
     if episode.looked_at or any(len(set(found)) > 1 for found in said.values()):
         return None
     return {agent: found[0] for agent, found in said.items()}
-
-
-def faults(cfg: Any, kinds: bool) -> Iterator[str]:
-    """Yields what does not go with policies that differ by game, each with its mend."""
-    given = cfg.multi_agent
-    key = "multi_agent.mapping"
-    if not given.policies:
-        yield f"multi_agent.policies: with {key} policies must be known by name: list them"
-    if TABLE in given.policies:
-        yield f"multi_agent.policies.{TABLE}: with {key} that is the name of the table of games: rename it"
-    if kinds:
-        yield (
-            f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "
-            "differ: leave it out, and name the policies of the agents in a table"
-        )
-    if cfg.data.output is not None:
-        yield f"data.output: with {key} policies change from game to game, which files do not say: leave it out"
-    if given.replay_mode == "lockstep":
-        yield f"multi_agent.replay_mode lockstep: with {key} a row is of one policy alone: use independent"

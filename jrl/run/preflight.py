@@ -130,12 +130,12 @@ def check_agents(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
     with so many devices that learn; or they have one agent, and metrics of several are named.
     """
     if not spec.agents:
-        if errors := list(multi_agent.alone_faults(cfg)):
+        if errors := multi_agent.alone_faults(cfg):
             raise InputError(*errors)
         return
     if cfg.multi_agent is None:
         raise InputError(
             f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with a section multi_agent: {{}}"
         )
-    if cfg.multi_agent.self_play and (errors := list(multi_agent.split_faults(cfg, len(spec.agents), learners))):
+    if cfg.multi_agent.self_play and (errors := multi_agent.split_faults(cfg, len(spec.agents), learners)):
         raise InputError(*errors)

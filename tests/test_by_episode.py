@@ -140,8 +140,7 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     rollout, found = jax.device_get(rollout), names_of(session, rollout)
     record = rollout.extras[RECORD]
     ended = rollout.terminated & rollout.mask
-    sizes = by_game.Sizes(8, GAMES, 2, 2)
-    seen = jax.device_get(jax.jit(lambda *x: by_game.watched(*x, sizes))(by_game.empty(sizes), rollout))
+    seen = jax.device_get(jax.jit(by_game.watched)(by_game.empty(8, GAMES, 2, 2), rollout))
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)

@@ -143,4 +143,5 @@ def test_a_learning_rate_that_differs_is_a_metric_of_a_call_of_one_iteration():
     with session_of([{"algo": {"lr": 1e-2}}], 2) as session:
         session.start()
         _, told, _ = session.run.program.advance(session.state, 0, 0, 1)
-        np.testing.assert_allclose([told[f"policy/agent_{i}/train/lr"] for i in range(2)], [1e-2, session.config.algo.lr])
+        rates = [told[f"policy/agent_{i}/train/lr"] for i in range(2)]
+        np.testing.assert_allclose(rates, [1e-2, session.config.algo.lr])

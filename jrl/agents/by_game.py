@@ -14,7 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,15 +56,6 @@ COUNT = "game"  # the number of the game, in the extras and the memory, where it
 _IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of a policy that does not learn, else NaN
 
 
-class Sizes(NamedTuple):
-    """The shape of a table."""
-
-    ahead: int  # M, games of each environment that are known at a time
-    games: int  # G, environments of the run
-    agents: int  # A, of each
-    policies: int  # P
-
-
 @struct.dataclass
 class PolicyTable:
     """The policy of each agent in games to come, the same on all devices; beside the policies in a run's State.
@@ -79,13 +70,13 @@ class PolicyTable:
     recent: episodes.Columns  # [P, ...], latest episodes of the agents that followed each policy
 
 
-def empty(sizes: Sizes) -> PolicyTable:
-    """Returns a table that is yet to be filled."""
+def empty(ahead: int, games: int, agents: int, num_policies: int) -> PolicyTable:
+    """Returns a table [ahead, games, agents] that is yet to be filled."""
     return PolicyTable(
-        table=jnp.zeros((sizes.ahead, sizes.games, sizes.agents), jnp.int32),
-        asked=jnp.zeros(sizes.games, jnp.int32),
-        latest=jnp.zeros(sizes.games, jnp.int32),
-        recent=jax.vmap(lambda _: episodes.init(1))(jnp.arange(sizes.policies)),
+        table=jnp.zeros((ahead, games, agents), jnp.int32),
+        asked=jnp.zeros(games, jnp.int32),
+        latest=jnp.zeros(games, jnp.int32),
+        recent=jax.vmap(lambda _: episodes.init(1))(jnp.arange(num_policies)),
     )
 
 
@@ -97,7 +88,6 @@ class ByGame(policies.Policies):
 
     Attributes:
       numbered: names of the policies, in the order of their numbers.
-      sizes: of the table.
     """
 
     watches_games = True
@@ -111,8 +101,7 @@ class ByGame(policies.Policies):
         rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
         waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
         ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
-        self.sizes = Sizes(ahead, cfg.env.num_envs, len(given.agents), len(self.names))
-        self._table, self._asked = np.zeros(self.sizes[:3], np.int32), np.zeros(self.sizes.games, np.int32)
+        self._shape = ahead, cfg.env.num_envs, len(given.agents), len(self.names)
         self._source: Any = None  # of the environments whose games are counted
 
     @functools.cached_property
@@ -137,6 +126,10 @@ class ByGame(policies.Policies):
     def reported(self) -> Mapping[str, Sequence[str]]:
         return {}
 
+    @property
+    def followed(self) -> tuple[str, ...]:
+        return self.names[:1] * self._shape[2]
+
     def _extras(self) -> dict[str, tuple[int, ...]]:
         return {}
 
@@ -152,7 +145,7 @@ class ByGame(policies.Policies):
     # ------------------------------------------------------------ acting and learning
 
     def acting(self, groups: Sequence[Group]) -> Algo:
-        inner, sizes = fixed.acting(groups, self.sizes.agents), self.sizes
+        inner, shape = fixed.acting(groups, self._shape[2]), self._shape
 
         def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
             numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
@@ -163,7 +156,7 @@ class ByGame(policies.Policies):
         def act(
             actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
         ) -> ActOut:
-            own = _follows(actor[TABLE], obs[GAME], carry, sizes)
+            own = _follows(actor[TABLE], obs[GAME], carry)
             policy, start, action = own[PLACE], 0, None
             memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
             extras: dict[str, PyTree] = {**own}
@@ -184,8 +177,8 @@ class ByGame(policies.Policies):
                 f"gamma, got {', '.join(map(str, sorted(gammas)))}: give them the same"
             )
         return inner._replace(
-            init=lambda key: {**inner.init(key), TABLE: empty(sizes)},
-            actor=fixed.beside(inner.actor, TABLE, _rows_ahead),
+            init=lambda key: {**inner.init(key), TABLE: empty(*shape)},
+            actor=fixed.beside(inner.actor, TABLE, _for_acting),
             carry=carry,
             act=act,
             running_return_gamma=next(iter(gammas), None),
@@ -198,7 +191,7 @@ class ByGame(policies.Policies):
         are `policy/NAME/...`, among them `return`, the mean over the latest episodes of the agents that followed the
         policy.
         """
-        inner, sizes = fixed.learning(groups, self.sizes.agents), self.sizes
+        inner, shape = fixed.learning(groups, self._shape[2]), self._shape
         trained = [name in self.trained for name in self.numbered]
 
         def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
@@ -217,7 +210,7 @@ class ByGame(policies.Policies):
                     learned = jax.vmap(teach)(*each, keys)
                 state[group.label], replay[group.label], found = learned
                 metrics |= group.apart(found)
-            state[TABLE] = watched(state[TABLE], rollout, sizes, axis_name)
+            state[TABLE] = watched(state[TABLE], rollout, axis_name)
             row = fixed.told(metrics)
             latest = state[TABLE].recent.window_return
             returns, window = jnp.nanmean(latest, -1), jnp.isfinite(latest).sum(-1, dtype=jnp.float32)
@@ -226,8 +219,8 @@ class ByGame(policies.Policies):
             return state, replay, row
 
         return inner._replace(
-            init=lambda key: {**inner.init(key), TABLE: empty(sizes)},
-            actor=fixed.beside(inner.actor, TABLE, _rows_ahead),
+            init=lambda key: {**inner.init(key), TABLE: empty(*shape)},
+            actor=fixed.beside(inner.actor, TABLE, _for_acting),
             step=step,
             keep=fixed.beside(inner.keep, TABLE),
             resume=fixed.beside(inner.resume, TABLE),
@@ -237,14 +230,8 @@ class ByGame(policies.Policies):
 
     def check(self) -> None:
         """Asks the mapping for the first game of each environment. Raises InputError: it names an unknown policy."""
-        for game in range(self.sizes.games):
+        for game in range(self._shape[1]):
             self._answers(0, game)
-
-    def begin(self, program: Program, state: LoopState, *, resumed: bool) -> LoopState:
-        if resumed:
-            known = parallel.first(state.learner[TABLE])
-            self._table, self._asked = np.array(known.table), np.array(known.asked)
-        return self.ahead(program, state)
 
     def ahead(self, program: Program, state: LoopState) -> LoopState:
         """Returns the state in which all games that the next call can begin are in the table; waits for the last call.
@@ -252,18 +239,19 @@ class ByGame(policies.Policies):
         Raises:
           InputError: the mapping names an unknown policy.
         """
-        latest = np.asarray(parallel.first(state.learner[TABLE].latest))
+        known = parallel.first(state.learner[TABLE])
+        latest, asked = np.asarray(known.latest), np.asarray(known.asked)
         if program.source is not self._source:  # environments that were made anew, whose games count from 0
-            self._source, self._asked, latest = program.source, np.zeros_like(self._asked), np.zeros_like(latest)
+            self._source, asked, latest = program.source, np.zeros_like(asked), np.zeros_like(latest)
             state = _with_table(program, state, latest=latest)
-        wanted = latest + self.sizes.ahead
-        if (self._asked >= wanted).all():
+        wanted = latest + self._shape[0]
+        if (asked >= wanted).all():
             return state
-        for game in np.flatnonzero(self._asked < wanted).tolist():
-            for number in range(int(self._asked[game]), int(wanted[game])):
-                self._table[number % self.sizes.ahead, game] = self._answers(number, game)
-        self._asked = np.maximum(self._asked, wanted).astype(np.int32)
-        return _with_table(program, state, table=self._table, asked=self._asked)
+        table = np.array(known.table)
+        for game in np.flatnonzero(asked < wanted).tolist():
+            for number in range(int(asked[game]), int(wanted[game])):
+                table[number % len(table), game] = self._answers(number, game)
+        return _with_table(program, state, table=table, asked=np.maximum(asked, wanted).astype(np.int32))
 
     def on_row(
         self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
@@ -293,7 +281,7 @@ class ByGame(policies.Policies):
     def _answers(self, number: int, game: int) -> list[int]:
         """Returns the number of the policy of each agent in one game of an environment."""
         assert self.cfg.multi_agent is not None
-        agents, episode = self.cfg.multi_agent.agents or (), NewEpisode(number * self.sizes.games + game, game)
+        agents, episode = self.cfg.multi_agent.agents or (), NewEpisode(number * self._shape[1] + game, game)
         found = [self._mapping(agent, episode) for agent in agents]
         for agent, name in zip(agents, found, strict=True):
             if name not in self.numbered:
@@ -310,7 +298,7 @@ def _with_table(program: Program, state: LoopState, **changes: Any) -> LoopState
     return dataclasses.replace(state, learner={**state.learner, TABLE: table})
 
 
-def watched(known: PolicyTable, rollout: Rollout, sizes: Sizes, axis_name: str | None = None) -> PolicyTable:
+def watched(known: PolicyTable, rollout: Rollout, axis_name: str | None = None) -> PolicyTable:
     """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
     number: Any = rollout.carry[NUMBER]
     rows: Any = (rollout.extras[PLACE], rollout.extras[COUNT], rollout.extras[RECORD], rollout.mask)
@@ -320,8 +308,8 @@ def watched(known: PolicyTable, rollout: Rollout, sizes: Sizes, axis_name: str |
     ended = record["terminated"] | record["truncated"]
     tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
     count_one = lambda recent, number: episodes.reduce(recent, tracked, ended, mask & (who == number))[0]
-    recent = jax.vmap(count_one)(known.recent, jnp.arange(sizes.policies))
-    latest = known.latest.at[number // sizes.agents].max(count.max(0))
+    recent = jax.vmap(count_one)(known.recent, jnp.arange(known.recent.window_next.shape[0]))
+    latest = known.latest.at[number // known.table.shape[2]].max(count.max(0))
     return dataclasses.replace(known, latest=latest, recent=recent)
 
 
@@ -359,31 +347,23 @@ def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
     )
 
 
-class _Table(NamedTuple):
-    """Parts of a PolicyTable that acting needs."""
-
-    table: Array
-    asked: Array
+def _for_acting(known: PolicyTable) -> PolicyTable:
+    return dataclasses.replace(known, latest=(), recent=())
 
 
-def _rows_ahead(known: PolicyTable) -> _Table:
-    return _Table(known.table, known.asked)
-
-
-def _follows(known: _Table, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:
-    """Returns the policy and game of each column [B]: what it remembers, or what the table says of a new game.
+def _follows(known: PolicyTable, game: Array, memory: Mapping[str, PyTree]) -> dict[str, Array]:
+    """Returns the policy and game of each column [B]: what its memory has, or what the table says of a new game.
 
     Args:
       known: the table of games to come.
       game: [B] i32, as the environment counts.
       memory: of the columns.
-      sizes: of the table.
     """
-    number, begun = memory[NUMBER], memory[COUNT] >= 0
-    environment, agent = number // sizes.agents % sizes.games, number % sizes.agents
+    (ahead, games, agents), number, begun = known.table.shape, memory[NUMBER], memory[COUNT] >= 0
+    environment, agent = number // agents % games, number % agents
     last = known.asked[environment] - 1
-    count = last - (last - game) % sizes.ahead  # the game itself, if the table is of it
-    found = known.table[count % sizes.ahead, environment, agent]
+    count = last - (last - game) % ahead  # the game itself, if the table is of it
+    found = known.table[count % ahead, environment, agent]
     return {PLACE: jnp.where(begun, memory[PLACE], found), COUNT: jnp.where(begun, memory[COUNT], count)}
 
 

@@ -89,10 +89,8 @@ class Policies(abc.ABC):
 
     def _likeness(self, name: str) -> Any:
         kind = _kind_of(self.seen, self._agents[name])
-        return *without_floats(multi_agent.policy_config(self.cfg, name)), name in self.trained, self._size(name), kind
-
-    def _size(self, name: str) -> int:
-        return len(self._agents[name])
+        own = without_floats(multi_agent.policy_config(self.cfg, name))
+        return own, name in self.trained, len(self._agents[name]), kind
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -147,7 +145,9 @@ class Policies(abc.ABC):
     @property
     def followed(self) -> tuple[str, ...]:
         """Names the policy of each column of a game, or of a block of games."""
-        return tuple(next(name for name, own in self._agents.items() if agent in own) for agent in self.spec.agents)
+        owned = [zip(group.names, group.agents.tolist(), strict=True) for group in self.groups]
+        pairs = sorted((column, name) for group in owned for name, columns in group for column in columns)
+        return tuple(name for _, name in pairs)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -204,10 +204,6 @@ class Policies(abc.ABC):
 
     def check(self) -> None:  # noqa: B027  # most policies need no such function
         """Raises InputError: a function of the config that names policies names an unknown one."""
-
-    def begin(self, program: Program, state: LoopState, *, resumed: bool) -> LoopState:
-        """Returns the state to begin with; `resumed` from a checkpoint."""
-        return self.ahead(program, state)
 
     def ahead(self, program: Program, state: LoopState) -> LoopState:
         """Returns the state that the next call begins with."""

@@ -66,16 +66,6 @@ class SelfPlay(Policies):
         return {}
 
     @property
-    def followed(self) -> tuple[str, ...]:
-        of_column = {
-            column: name
-            for group in self.groups
-            for name, columns in zip(group.names, group.agents, strict=True)
-            for column in columns.tolist()
-        }
-        return tuple(of_column[column] for column in sorted(of_column))
-
-    @property
     def labels(self) -> tuple[str, ...]:
         return tuple(name if name == self.section.policy else OPPONENTS for name in self.followed)
 

@@ -167,7 +167,7 @@ class Session(PolicyStates):
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         notes += self.run.data_notes
-        self.state = self.run.policies.begin(program, state, resumed=meta is not None)
+        self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
         updates = plan.batch_plan(cfg).updates or 1
@@ -240,7 +240,7 @@ class Session(PolicyStates):
         fresh = jax.device_get(program.keep(program.init(cfg.run.seed)))
         merged = self.run.policies.continued(fresh, kept, before, given, self.run.learners)
         self.clock = now
-        self.replace_state(self.run.policies.begin(program, program.place(merged), resumed=False))
+        self.replace_state(self.run.policies.ahead(program, program.place(merged)))
         self._policies_changed = True
         self.reporter.follow(self.run.policies.reported)
         self.schedule.start()

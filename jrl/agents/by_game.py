@@ -67,7 +67,7 @@ class PolicyTable:
     table: Any  # [M, G, A] i32, numbers of policies
     asked: Any  # [G] i32, games that the mapping was asked for: the table has the latest M of them
     latest: Any  # [G] i32, the game that was acted in
-    recent: episodes.Columns  # [P, ...], latest episodes of the agents that followed each policy
+    recent: Any  # `episodes.Columns` [P, ...], latest episodes of the agents that followed each policy
 
 
 def empty(ahead: int, games: int, agents: int, num_policies: int) -> PolicyTable:

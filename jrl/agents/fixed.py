@@ -61,7 +61,7 @@ class Group(NamedTuple):
     @property
     def label(self) -> str:
         """Returns the group's name."""
-        return label(self.names)
+        return self.names[0] if not self.stacked else f"{self.names[0]}+{len(self.names) - 1}"
 
     def over(self, pick: Callable[["Group"], Callable[..., Any]]) -> tuple[Callable[..., Any], tuple[PyTree, ...]]:
         """Returns what `pick` takes of one policy's `algo` and `learner`, vmapped, and the arguments before its own."""
@@ -154,11 +154,6 @@ class Group(NamedTuple):
             return split.at[:, self.agents.reshape(-1)].set(new).reshape(x.shape)
 
         return jax.tree.map(write, whole, mine)
-
-
-def label(names: Sequence[str]) -> str:
-    """Returns the name of a group of these policies."""
-    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
 
 
 def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTree:

@@ -73,7 +73,7 @@ class Policies(abc.ABC):
 
     def of(self, policy: str) -> tuple[RunConfig, EnvSpec]:
         """Returns the run and its environments as one policy's agents alone would have them."""
-        return multi_agent.policy_config(self.cfg, policy), spec_of(self.seen, self._agents[policy])
+        return multi_agent.policy_config(self.cfg, policy), _spec_of(self.seen, self._agents[policy])
 
     @property
     def alike(self) -> list[list[str]]:
@@ -88,9 +88,10 @@ class Policies(abc.ABC):
         return [names for _, names in found]
 
     def _likeness(self, name: str) -> Any:
-        kind = _kind_of(self.seen, self._agents[name])
+        agents = self._agents[name]
+        kind = next(one.agents for one in spaces.by_kind(self.seen) if agents[0] in one.agents)
         own = without_floats(multi_agent.policy_config(self.cfg, name))
-        return own, name in self.trained, len(self._agents[name]), kind
+        return own, name in self.trained, len(agents), kind
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -99,7 +100,7 @@ class Policies(abc.ABC):
         for names in self.alike:
             configs = [multi_agent.policy_config(self.cfg, name) for name in names]
             numbers = [[self.spec.agents.index(agent) for agent in self._agents[name]] for name in names]
-            spec = spec_of(self.seen, self._agents[names[0]])
+            spec = _spec_of(self.seen, self._agents[names[0]])
             floats = differing([cfg.algo for cfg in configs])
             group = Group(tuple(names), np.array(numbers), kinds=self.spec.kinds, cfg=configs[0], spec=spec)
             found.append(group._replace(floats=floats) if floats else group)
@@ -212,14 +213,9 @@ class Policies(abc.ABC):
     def on_row(
         self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
     ) -> LoopState:
-        """Changes the policies' part of a new result row; returns the state after what the row decides.
+        """Changes the policies' part of a new result row, number `count`; returns the state after what the row decides.
 
-        Args:
-          program: of the run.
-          state: of the row's last call; waited for, and taken over if it is not returned.
-          row: the new row.
-          count: its number.
-          directory: of the run; None: it has none.
+        `state` is that of the row's last call: it is waited for, and taken over if another one is returned.
         """
         return state
 
@@ -228,12 +224,7 @@ class Policies(abc.ABC):
         return None
 
     def continued(
-        self,
-        fresh: LoopState,
-        kept: LoopState,
-        before: "Policies",
-        given: Mapping[str, PyTree],
-        devices: int,
+        self, fresh: LoopState, kept: LoopState, before: "Policies", given: Mapping[str, PyTree], devices: int
     ) -> LoopState:
         """Returns the state of a run that had other policies: what was kept of a policy goes on under its name.
 
@@ -346,13 +337,10 @@ def _bound(group: Group, make: MakeAlgo) -> Group:
     return own._replace(of_floats=of_floats)
 
 
-def _kind_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
-    return next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
-
-
-def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
+def _spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
     """Returns the environments as some of their agents, of one kind, see them."""
-    return _kind_of(spec, agents)._replace(num_envs=spec.games * len(agents), agents=agents)
+    kind = next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
+    return kind._replace(num_envs=spec.games * len(agents), agents=agents)
 
 
 def without_floats(cfg: RunConfig) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from jrl import agents, config
+from jrl.agents.policies import shapes
 from jrl.config import RunConfig, datasets, multi_agent, plan, to_dict
 from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import TABLE, by_game
@@ -143,7 +144,7 @@ def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
     renew = lambda replay, like: renewed(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
-    like = _shapes(wanted)
+    like = shapes(wanted)
     dealt = _dealt(checkpoint.read(saved, "replay", like, renew), wanted, before, devices)
     return checkpoint.fitting(saved, "replay", dealt, like)
 
@@ -169,7 +170,7 @@ def _source(saved: Path, wanted: PyTree) -> PyTree:
     one to the other, the statistics go on, and the environments begin anew."""
     if not jax.tree.leaves(wanted):
         return wanted
-    like, anew = _shapes(wanted), False
+    like, anew = shapes(wanted), False
 
     def renew(found: Any, like: PyTree) -> Any:
         nonlocal anew
@@ -198,10 +199,6 @@ def _named_games(found: Any) -> Any:
 
 def _fields(source: PyTree) -> dict[str, PyTree]:
     return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:

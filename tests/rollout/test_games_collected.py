@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 from fake_cluster import FakeCluster
-from jrl.config.seats import LEAGUE
 
 from jrl import config, registry
 from jrl.agents import self_play
+from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import NewEpisode
 from jrl.envs.views import GAME
 from jrl.rollout import runner_group

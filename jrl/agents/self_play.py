@@ -70,7 +70,7 @@ class SelfPlay(Policies):
         return tuple(name if name == self.section.policy else OPPONENTS for name in self.followed)
 
     def whole_games(self, games: int) -> int:
-        unit = self._num_agents * self.section.pool
+        unit = self._num_agents * self.section.pool or 1  # 1: agents are not known
         return -(-games // unit) * unit
 
     @property

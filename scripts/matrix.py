@@ -178,7 +178,7 @@ def _train_only(session: Session) -> None:
 def train_and_count_stacks(session: Session) -> dict[str, Any]:
     """Trains, and looks whether the agents' policies are two in one program."""
     train(session)
-    stacks = [group.names for group in session.run.groups]
+    stacks = [group.names for group in session.run.policies.groups]
     if len(stacks) != 1 or len(stacks[0]) != 2:
         raise Failed(f"expected two policies in one stack, got {stacks}")
     return {"stacked policies": len(stacks[0])}

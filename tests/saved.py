@@ -7,7 +7,8 @@ import jax
 from jrl import algos, config
 from jrl.data import spaces_json
 from jrl.fields.data import Fixed, learns_from
-from jrl.run import build, build_policies
+from jrl.run import build
+from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint
 
 
@@ -28,7 +29,7 @@ def save(
 def save_games(directory: Path, **sections):
     """The same of a run with several agents, of sections of a config."""
     data = {"network": {"hidden": [8]}, "run": {"compile_cache": False}}
-    cfg = build_policies.resolved(config.from_dict(config.merge(data, sections)))
+    cfg = resolved(config.from_dict(config.merge(data, sections)))
     env = build.environment(cfg, num_envs=cfg.env.num_envs)
     env.close()
     return _written(directory, cfg, env.spec, lambda state: state, None)

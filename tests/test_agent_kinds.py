@@ -13,7 +13,7 @@ from agent_runs import trained, whole_and_resumed, without
 from flax import struct
 
 import jrl
-from jrl import config, envs, evaluate
+from jrl import agents, config, envs, evaluate
 from jrl.agents import fixed
 from jrl.config import multi_agent
 from jrl.envs import agent_options, team
@@ -24,7 +24,7 @@ from jrl.envs.transform import transformed
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.rollout import unroll
-from jrl.run import build, build_policies, network_table
+from jrl.run import build, network_table, preflight
 from jrl.run.session import Session
 from jrl.types import ActOut, Box, Dict, Discrete, Tuple
 
@@ -221,7 +221,7 @@ def test_groups_take_their_columns_also_of_wider_blocks():
 
 
 def test_each_column_acts_as_its_policy_alone():
-    cfg = build_policies.resolved(made(multi_agent={"mapping": "by_agent"}))
+    cfg = preflight.resolved(made(multi_agent={"mapping": "by_agent"}))
     env = envs.make(cfg.env)
     algo, state = build.algorithm(cfg, env.spec), None
     state = jax.jit(algo.init)(jax.random.key(0))
@@ -239,7 +239,7 @@ def test_each_column_acts_as_its_policy_alone():
         ("hunter_1", obs[0][1::2], out.action[0][1::2]),
         ("prey_0", obs[1], out.action[1]),
     ):
-        own_cfg, spec = build_policies.of_policy(cfg, env.spec, agent)
+        own_cfg, spec = agents.make(cfg, env.spec).of(agent)
         assert spec.kinds == () and spec.agents == (agent,) and spec.num_envs == GAMES
         alone = build.algorithm(own_cfg, spec)
         expected = act(alone, state[agent], own_obs, GAMES).action
@@ -247,7 +247,7 @@ def test_each_column_acts_as_its_policy_alone():
 
 
 def test_rollouts_have_the_shapes_that_are_foretold():
-    cfg = build_policies.resolved(made(network={"core": {"name": "gru", "size": 4}}))
+    cfg = preflight.resolved(made(network={"core": {"name": "gru", "size": 4}}))
     env = envs.make(cfg.env)
     algo = build.algorithm(cfg, env.spec)
     collect = unroll.make(env, algo.act, length=5, carry=algo.carry)

@@ -12,22 +12,21 @@ import pytest
 
 import jrl
 from jrl import api, config, evaluate, registry
-from jrl.agents import by_game
+from jrl.agents import Fixed, by_game
 from jrl.callbacks import Callbacks
 from jrl.config import multi_agent
-from jrl.config import policy_mapping as by_settings
+from jrl.config.policy_mapping import TABLE, NewEpisode
 from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
 from jrl.learn import parallel
 from jrl.learn.program import own_replay
 from jrl.rollout.unroll import RAW_STEPS
-from jrl.run.store import resume
+from jrl.run import build, build_learner
 from jrl.types import POLICY_ID
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMES, STEPS = 4, 12
-ROSTER = by_game.ROSTER
 
 
 def by_turns(agent, episode, **_):
@@ -81,14 +80,14 @@ def rows_of(session):
     number = np.asarray(rollout.extras[by_game.GAME_NUMBER])
     ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
     for t, b in np.ndindex(*number.shape):
-        episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
+        episode = NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
         wanted[t, b] = ask(("left", "right")[b % 2], episode)
     return rollout, wanted, names_of(session, rollout)
 
 
 def names_of(session, rollout):
     """The policy that each row is of."""
-    return np.array(multi_agent.numbered(session.config), object)[np.asarray(rollout.extras[POLICY_ID])]
+    return np.array(session.run.policies.numbered, object)[np.asarray(rollout.extras[POLICY_ID])]
 
 
 def copied(tree):
@@ -111,7 +110,7 @@ def test_each_row_is_of_the_policy_that_the_mapping_said_of_its_game(algo):
     number, over = np.asarray(rollout.obs[GAME]), np.asarray(rollout.over)
     assert (np.diff(number[:, ::2], axis=0)[1:] == over[:-2]).all() and over.any()
     assert (np.asarray(rollout.obs[OBS])[..., 0] == np.repeat(np.arange(GAMES), 2)).all()
-    (extras,) = (x for name, x in rollout.extras.items() if name in [g.label for g in algo.session.run.groups])
+    (extras,) = (x for name, x in rollout.extras.items() if name in [g.label for g in algo.session.run.policies.groups])
     for name in ("main", "other"):  # each acts with its own weights
         mine = found == name
         said = algo.get_policy(name).compute_log_likelihoods(rollout.action[mine], rollout.obs[OBS][mine])
@@ -141,8 +140,7 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     rollout, found = jax.device_get(rollout), names_of(session, rollout)
     record = rollout.extras[RAW_STEPS]
     ended = rollout.terminated & rollout.mask
-    sizes = by_game.Sizes(8, GAMES, 2, 2)
-    seen = jax.device_get(jax.jit(lambda *x: by_game.watched(*x, sizes))(by_game.empty(sizes), rollout))
+    seen = jax.device_get(jax.jit(by_game.watched)(by_game.empty(8, GAMES, 2, 2), rollout))
     for k, name in enumerate(session.policies):
         wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
@@ -157,11 +155,11 @@ def test_policies_are_added_and_removed_and_the_others_go_on(algo):
     trained(algo, 2)
     steps, iteration = session.counted(), session.iteration
     given, others = algo.get_policy("main").get_state(), algo.get_policy("other").get_state()
-    returns = np.asarray(session.state.learner[ROSTER].recent.window_return)
+    returns = np.asarray(session.state.learner[TABLE].recent.window_return)
     session.add_policy("third", mapping="by-lot", train=["main", "third"])
     session.add_policy("copy", state=given)
     assert (session.counted(), session.iteration) == (steps, iteration)
-    np.testing.assert_array_equal(session.state.learner[ROSTER].recent.window_return[:2], returns)
+    np.testing.assert_array_equal(session.state.learner[TABLE].recent.window_return[:2], returns)
     assert list(algo.policy_map) == ["main", "other", "third", "copy"]
     equal(algo.get_policy("copy").get_state(), given)
     equal((algo.get_policy("main").get_state(), algo.get_policy("other").get_state()), (given, others))
@@ -186,7 +184,7 @@ def test_replays_go_on_by_policy():
 
     def replays(session):
         kept = jax.device_get(session.run.program.keep(session.state))
-        return resume._replays_by_policy(kept.replay, session.config, session.run.groups, session.run.learners)
+        return session.run.policies._replays(kept.replay, session.run.learners)
 
     with built(**dqn, rollout={"length": 4}, devices={"fake": 2}) as algo:
         trained(algo, 4)
@@ -196,7 +194,7 @@ def test_replays_go_on_by_policy():
         found = replays(algo.session)
         equal({name: found[name] for name in before}, before)
         row = trained(algo, 4)
-        assert np.isfinite(row["policy/third/loss/value"]) and len(algo.session.run.groups) == 2
+        assert np.isfinite(row["policy/third/loss/value"]) and len(algo.session.run.policies.groups) == 2
     with built(multi_agent={"mapping": "by_agent", "policies": {"left": {}, "right": {}}}) as algo:
         trained(algo, 1)
         left = algo.get_policy("left").get_state()
@@ -206,7 +204,7 @@ def test_replays_go_on_by_policy():
         equal(algo.get_policy("left").get_state(), left)
         assert np.isfinite(trained(algo, 1)["policy/third/loss/policy"])
         algo.remove_policy("left")
-        assert algo.session.games is None and algo.session.policies == ("right", "third")
+        assert isinstance(algo.session.run.policies, Fixed) and algo.session.policies == ("right", "third")
         assert np.isfinite(trained(algo, 1)["policy/third/loss/policy"])
 
 
@@ -297,12 +295,14 @@ def test_replays_hold_the_rows_of_their_own_policy():
     dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
     with built(**dqn, rollout={"length": 4}, multi_agent={"mapping": registry.reference(by_number)}) as algo:
         trained(algo, 4)
-        session, (group,) = algo.session, algo.session.run.groups
+        session, (group,) = algo.session, algo.session.run.policies.groups
         learn, mesh = session.run.learn, session.run.mesh
+        algo_of_one = build.algorithm_of_one(group.cfg, group.spec, axis_name=parallel.AXIS)
+        learner, _ = build_learner.make(group.cfg, algo_of_one, group.spec, devices=1, length=4)
 
         def drawn(replay, place, key):
             mine = jax.tree.map(lambda x: x[place], own_replay(replay, learn)[group.label])
-            return group.learner.sample(mine, key)
+            return learner.sample(mine, key)
 
         same = parallel.REPLICATED
         draw = parallel.pmap(drawn, mesh, (parallel.PER_DEVICE, same, same), parallel.PER_DEVICE)
@@ -324,9 +324,9 @@ def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
     with built(multi_agent=both, devices={"fake": 2}) as algo:
         row = trained(algo, 2)
         rollout, wanted, found = rows_of(algo.session)
-        assert (wanted == found).all() and len(algo.session.run.groups) == 2
+        assert (wanted == found).all() and len(algo.session.run.policies.groups) == 2
         assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
-        for name, group in zip(("main", "other"), algo.session.run.groups, strict=True):
+        for name, group in zip(("main", "other"), algo.session.run.policies.groups, strict=True):
             mine = found == name
             said = algo.get_policy(name).compute_log_likelihoods(rollout.action[mine], rollout.obs[OBS][mine])
             np.testing.assert_allclose(rollout.extras[group.label]["log_prob"][mine], said, rtol=1e-4, atol=1e-5)
@@ -393,11 +393,11 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
         _, wanted, found = rows_of(algo.session)
         assert (wanted == found).all()
         assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other", "third"))
-        games = np.asarray(algo.session.state.learner[ROSTER].latest)
+        games = np.asarray(algo.session.state.learner[TABLE].latest)
         assert (games > 16).all()  # more than a call is told of
         saved = algo.save(tmp_path / "saved")
     with api.Algorithm.from_checkpoint(saved) as again:
-        assert (np.asarray(again.session.state.learner[ROSTER].latest) == 0).all()
+        assert (np.asarray(again.session.state.learner[TABLE].latest) == 0).all()
         rollout, wanted, found = rows_of(again.session)
         assert (wanted == found).all() and np.asarray(rollout.extras[by_game.GAME_NUMBER])[0].max() == 0
         trained(again, 1)

@@ -36,7 +36,8 @@ ARROWS = {
     "config": {"errors", "fields", "host", "registry"},
     "learn": {"errors", "fields", "host", "metrics", "ops", "replay", "rollout", "spaces", "types"},
     "agents": {
-        "config", "envs", "errors", "host", "learn", "metrics", "ops", "registry", "rollout", "run", "types",
+        "algos", "config", "envs", "errors", "host", "learn", "metrics", "ops", "registry", "rollout", "spaces",
+        "types",
     },
     "play": {
         "agents", "algos", "callbacks", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
@@ -49,8 +50,8 @@ ARROWS = {
     },
     "sweep": {"config", "errors", "fields", "host", "metrics", "report", "run", "run.store"},
     "serve": {
-        "algos", "config", "data", "distributions", "envs", "errors", "export", "fields", "host", "metrics", "play",
-        "rollout", "run", "run.store", "spaces", "types",
+        "agents", "algos", "config", "data", "distributions", "envs", "errors", "export", "fields", "host", "metrics",
+        "play", "rollout", "run", "run.store", "spaces", "types",
     },
     "serve.__main__": {"config", "errors", "fields", "host", "serve", "train"},
     "sweep.__main__": {"config", "config.__main__", "errors", "fields", "host", "sweep"},
@@ -83,7 +84,7 @@ LAZY_ARROWS = {
     "evaluate": {"config", "play", "rllib", "run", "run.store"},
     "record": {"play", "run"},
     "check_env": {"envs", "fields"},
-    "debug": {"config"},
+    "debug": {"agents", "config"},
     "rllib": {"export"},
     "data.__main__": {"run"},
 }

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from jrl.agents import league, self_play
+from jrl.agents import league
 from jrl.config.sections import SelfPlayConfig
 from jrl.metrics import payoff
 
@@ -14,7 +14,7 @@ from jrl.metrics import payoff
 
 def standing(**fields):
     """A league of three places in numpy."""
-    return dataclasses.replace(jax.tree.map(np.array, self_play.begun(3)), **fields)
+    return dataclasses.replace(jax.tree.map(np.array, league.init(3)), **fields)
 
 
 def against(*won, games=10):

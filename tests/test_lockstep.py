@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_several_agents import GAMES, REPLAY, STEPS, made
 
-from jrl import config
+from jrl import agents, config
 from jrl.api import DQNConfig
 from jrl.config import multi_agent
 from jrl.errors import InputError
@@ -63,8 +63,9 @@ def drawn(cfg, key, masks):
         algo = algo._replace(update=lambda state, batch, key: (state, UpdateAux({})))
         return learner.transform_batches(algo, [seen])
 
-    algo = build.algorithm(cfg, SPEC)
-    learn, _, groups = build_learner.of_policies(cfg, algo, SPEC, make, devices=1, length=STEPS)
+    algo, policies = build.algorithm(cfg, SPEC), agents.make(cfg, SPEC)
+    groups = policies.bound(make)
+    learn, _ = build_learner.of_policies(policies, groups, devices=1, length=STEPS)
     assert [group.label for group in groups] == ["agent_0+1", "agent_2", "agent_3"]
     like = unroll.rollout_like(SPEC, algo, length=STEPS, num_envs=SPEC.num_envs)
     like = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)

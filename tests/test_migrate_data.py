@@ -11,7 +11,7 @@ from jrl import config
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.migrate import migrate
-from jrl.run import build_policies
+from jrl.run import preflight
 
 TABLE = yaml.safe_load((Path(__file__).parent / "migrations.yaml").read_text())
 
@@ -135,7 +135,7 @@ def test_a_policy_server_becomes_a_run_of_clients(algo, given, external):
     assert found.config["external"] == external
     cfg = config.from_dict(found.config)
     assert cfg.env_runners.num == 0
-    assert build_policies.spec_of_clients(cfg).num_envs == cfg.env.num_envs
+    assert preflight.spec_of_clients(cfg).num_envs == cfg.env.num_envs
     assert any("start it with python -m jrl.serve CONFIG" in line for line in found.lines)
 
 

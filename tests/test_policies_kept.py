@@ -72,7 +72,7 @@ def test_a_hundred_policies_are_one_program():
                                 multi_agent={"policies_to_train": None}))  # fmt: skip
     with Session(cfg, endless=True) as session:
         session.start()
-        (group,) = session.run.groups
+        (group,) = session.run.policies.groups
         assert len(group.names) == 100 == len(session.policies)
         weights = lambda: jax.device_get(session.state.learner[group.label].state.params)
         before = weights()

@@ -11,7 +11,7 @@ from jrl.agents import fixed
 from jrl.learn import parallel
 from jrl.learn.program import own_replay
 from jrl.rollout import unroll
-from jrl.run import build, build_learner, build_policies
+from jrl.run import build, build_learner
 from jrl.run.session import Session
 
 pytestmark = pytest.mark.usefixtures("built_once")
@@ -28,7 +28,7 @@ def session_of(own, agents=3, **sections):
 
 def labels(own, **sections):
     with session_of(own, **sections) as session:
-        return [group.label for group in session.run.groups]
+        return [group.label for group in session.run.policies.groups]
 
 
 def equations(jaxpr):
@@ -45,7 +45,7 @@ def size(own, agents):
         step = jax.vmap(lambda s, r: run.learn.step(s, run.learn.init_replay(), r, key), axis_name=parallel.AXIS)
         add = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), tree)
         shapes = add(jax.eval_shape(run.learn.init, key)), add(rollout)
-        return equations(jax.make_jaxpr(step)(*shapes).jaxpr), len(run.groups)
+        return equations(jax.make_jaxpr(step)(*shapes).jaxpr), len(run.policies.groups)
 
 
 def test_twenty_learning_rates_are_one_group_and_one_program():
@@ -92,7 +92,7 @@ def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
     algo, own, sections = OWN[name]
     with session_of(own, 2, **{**sections, "algo": algo}) as session:
         session.start()
-        (group,), program, state = session.run.groups, session.run.program, session.state
+        (group,), program, state = session.run.policies.groups, session.run.program, session.state
         steps = {policy: alone(session, policy) for policy in group.names}
         apart = jax.jit(lambda rollout, key: (fixed._rollout_of(group, 2, rollout), group.keys(key)))
         for i in range(3):
@@ -115,7 +115,7 @@ def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
 
 def alone(session, policy):
     """The step of the policy's own learner, with a leading axis of one device."""
-    cfg, spec = build_policies.of_policy(session.config, session.run.spec, policy)
+    cfg, spec = session.run.policies.of(policy)
     algo = build.algorithm(cfg, spec, axis_name=parallel.AXIS)
     learn = build_learner.make(cfg, algo, spec, devices=1, length=STEPS)[0]
     return jax.jit(jax.vmap(learn.step, axis_name=parallel.AXIS))
@@ -128,7 +128,7 @@ def acts_alone(session, group, kept, obs):
     out = act(of_all, kept, obs, of_all.carry(2 * GAMES), key)
     keys = group.keys(jax.random.fold_in(key, 0))
     for p, policy in enumerate(group.names):
-        algo = build.algorithm(*build_policies.of_policy(session.config, session.run.spec, policy))
+        algo = build.algorithm(*session.run.policies.of(policy))
         expected = act(algo, kept[policy], np.asarray(obs)[p::2], algo.carry(GAMES), keys[p])
         np.testing.assert_array_equal(np.asarray(out.action)[p::2], expected.action)
 
@@ -137,3 +137,11 @@ def test_each_column_has_the_running_return_of_its_policys_gamma():
     own = [{"algo": {"gamma": 0.5}}, {"algo": {"gamma": 0.8}}]
     with session_of(own, algo={"normalize_reward": True, "gamma": 0.9}) as session:
         np.testing.assert_array_equal(session.run.algo.running_return_gamma, np.float32([0.5, 0.8, 0.9]))
+
+
+def test_a_learning_rate_that_differs_is_a_metric_of_a_call_of_one_iteration():
+    with session_of([{"algo": {"lr": 1e-2}}], 2) as session:
+        session.start()
+        _, told, _ = session.run.program.advance(session.state, 0, 0, 1)
+        rates = [told[f"policy/agent_{i}/train/lr"] for i in range(2)]
+        np.testing.assert_allclose(rates, [1e-2, session.config.algo.lr])

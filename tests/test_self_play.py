@@ -13,12 +13,14 @@ from jax import monitoring
 
 import jrl
 from jrl import config, envs, evaluate, registry, train
-from jrl.agents import fixed, league, self_play
+from jrl.agents import league, self_play
 from jrl.agents.self_play import seats
 from jrl.callbacks import Callbacks
 from jrl.config import multi_agent
 from jrl.errors import InputError
+from jrl.learn import parallel
 from jrl.rollout.unroll import RAW_STEPS
+from jrl.run import build, build_learner
 from jrl.run.session import Session
 from jrl.types import Rollout
 
@@ -75,9 +77,9 @@ def test_each_column_acts_with_the_weights_of_who_sits_there():
         kept["league"] = dataclasses.replace(kept["league"], pick=np.array([1, 0], np.int32))
         state = session.run.program.assign(state, kept)
         _, rollout, _ = session.run.program.collect(state, 0, 0)
-        rollout, groups, actors = jax.device_get(rollout), session.run.groups, session.run.program.actor(state)
-    learner, pool = groups
-    by_name = fixed.by_policy_name(groups, actors)
+        rollout, policies, actors = jax.device_get(rollout), session.run.policies, session.run.program.actor(state)
+    learner, pool = policies.bound(build.algorithm_of_one)
+    by_name = policies.by_name(actors)
     games = rollout.mask.shape[1] // 2
     mine = [2 * g + g % 2 for g in range(games)]
     theirs = [[2 * g + 1 - g % 2 for g in range(games) if g // 2 % POOL == k] for k in range(POOL)]
@@ -103,7 +105,9 @@ def test_each_column_acts_with_the_weights_of_who_sits_there():
 def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
     with Session(made(), endless=True) as session:
         session.start()
-        program, learner = session.run.program, session.run.groups[0]
+        program, learner = session.run.program, session.run.policies.groups[0]
+        algo = build.algorithm_of_one(learner.cfg, learner.spec, axis_name=parallel.AXIS)
+        taught = build_learner.make(learner.cfg, algo, learner.spec, devices=1, length=16)
         state, rollout, _ = program.collect(session.state, 0, 0)
         before = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(state.learner[learner.label])
         learned, _ = program.learn(state, rollout, 0, 0)
@@ -123,7 +127,7 @@ def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
             carry=(),
             over=rollout.over,
         )
-        step = lambda *args: jax.vmap(lambda _: learner.learner.step(*args)[0], axis_name="device")(jnp.zeros(1))
+        step = lambda *args: jax.vmap(lambda _: taught[0].step(*args)[0], axis_name="device")(jnp.zeros(1))
         alone = jax.jit(step)(before, (), record, jax.random.fold_in(key, 0))
         found, alone = jax.device_get((learned.learner[learner.label], alone))
     jax.tree.map(
@@ -182,7 +186,7 @@ def test_the_return_above_all_others_wins():
     no = np.zeros((1, 9), bool)
     extras = {RAW_STEPS: record, "league": np.zeros((1, 9), np.int32)}
     rollout = Rollout({}, {}, no, no, ~no, no, ~no, no[0], extras, ())
-    found = counted_of(3)(self_play.begun(1), rollout)
+    found = counted_of(3)(league.init(1), rollout)
     # game 0 is won by seat 0; in game 1 seat 1 has as much as seat 2; in game 2 seat 2 has least
     np.testing.assert_array_equal(found.counts, [[1, 1, 1]])
 
@@ -195,7 +199,7 @@ def run_on(session, calls):
     found = []
     for _ in range(calls):
         session.after(session.advance())
-        found.append(int(league.on_host(session.state).copies))
+        found.append(int(self_play.on_host(session.state).copies))
     return found
 
 

@@ -22,7 +22,7 @@ from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.run import build_policies
+from jrl.run import preflight
 from jrl.run.session import Session
 from jrl.types import ActOut, Box, Discrete, element
 
@@ -80,7 +80,7 @@ def made(base=PPO, /, **sections):
 
 
 def resolved(**section):
-    return build_policies.resolved(made(multi_agent=section))
+    return preflight.resolved(made(multi_agent=section))
 
 
 def test_each_team_learns_its_own_answer(tmp_path, capsys):
@@ -254,7 +254,7 @@ def test_teams_follow_policies_as_agents_do():
         "red": ("red_0", "red_1"),
         "guest": ("guest", "waiting"),
     }
-    again = build_policies.resolved(resolved(group=pairs))
+    again = preflight.resolved(resolved(group=pairs))
     assert again == resolved(group=pairs) and again.multi_agent.agents == ("red", "blue")
     assert list(multi_agent.lines(again)) == [
         *(f"team {name}: {', '.join(members)} act as one, 1 agent x 4 envs" for name, members in pairs.items()),

@@ -2,7 +2,9 @@
 
 All policies act for all agents, and each agent takes the action of the policy that it follows in this game. Each
 policy learns from its own rows; the other rows are masked. A table of games to come says which policy an agent
-follows. The host fills the table (`jrl.agents.game_table`).
+follows. Before each call of the program the host fills the table: it asks the mapping for more games than a call can
+begin. The answers depend on the mapping and on the number of the game alone, and a resumed run goes on with the games
+that it has asked for.
 
 An agent reads the table when its game begins, and keeps the policy until the game ends. Each row of a rollout has the
 numbers of its policy and of its game, so that a late rollout still finds its policy.
@@ -11,19 +13,24 @@ numbers of its policy and of its game, so that a late rollout still finds its po
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jrl.agents import fixed
+from jrl import registry
+from jrl.agents import fixed, policies
 from jrl.agents.fixed import Group
-from jrl.config.policy_mapping import ROSTER
+from jrl.config import RunConfig, multi_agent, plan
+from jrl.config.policy_mapping import TABLE, NewEpisode, asking
 from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
+from jrl.learn import parallel
 from jrl.learn.learner import Learner
+from jrl.learn.program import LoopState, Program
 from jrl.metrics import episodes
 from jrl.ops import collectives
 from jrl.rollout.unroll import RAW_STEPS
@@ -36,6 +43,8 @@ from jrl.types import (
     ActOut,
     Algo,
     Array,
+    Dict,
+    EnvSpec,
     Key,
     Metrics,
     PyTree,
@@ -44,20 +53,11 @@ from jrl.types import (
 
 NUMBER = "number"  # leaf of the memory: the number of the column in the run, [B] i32
 GAME_NUMBER = "game"  # the number of the game, in the extras and the memory, where it is below 0 until the game begins
-_IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of who does not learn, else NaN
-
-
-class Sizes(NamedTuple):
-    """The shape of a table."""
-
-    ahead: int  # M, games of each environment that are known at a time
-    games: int  # G, environments of the run
-    agents: int  # A, of each
-    policies: int  # P
+_IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of a policy that does not learn, else NaN
 
 
 @struct.dataclass
-class Roster:
+class PolicyTable:
     """The policy of each agent in games to come, the same on all devices; beside the policies in a run's State.
 
     Game i of environment g is row i % M of the table. Games outside the table reuse a row of it (modulo), as in a long
@@ -67,124 +67,238 @@ class Roster:
     table: Any  # [M, G, A] i32, numbers of policies
     asked: Any  # [G] i32, games that the mapping was asked for: the table has the latest M of them
     latest: Any  # [G] i32, the game that was acted in
-    recent: episodes.EpisodeState  # [P, ...], latest episodes of the agents that followed each policy
+    recent: Any  # `episodes.EpisodeState` [P, ...], latest episodes of the agents that followed each policy
 
 
-def empty(sizes: Sizes) -> Roster:
-    """Returns a roster whose table is yet to be filled."""
-    return Roster(
-        table=jnp.zeros((sizes.ahead, sizes.games, sizes.agents), jnp.int32),
-        asked=jnp.zeros(sizes.games, jnp.int32),
-        latest=jnp.zeros(sizes.games, jnp.int32),
-        recent=jax.vmap(lambda _: episodes.init(1))(jnp.arange(sizes.policies)),
+def empty(ahead: int, games: int, agents: int, num_policies: int) -> PolicyTable:
+    """Returns a table [ahead, games, agents] that is yet to be filled."""
+    return PolicyTable(
+        table=jnp.zeros((ahead, games, agents), jnp.int32),
+        asked=jnp.zeros(games, jnp.int32),
+        latest=jnp.zeros(games, jnp.int32),
+        recent=jax.vmap(lambda _: episodes.init(1))(jnp.arange(num_policies)),
     )
 
 
-def acting(groups: Sequence[Group], sizes: Sizes) -> Algo:
-    """Makes an Algo that acts with all policies; its State is a dict by policy, with the roster beside them.
+class ByGame(policies.Policies):
+    """Policies whose agents can change from game to game.
 
-    Its observations have the number of the game (`views.with_game_numbers`). Its memory has the number of each column
-    in the run, and the policy and game that the column began with. Extras are dicts by group, beside these two.
+    Observations have the number of the game (`agent_options.with_game_numbers`). Memories have the number of each
+    column in the run, and the policy and game that the column began with. Extras are dicts by group, beside these two.
+
+    Attributes:
+      numbered: names of the policies, in the order of their numbers.
     """
-    inner = fixed.acting(groups, sizes.agents)
 
-    def init(key: Key) -> dict[str, PyTree]:
-        return {**inner.init(key), ROSTER: empty(sizes)}
+    watches_games = True
+    in_checkpoint = True
 
-    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.actor(_policies(state)), ROSTER: _table(state[ROSTER])}
+    def __init__(self, cfg: RunConfig, spec: EnvSpec | None):
+        super().__init__(cfg, spec)
+        given = cfg.multi_agent
+        assert given is not None and given.agents is not None
+        # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
+        rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
+        waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
+        ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
+        self._shape = ahead, cfg.env.num_envs, len(given.agents), len(self.names)
+        self._source: Any = None  # of the environments whose games are counted
 
-    def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
-        numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
-        nothing = jnp.full((batch_size,), -1, jnp.int32)
-        found = inner.carry(batch_size, first=first, total=total)
-        return {**found, NUMBER: numbers, POLICY_ID: nothing, GAME_NUMBER: nothing}
+    @functools.cached_property
+    def numbered(self) -> tuple[str, ...]:
+        return tuple(name for names in self.alike for name in names)
 
-    def act(
-        actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
-    ) -> ActOut:
-        own = _follows(actor[ROSTER], obs[GAME], carry, sizes)
-        policy, start, action = own[POLICY_ID], 0, None
-        memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
-        extras: dict[str, PyTree] = {**own}
-        for i, group in enumerate(groups):
-            memory = carry[group.label]
-            pick = lambda one, memory=memory: lambda actor, key: one.algo.act(actor, obs[OBS], memory, key, explore)
-            out = group.mapped(pick)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
-            mine, start = policy - start, start + len(group.names)
-            picked = _picked(out, mine) if group.stacked else out
-            action = picked.action if action is None else _where(mine >= 0, picked.action, action)
-            memories[group.label], extras[group.label] = picked.carry, picked.extras
-        return ActOut(action, memories, extras)
+    @property
+    def seen(self) -> EnvSpec:
+        assert isinstance(self.spec.observation, Dict)
+        return self.spec._replace(observation=self.spec.observation[OBS])
 
-    gammas: set[float] = set()
-    for group in groups:
-        if group.algo.running_return_gamma is not None:
-            gamma = group.mapped(lambda one: lambda _: jnp.asarray(one.algo.running_return_gamma, jnp.float32))
-            gammas |= {float(f"{x:.7g}") for x in np.reshape(gamma(np.zeros(len(group.names))), -1)}
-    if len(gammas) > 1:
-        raise InputError(
-            "multi_agent.policies: with algo.normalize_reward, policies that an agent follows by turns need one gamma, "
-            f"got {', '.join(map(str, sorted(gammas)))}: give them the same"
+    def observed(self, obs: PyTree) -> PyTree:
+        return obs[OBS]
+
+    def _likeness(self, name: str) -> Any:
+        return policies.without_floats(multi_agent.policy_config(self.cfg, name))
+
+    def learns(self, group: Group) -> bool:
+        return True
+
+    @property
+    def reported(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        return self.names[:1] * self._shape[2]
+
+    def _extras(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    @property
+    def game_options(self) -> dict[str, Any]:
+        return {**super().game_options, "named": self.numbered.__getitem__}
+
+    def _rows_of(self, played: Any, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        if played is None or played.followed is None:
+            return super()._rows_of(played, agents)
+        return [(name, played.followed == self.numbered.index(name)) for name in self.names]
+
+    # ------------------------------------------------------------ acting and learning
+
+    def acting(self, groups: Sequence[Group]) -> Algo:
+        inner, shape = fixed.acting(groups, self._shape[2]), self._shape
+
+        def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
+            numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
+            nothing = jnp.full((batch_size,), -1, jnp.int32)
+            found = inner.carry(batch_size, first=first, total=total)
+            return {**found, NUMBER: numbers, POLICY_ID: nothing, GAME_NUMBER: nothing}
+
+        def act(
+            actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
+        ) -> ActOut:
+            own = _follows(actor[TABLE], obs[GAME], carry)
+            policy, start, action = own[POLICY_ID], 0, None
+            memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
+            extras: dict[str, PyTree] = {**own}
+            for i, group in enumerate(groups):
+                memory = carry[group.label]
+                pick = lambda one, memory=memory: lambda actor, key: one.algo.act(actor, obs[OBS], memory, key, explore)
+                out = group.mapped(pick)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
+                mine, start = policy - start, start + len(group.names)
+                picked = _picked(out, mine) if group.stacked else out
+                action = picked.action if action is None else _where(mine >= 0, picked.action, action)
+                memories[group.label], extras[group.label] = picked.carry, picked.extras
+            return ActOut(action, memories, extras)
+
+        gammas = {float(f"{x:.7g}") for group in groups for x in fixed.gammas(group)}
+        if len(gammas) > 1:
+            raise InputError(
+                "multi_agent.policies: with algo.normalize_reward, policies that an agent follows by turns need one "
+                f"gamma, got {', '.join(map(str, sorted(gammas)))}: give them the same"
+            )
+        return inner._replace(
+            init=lambda key: {**inner.init(key), TABLE: empty(*shape)},
+            actor=fixed.beside(inner.actor, TABLE, _for_acting),
+            carry=carry,
+            act=act,
+            running_return_gamma=next(iter(gammas), None),
         )
-    return inner._replace(init=init, actor=actor, carry=carry, act=act, running_return_gamma=next(iter(gammas), None))
+
+    def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
+        """Makes a Learner of which each policy that learns does so from the rows on which it was followed.
+
+        Without replay the policies learn one after the other, so that policies that do not learn cost nothing. Metrics
+        are `policy/NAME/...`, among them `return`, the mean over the latest episodes of the agents that followed the
+        policy.
+        """
+        inner, shape = fixed.learning(groups, self._shape[2]), self._shape
+        trained = [name in self.trained for name in self.numbered]
+
+        def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
+            follows = rollout.extras[POLICY_ID]
+            state, replay, metrics, start = dict(state), dict(replay), dict[str, Metrics](), 0
+            for i, group in enumerate(groups):
+                numbers = jnp.arange(start, start := start + len(group.names))
+                teach = functools.partial(_taught, group, _rollout_of(group, rollout), follows, axis_name)
+                each = (numbers, jnp.asarray(trained)[numbers], group.floats, state[group.label], replay[group.label])
+                keys = group.keys(jax.random.fold_in(key, i))
+                if not group.stacked:
+                    learned = teach(each[0][0], each[1][0], *each[2:], keys)
+                elif group.algo.on_policy:  # one after the other: policies that do not learn cost nothing
+                    learned = jax.lax.map(lambda one, teach=teach: teach(*one), (*each, keys))
+                else:  # side by side: no replay is copied
+                    learned = jax.vmap(teach)(*each, keys)
+                state[group.label], replay[group.label], found = learned
+                metrics |= group.unstack(found)
+            state[TABLE] = watched(state[TABLE], rollout, axis_name)
+            row = fixed.told(metrics)
+            latest = state[TABLE].recent.window_return
+            returns, window = jnp.nanmean(latest, -1), jnp.isfinite(latest).sum(-1, dtype=jnp.float32)
+            for k, name in enumerate(self.numbered):
+                row |= {f"policy/{name}/return": returns[k], f"policy/{name}/window": window[k]}
+            return state, replay, row
+
+        return inner._replace(
+            init=lambda key: {**inner.init(key), TABLE: empty(*shape)},
+            actor=fixed.beside(inner.actor, TABLE, _for_acting),
+            step=step,
+            keep=fixed.beside(inner.keep, TABLE),
+            resume=fixed.beside(inner.resume, TABLE),
+        )
+
+    # ------------------------------------------------------------ on the host: the table
+
+    def check(self) -> None:
+        """Asks the mapping for the first game of each environment. Raises InputError: it names an unknown policy."""
+        for game in range(self._shape[1]):
+            self._answers(0, game)
+
+    def ahead(self, program: Program, state: LoopState) -> LoopState:
+        """Returns the state in which all games that the next call can begin are in the table; waits for the last call.
+
+        Raises:
+          InputError: the mapping names an unknown policy.
+        """
+        known = parallel.first_copy(state.learner[TABLE])
+        latest, asked = np.asarray(known.latest), np.asarray(known.asked)
+        if program.source is not self._source:  # environments that were made anew, whose games count from 0
+            self._source, asked, latest = program.source, np.zeros_like(asked), np.zeros_like(latest)
+            state = _with_table(program, state, latest=latest)
+        wanted = latest + self._shape[0]
+        if (asked >= wanted).all():
+            return state
+        table = np.array(known.table)
+        for game in np.flatnonzero(asked < wanted).tolist():
+            for number in range(int(asked[game]), int(wanted[game])):
+                table[number % len(table), game] = self._answers(number, game)
+        return _with_table(program, state, table=table, asked=np.maximum(asked, wanted).astype(np.int32))
+
+    def on_row(
+        self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
+    ) -> LoopState:
+        """Policies that do not learn have no other metrics than those of their agents' episodes."""
+        for metric in [metric for metric in row if metric.startswith("policy/")]:
+            _, name, rest = metric.split("/", 2)
+            if name not in self.trained and rest not in ("return", "window"):
+                del row[metric]
+        return state
+
+    def _beside(
+        self, new: Mapping[str, PyTree], old: Mapping[str, PyTree], before: policies.Policies
+    ) -> dict[str, PyTree]:
+        recent = new[TABLE].recent
+        if isinstance(before, ByGame):
+            places = [before.numbered.index(name) if name in before.numbered else None for name in self.numbered]
+            pick = lambda x, y: np.stack([x[i] if place is None else y[place] for i, place in enumerate(places)])
+            recent = jax.tree.map(pick, recent, old[TABLE].recent)
+        return {TABLE: new[TABLE].replace(recent=recent)}
+
+    @functools.cached_property
+    def _mapping(self) -> Any:
+        assert self.cfg.multi_agent is not None and isinstance(self.cfg.multi_agent.mapping, str)
+        return asking(registry.load(self.cfg.multi_agent.mapping, "multi_agent.mapping"))
+
+    def _answers(self, number: int, game: int) -> list[int]:
+        """Returns the number of the policy of each agent in one game of an environment."""
+        assert self.cfg.multi_agent is not None
+        agents, episode = self.cfg.multi_agent.agents or (), NewEpisode(number * self._shape[1] + game, game)
+        found = [self._mapping(agent, episode) for agent in agents]
+        for agent, name in zip(agents, found, strict=True):
+            if name not in self.numbered:
+                raise InputError(
+                    f"multi_agent.mapping: expected one of the policies {', '.join(self.numbered)}, got {name!r} for "
+                    f"{agent} in {episode!r}: add it with add_policy, or change the mapping"
+                )
+        return [self.numbered.index(name) for name in found]
 
 
-def learning(
-    groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool], *, axis_name: str | None = None
-) -> Learner:
-    """Makes a Learner of which each policy that learns does so from the rows on which it was followed.
-
-    Without replay the policies learn one after the other, so that policies that do not learn cost nothing. Metrics are
-    `policy/NAME/...`, among them `return`, the mean over the latest episodes of the agents that followed the policy.
-
-    Args:
-      groups, sizes: of the policies and of their table.
-      trained: whether each policy learns, in the order of the groups.
-      axis_name: of the mapped axis over devices.
-    """
-    inner = fixed.learning(groups, sizes.agents)
-
-    def init(key: Key) -> dict[str, PyTree]:
-        return {**inner.init(key), ROSTER: empty(sizes)}
-
-    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.actor(_policies(state)), ROSTER: _table(state[ROSTER])}
-
-    def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
-        follows = rollout.extras[POLICY_ID]
-        state, replay, metrics, start = dict(state), dict(replay), dict[str, Metrics](), 0
-        for i, group in enumerate(groups):
-            numbers = jnp.arange(start, start := start + len(group.names))
-            teach = functools.partial(_taught, group, _rollout_of(group, rollout), follows, axis_name)
-            each = (numbers, jnp.asarray(trained)[numbers], group.floats, state[group.label], replay[group.label])
-            keys = group.keys(jax.random.fold_in(key, i))
-            if not group.stacked:
-                learned = teach(each[0][0], each[1][0], *each[2:], keys)
-            elif group.algo.on_policy:  # one after the other: policies that do not learn cost nothing
-                learned = jax.lax.map(lambda one, teach=teach: teach(*one), (*each, keys))
-            else:  # side by side: no replay is copied
-                learned = jax.vmap(teach)(*each, keys)
-            state[group.label], replay[group.label], found = learned
-            metrics |= group.unstack(found)
-        state[ROSTER] = watched(state[ROSTER], rollout, sizes, axis_name)
-        row = fixed.told(metrics)
-        latest = state[ROSTER].recent.window_return
-        returns, window = jnp.nanmean(latest, -1), jnp.isfinite(latest).sum(-1, dtype=jnp.float32)
-        for k, name in enumerate(name for group in groups for name in group.names):
-            row |= {f"policy/{name}/return": returns[k], f"policy/{name}/window": window[k]}
-        return state, replay, row
-
-    def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.keep(_policies(state)), ROSTER: state[ROSTER]}
-
-    def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.resume(_policies(kept)), ROSTER: kept[ROSTER]}
-
-    return inner._replace(init=init, actor=actor, step=step, keep=keep, resume=resume)
+def _with_table(program: Program, state: LoopState, **changes: Any) -> LoopState:
+    changed = {name: parallel.replicate(x, program.mesh) for name, x in changes.items()}
+    table = dataclasses.replace(state.learner[TABLE], **changed)
+    return dataclasses.replace(state, learner={**state.learner, TABLE: table})
 
 
-def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | None = None) -> Roster:
+def watched(known: PolicyTable, rollout: Rollout, axis_name: str | None = None) -> PolicyTable:
     """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
     number: Any = rollout.carry[NUMBER]
     rows: Any = (rollout.extras[POLICY_ID], rollout.extras[GAME_NUMBER], rollout.extras[RAW_STEPS], rollout.mask)
@@ -194,23 +308,17 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
     ended = record["terminated"] | record["truncated"]
     tracked = episodes.EpisodeRows(record["episode_return"], record["length"], record["episode_return"])
     count_one = lambda recent, number: episodes.reduce(recent, tracked, ended, mask & (who == number))[0]
-    recent = jax.vmap(count_one)(roster.recent, jnp.arange(sizes.policies))
-    latest = roster.latest.at[number // sizes.agents].max(count.max(0))
-    return dataclasses.replace(roster, latest=latest, recent=recent)
-
-
-def _of_one(group: Group, floats: PyTree) -> Learner:
-    if group.with_values is not None:
-        group = group.with_values(floats)
-    assert group.learner is not None
-    return group.learner
+    recent = jax.vmap(count_one)(known.recent, jnp.arange(known.recent.window_next.shape[0]))
+    latest = known.latest.at[number // known.table.shape[2]].max(count.max(0))
+    return dataclasses.replace(known, latest=latest, recent=recent)
 
 
 def _taught(
     group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, floats, state, replay, key
 ):
     """Trains the policy of that number on its rows, or leaves it bit for bit."""
-    learner, rows = _of_one(group, floats), rollout.mask & (who == number)
+    learner = fixed.taught(group if group.with_values is None else group.with_values(floats))
+    rows = rollout.mask & (who == number)
     own = dataclasses.replace(rollout, mask=rows)
     like = jax.eval_shape(learner.step, state, replay, own, key)[2]
     blank = lambda name, x: jnp.full(x.shape, _IDLE.get(name, np.nan if x.dtype.kind == "f" else 0), x.dtype)
@@ -222,7 +330,7 @@ def _taught(
         return jax.lax.cond(
             trained & there, lambda: learner.step(state, replay, own, key), lambda: (state, replay, idle)
         )
-    # a replay takes the rows of who does not learn, too, as what follows upon them may be learned from
+    # a replay takes the rows of a policy that does not learn, too, as what follows upon them may be learned from
     new, replay, told = learner.step(state, replay, own, key)
     keep = lambda a, b: jnp.where(trained, a, b)
     return jax.tree.map(keep, new, state), replay, jax.tree.map(keep, told, idle)
@@ -239,31 +347,23 @@ def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
     )
 
 
-class _Table(NamedTuple):
-    """Parts of a Roster that acting needs."""
-
-    table: Array
-    asked: Array
+def _for_acting(known: PolicyTable) -> PolicyTable:
+    return dataclasses.replace(known, latest=(), recent=())
 
 
-def _table(roster: Roster) -> _Table:
-    return _Table(roster.table, roster.asked)
-
-
-def _follows(known: _Table, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:
-    """Returns the policy and game of each column [B]: what it remembers, or what the table says of a new game.
+def _follows(known: PolicyTable, game: Array, memory: Mapping[str, PyTree]) -> dict[str, Array]:
+    """Returns the policy and game of each column [B]: what its memory has, or what the table says of a new game.
 
     Args:
       known: the table of games to come.
       game: [B] i32, as the environment counts.
       memory: of the columns.
-      sizes: of the table.
     """
-    number, begun = memory[NUMBER], memory[GAME_NUMBER] >= 0
-    environment, agent = number // sizes.agents % sizes.games, number % sizes.agents
+    (ahead, games, agents), number, begun = known.table.shape, memory[NUMBER], memory[GAME_NUMBER] >= 0
+    environment, agent = number // agents % games, number % agents
     last = known.asked[environment] - 1
-    count = last - (last - game) % sizes.ahead  # the game itself, if the table is of it
-    found = known.table[count % sizes.ahead, environment, agent]
+    count = last - (last - game) % ahead  # the game itself, if the table is of it
+    found = known.table[count % ahead, environment, agent]
     return {
         POLICY_ID: jnp.where(begun, memory[POLICY_ID], found),
         GAME_NUMBER: jnp.where(begun, memory[GAME_NUMBER], count),
@@ -279,7 +379,3 @@ def _picked(out: ActOut, place: Array) -> ActOut:
 def _where(rows: Array, new: PyTree, old: PyTree) -> PyTree:
     pick = lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(pick, new, old)
-
-
-def _policies(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    return {name: one for name, one in state.items() if name != ROSTER}

@@ -44,9 +44,11 @@ class Group(NamedTuple):
 
     names: tuple[str, ...]  # [P]
     agents: np.ndarray  # [P, n] i32, the agents of each, by number
-    algo: Algo  # of each; of the first, where floats differ
+    algo: Any = None  # Algo of each; of the first, where floats differ. None: only columns are asked for
     learner: Learner | None = None  # likewise; None where they do not learn
     kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `EnvSpec.kinds`
+    cfg: Any = None  # RunConfig of each, as if its agents were all there are; of the first, where floats differ
+    spec: Any = None  # EnvSpec, likewise
     floats: PyTree = ()  # those of a Config that differ, [P] f32 each; () where none do
     # one policy's `floats`, which may be traced -> the group with that policy's algo and learner
     with_values: Callable[[PyTree], "Group"] | None = None
@@ -59,14 +61,16 @@ class Group(NamedTuple):
     @property
     def label(self) -> str:
         """Returns the group's name."""
-        return label(self.names)
+        return self.names[0] if not self.stacked else f"{self.names[0]}+{len(self.names) - 1}"
 
     def over(self, pick: Callable[["Group"], Callable[..., Any]]) -> tuple[Callable[..., Any], tuple[PyTree, ...]]:
         """Returns what `pick` takes of one policy's `algo` and `learner`, vmapped, and the arguments before its own."""
         if self.with_values is None:
             return jax.vmap(pick(self)), ()
         bound = self.with_values
-        return jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), (self.floats,)
+        # jax arrays: a float that is a metric, too, is indexed by a traced number
+        floats = jax.tree.map(jnp.asarray, self.floats)
+        return jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), (floats,)
 
     def mapped(self, pick: Callable[["Group"], Callable[..., Any]]) -> Callable[..., Any]:
         """Returns what `pick` takes of one policy's `algo` and `learner` as a function of all policies."""
@@ -152,11 +156,6 @@ class Group(NamedTuple):
         return jax.tree.map(write, whole, mine)
 
 
-def label(names: Sequence[str]) -> str:
-    """Returns the name of a group of these policies."""
-    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
-
-
 def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTree:
     def take(x):
         split = x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :])
@@ -227,13 +226,19 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     def update(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, UpdateAux]:
         raise ValueError("several policies have an update each: call that of one of them")
 
-    gammas = np.zeros(num_agents, np.float32)
+    gamma, recorded = np.zeros(num_agents, np.float32), False
     for group in groups:
-        if group.algo.running_return_gamma is not None:
-            gamma = group.mapped(lambda one: lambda _: jnp.asarray(one.algo.running_return_gamma, jnp.float32))
-            gammas[group.agents] = np.reshape(gamma(np.zeros(len(group.names))), (-1, 1))
-    recorded = any(group.algo.running_return_gamma is not None for group in groups)
-    return Algo(init, actor, carry, act, update, groups[0].algo.data, running_return_gamma=gammas if recorded else None)
+        if (found := gammas(group)).size:
+            gamma[group.agents], recorded = found[:, None], True
+    return Algo(init, actor, carry, act, update, groups[0].algo.data, running_return_gamma=gamma if recorded else None)
+
+
+def gammas(group: Group) -> np.ndarray:
+    """Returns the discount of the running return that each policy asks for, [P]; [0] where none is asked for."""
+    if group.algo.running_return_gamma is None:
+        return np.zeros(0)
+    of_one = lambda one: lambda _: jnp.asarray(one.algo.running_return_gamma, jnp.float32)
+    return np.reshape(group.mapped(of_one)(np.zeros(len(group.names))), -1)
 
 
 def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False) -> Learner:
@@ -248,7 +253,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
       lockstep: all policies draw the same rows of their replays, which are filled and sampled alike; what else is drawn
         in an update is of each.
     """
-    taught = [(i, group) for i, group in enumerate(groups) if group.learner is not None]
+    learners = [(i, group) for i, group in enumerate(groups) if group.learner is not None]
 
     def init(key: Key) -> dict[str, PyTree]:
         begin = lambda one: one.algo.init if one.learner is None else one.learner.init
@@ -259,7 +264,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
         repeat = lambda group, tree: jax.tree.map(
             lambda x: jnp.broadcast_to(x, (len(group.names), *x.shape)) if group.stacked else x, tree
         )
-        return {group.label: repeat(group, _taught(group).init_replay()) for _, group in taught}
+        return {group.label: repeat(group, taught(group).init_replay()) for _, group in learners}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         read = lambda one: one.algo.actor if one.learner is None else one.learner.actor
@@ -267,7 +272,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
 
     def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
         state, replay, metrics = dict(state), dict(replay), dict[str, Metrics]()
-        for i, group in taught:
+        for i, group in learners:
             own, keys = _rollout_of(group, num_agents, rollout), group.keys(jax.random.fold_in(key, i))
             draw = jnp.broadcast_to(jax.random.fold_in(key, len(groups)), keys.shape) if lockstep else None
             drawn = keys if draw is None else Keys(draw, keys)
@@ -281,7 +286,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
         return by_policy_name(groups, {group.label: kept(group)(state[group.label]) for group in groups})
 
     def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        again = lambda group: (lambda x: x) if group.learner is None else group.mapped(lambda one: _taught(one).resume)
+        again = lambda group: (lambda x: x) if group.learner is None else group.mapped(lambda one: taught(one).resume)
         return {group.label: again(group)(group.stack(kept)) for group in groups}
 
     if any(group.stacked for group in groups):  # one program instead of one for each shape
@@ -289,7 +294,8 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
     return Learner(init, init_replay, actor, step, keep=keep, resume=resume)
 
 
-def _taught(group: Group) -> Learner:
+def taught(group: Group) -> Learner:
+    """Returns the Learner of a group that has one."""
     assert group.learner is not None
     return group.learner
 
@@ -297,6 +303,16 @@ def _taught(group: Group) -> Learner:
 def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Returns a dict by group as one by policy."""
     return {name: one for group in groups for name, one in group.unstack(by_group[group.label]).items()}
+
+
+def beside(fn: Callable[[Any], PyTree], name: str, read: Callable[[Any], Any] = lambda x: x) -> Callable[..., PyTree]:
+    """Returns `fn` of the policies in a State that has one more item, of which `read` is passed on."""
+    return lambda state: {**fn(without(state, name)), name: read(state[name])}
+
+
+def without(state: Mapping[str, PyTree], name: str) -> dict[str, PyTree]:
+    """Returns the policies of a State that has one more item."""
+    return {policy: one for policy, one in state.items() if policy != name}
 
 
 def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
@@ -332,7 +348,7 @@ def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys
     Those with a replay learn at once, because a loop would copy it, and those that see images, because a convolution
     inside one loop more is several times slower.
     """
-    pick = lambda one: _taught(one).step
+    pick = lambda one: taught(one).step
     row_bytes = sum(x.dtype.itemsize * math.prod(x.shape[3:]) for x in jax.tree.leaves(rollout.obs))
     if (
         not group.stacked

@@ -1,95 +1,61 @@
-"""A league under way: when copies are taken, which of them play, and what result rows tell of it.
+"""A league: its state on the device, when copies are taken, which of them play, and what result rows report of it.
 
 All that is decided follows from the counts on the device, the row's number and the seed, and all that is remembered is
-written back there (`jrl.agents.self_play.League`): so a run that is resumed decides as one that was never interrupted.
+written back there: so a run that is resumed decides as one that was never interrupted.
 """
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
-from jrl.agents import self_play
-from jrl.agents.self_play import League
-from jrl.config import RunConfig
-from jrl.config.seats import LEAGUE, places
-from jrl.host import files
-from jrl.learn import parallel
-from jrl.learn.program import LoopState
 from jrl.metrics import payoff
 
-_PRIOR = 1.0  # drawn games beside those of each pair: who has won all games is not infinitely strong
+_PRIOR = 1.0  # drawn games beside those of each pair: a player that has won all games is not infinitely strong
 
 
-class Pool:
-    """Takes copies of a run's policy, and says who plays.
+@struct.dataclass
+class League:
+    """State of a pool of K places, the same on all devices. Results are wins, draws and losses.
 
-    Args:
-      cfg: of the run, with `multi_agent.self_play`.
-      run: its parts, a `jrl.run.build.Run`.
+    Arrays of jax in a program, of numpy where it is decided what comes next.
     """
 
-    def __init__(self, cfg: RunConfig, run: Any):
-        assert cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
-        self._own, self._seed = cfg.multi_agent.self_play, cfg.run.seed
-        same = parallel.REPLICATED
-        swap = self_play.swapping(run.groups)
-        self._swap = parallel.pmap(swap, run.mesh, (same, same, same), same, donate_argnums=(0,))
-
-    def row(self, state: LoopState, env_steps: int, count: int) -> tuple[LoopState, dict[str, float]]:
-        """Returns the state after what is decided at a result row, the same object if that is nothing, and the row's
-        metrics.
-
-        Args:
-          state: of the row's last call; waited for, and taken over if it is not returned.
-          env_steps: so far.
-          count: the row's number.
-        """
-        before = on_host(state)
-        after, place = decided(before, self._own, env_steps, (self._seed, count))
-        found = metrics(before, self._own) | {"league/size": size(after), "league/copies": int(after.copies)}
-        if after is before:
-            return state, found
-        return dataclasses.replace(state, learner=self._swap(state.learner, np.int32(place), after)), found
-
-    def names(self, league: League) -> list[str]:
-        """Names the copies that there are by their numbers, and the policy itself, as the table has them."""
-        held = [f"{self._own.policy} {n}" for n in league.generation[: _held(league)]]
-        return [*held, f"{self._own.policy} now"]
-
-    def write(self, league: League, directory: Path) -> None:
-        """Writes league.json: who is in the pool, all results, ratings and their standard errors."""
-        results, (rating, error) = table(league), ratings(league)
-        number = lambda x: round(float(x), 3) if np.isfinite(x) else None
-        content = {
-            "players": self.names(league),
-            "places": dict(zip(places(self._own), map(int, league.generation), strict=True)),
-            "copies": int(league.copies),
-            "wins_draws_losses": results.tolist(),
-            "elo": [number(x) for x in rating],
-            "elo_se": [number(x) for x in error],
-        }
-        files.replace(directory / "league.json", json.dumps(content, indent=1) + "\n")
-
-    def draw(self, league: League, directory: Path, title: str) -> Path:
-        """Draws league.png: the payoff matrix and the ratings."""
-        return payoff.draw(directory / "league.png", self.names(league), table(league), *ratings(league), title=title)
+    counts: Any  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
+    since: Any  # [] i32, the number of the latest swap, which is any change of opponents
+    pick: Any  # [K] i32, the place that plays where place k would
+    latest: Any  # [K, 3] i32, the counts of the window before, against the same pool
+    generation: Any  # [K] i32, the number of each place's copy; 0 is the learner as it began
+    copies: Any  # [] i32, taken so far
+    payoff: Any  # [K, K, 3] i32, of the copy in place i, when it was taken, against the copy in place j
+    rating: Any  # [K] f32, Elo of each copy when it was last reckoned
+    marks: Any  # [] i32, multiples of snapshot_every that were passed
 
 
-def on_host(state: LoopState) -> League:
-    """Returns what is known of a run's league, in numpy; waits for the device."""
-    return jax.tree.map(np.asarray, state.learner[LEAGUE])
+def init(pool: int) -> League:
+    """Returns the league of a pool whose places all hold the learner as it begins."""
+    zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
+    return League(
+        counts=zeros(pool, 3),
+        since=zeros(),
+        pick=zeros(pool),
+        latest=zeros(pool, 3),
+        generation=zeros(pool),
+        copies=zeros(),
+        payoff=zeros(pool, pool, 3),
+        rating=jnp.zeros((pool,), jnp.float32),
+        marks=zeros(),
+    )
 
 
 def size(league: League) -> int:
     """Returns the players of a league: the policy, and the different copies in its pool."""
-    return 1 + _held(league)
+    return 1 + num_held(league)
 
 
-def _held(league: League) -> int:
+def num_held(league: League) -> int:
     """Returns how many different copies are in the pool; they are in its first places."""
     return min(int(league.copies) + 1, len(league.pick))
 
@@ -151,7 +117,7 @@ def least_useful(league: League, own: Any) -> int:
     Then that of the copy against which most games are won, and of several such, or with opponents `latest`, the oldest;
     the newest stays.
     """
-    pool, held = len(league.pick), _held(league)
+    pool, held = len(league.pick), num_held(league)
     if held < pool or pool == 1:
         return held % pool
     shares = np.nan_to_num(_shares(_recent(league)), nan=-1.0)
@@ -187,7 +153,7 @@ def picked(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
     Uniform: the copies that there are by turns; latest: the newest; prioritised: drawn in proportion to the share of
     games that are not won against them (arXiv:1912.06680, appendix N), 1 for whom nobody has met.
     """
-    pool, held = len(league.pick), _held(league)
+    pool, held = len(league.pick), num_held(league)
     if own.opponents == "latest":
         return np.full(pool, np.argmax(league.generation), np.int32)
     if own.opponents == "uniform":
@@ -202,7 +168,7 @@ def picked(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
 
 def table(league: League) -> np.ndarray:
     """Returns the results of all against all, [N + 1, N + 1, 3]: of the copies, and of the policy as it is now."""
-    held = _held(league)
+    held = num_held(league)
     found = np.zeros((held + 1, held + 1, 3), np.int64)
     found[:held, :held] = league.payoff[:held, :held]
     found[held, :held] = _recent(league)[:held]
@@ -215,7 +181,7 @@ def ratings(league: League) -> tuple[np.ndarray, np.ndarray]:
     The oldest copy of the pool keeps the rating that it had; errors are of the differences to it. The untrained copy
     that a league begins with has the rating 0.
     """
-    held = _held(league)
+    held = num_held(league)
     anchor = int(np.argmin(league.generation[:held]))
     rating, error = payoff.compute_elo(payoff.compute_scores(table(league)), anchor=anchor, prior=_PRIOR)
     return rating + league.rating[anchor], error

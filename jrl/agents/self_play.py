@@ -1,64 +1,189 @@
 """Self-play in a program: a policy learns from games against a stacked pool of frozen copies of itself.
 
-Who sits where is fixed (`seats`), so that shapes are, too: a copy that is taken is written over
-a place of the pool, and which place plays is an array of indices. Nothing is compiled again, and memory stays as it is.
+Of the games of a device, game g has the learner in seat g % A, and in its other seats the place (g // A) % K of the
+pool: A x K games are a block, in which the learner has every seat against every place once. The seats are fixed, so
+that shapes are, too: a copy that is taken is written over a place of the pool, and which place plays is an array of
+indices. Nothing is compiled again, and memory stays as it is.
 
-A rollout says of each row against which opponents its game began: who acts remembers it (`LEAGUE` in its memory and its
-extras). So games are counted rightly whoever collects, and however late they come.
+A rollout says of each row against which opponents its game began: acting remembers it (`LEAGUE` in its memory and its
+extras). So games are counted rightly whatever collects, and however late they come.
 """
 
 import dataclasses
+import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
-from jrl.agents import fixed
+from jrl.agents import fixed, league
 from jrl.agents.fixed import Group
-from jrl.config.seats import LEAGUE
+from jrl.agents.league import League
+from jrl.agents.policies import MakeAlgo, Policies, mean
+from jrl.config import RunConfig, multi_agent
+from jrl.config.multi_agent import LEAGUE
+from jrl.host import files
+from jrl.learn import parallel
 from jrl.learn.learner import Learner
+from jrl.learn.program import LoopState, Program
+from jrl.metrics import payoff
 from jrl.ops import collectives
 from jrl.rollout.unroll import RAW_STEPS
-from jrl.types import ActOut, Algo, Array, Key, PyTree, Rollout
+from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout
 
+OPPONENTS = "opponents"  # the label of all copies in recorded data
 _YET = -1  # in memory: the game is yet to begin
 
 
-@struct.dataclass
-class League:
-    """State of a pool of K places, the same on all devices. Results are wins, draws and losses.
+class SelfPlay(Policies):
+    """One policy that learns, and K frozen copies of it; the State has the `League` of their games, too.
 
-    Arrays of jax in a program, of numpy where it is decided what comes next.
+    Memory and extras have `LEAGUE`: the number of the latest swap when the game began, [B] i32.
     """
 
-    counts: Any  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
-    since: Any  # [] i32, the number of the latest swap, which is any change of opponents
-    pick: Any  # [K] i32, the place that plays where place k would
-    latest: Any  # [K, 3] i32, the counts of the window before, against the same pool
-    generation: Any  # [K] i32, the number of each place's copy; 0 is the learner as it began
-    copies: Any  # [] i32, taken so far
-    payoff: Any  # [K, K, 3] i32, of the copy in place i, when it was taken, against the copy in place j
-    rating: Any  # [K] f32, Elo of each copy when it was last reckoned
-    marks: Any  # [] i32, multiples of snapshot_every that were passed
+    watches_games = True
+    decides_by_row = True  # which opponents play next must not depend on how far the device is
+
+    def __init__(self, cfg: RunConfig, spec: EnvSpec | None):
+        super().__init__(cfg, spec)
+        assert cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
+        self.section = cfg.multi_agent.self_play
+        self._num_agents = len(cfg.multi_agent.agents or ())
+        self._swap: Any = None
+
+    @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        cfg, spec = self.of(self.section.policy)
+        seated = zip((self.names[:1], self.names[1:]), seats(self._num_agents, self.section.pool), strict=True)
+        return tuple(Group(names, columns, cfg=cfg, spec=spec) for names, columns in seated)
+
+    @property
+    def reported(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(name if name == self.section.policy else OPPONENTS for name in self.followed)
+
+    def whole_games(self, games: int) -> int:
+        unit = self._num_agents * self.section.pool or 1  # 1: agents are not known
+        return -(-games // unit) * unit
+
+    @property
+    def rewards_of(self) -> Callable[[int], tuple[np.ndarray, int]] | None:
+        """An evaluation reports the learner's rewards."""
+        pool = self.section.pool
+        return lambda agents: (seats(agents, pool)[0][0], agents**2 * pool)
+
+    def returns(self, played: Any) -> dict[str, float]:
+        return {f"policy/{self.section.policy}/return": mean(played.returns) if played else float("nan")}
+
+    # ------------------------------------------------------------ acting and learning
+
+    def bound(self, make: MakeAlgo) -> tuple[Group, ...]:
+        mine, pool = self.groups
+        algo = make(mine.cfg, mine.spec)
+        copies = algo._replace(init=lambda key: frozen(algo.init(key)))
+        return mine._replace(algo=algo), pool._replace(algo=copies)
+
+    def acting(self, groups: Sequence[Group]) -> Algo:
+        """Makes an Algo that acts in blocks of games, of the learner and its pool."""
+        mine, pool = groups
+        algo = fixed.acting(groups, _width(groups))
+
+        def init(key: Key) -> dict[str, PyTree]:
+            found = algo.init(key)
+            copies = pool.stack(dict.fromkeys(pool.names, frozen(found[mine.names[0]])))
+            return {**found, **pool.unstack(copies), LEAGUE: league.init(len(pool.names))}
+
+        def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
+            return {**algo.carry(batch_size, **place), LEAGUE: jnp.full((batch_size,), _YET, jnp.int32)}
+
+        def act(
+            actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
+        ) -> ActOut:
+            out, began = algo.act(actor, obs, carry, key, explore), carry[LEAGUE]
+            began = jnp.where(began == _YET, actor[LEAGUE], began)
+            return out._replace(carry={**out.carry, LEAGUE: began}, extras={**out.extras, LEAGUE: began})
+
+        return algo._replace(init=init, actor=_playing(algo.actor, pool), carry=carry, act=act)
+
+    def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
+        """Makes a Learner of which the first group learns, and counts what it wins, over `axis_name`."""
+        mine, pool = groups
+        inner, num_agents = fixed.learning(groups, _width(groups)), self._num_agents
+        keep_one = fixed.taught(mine).keep
+
+        def init(key: Key) -> dict[str, PyTree]:
+            found = inner.init(key)
+            copies = pool.stack(dict.fromkeys(pool.names, frozen(keep_one(found[mine.label]))))
+            return {**found, pool.label: copies, LEAGUE: league.init(len(pool.names))}
+
+        def step(state: Mapping[str, PyTree], replay: PyTree, rollout: Rollout, key: Key):
+            learned, replay, metrics = inner.step(fixed.without(state, LEAGUE), replay, rollout, key)
+            return {**learned, LEAGUE: counted(state[LEAGUE], rollout, num_agents, axis_name)}, replay, metrics
+
+        return inner._replace(
+            init=init,
+            actor=_playing(inner.actor, pool),
+            step=step,
+            keep=fixed.beside(inner.keep, LEAGUE),
+            resume=fixed.beside(inner.resume, LEAGUE),
+        )
+
+    # ------------------------------------------------------------ on the host: what a row decides
+
+    def on_row(
+        self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
+    ) -> LoopState:
+        """Puts the league's standing into a row, takes a copy and changes opponents where that calls for it."""
+        before = on_host(state)
+        after, place = league.decided(before, self.section, row["env_steps"], (self.cfg.run.seed, count))
+        row.update(league.metrics(before, self.section))
+        row.update({"league/size": league.size(after), "league/copies": int(after.copies)})
+        if after is not before:
+            if self._swap is None:
+                same = parallel.REPLICATED
+                swap = functools.partial(_swapped, self.groups, program.learner.keep)
+                self._swap = parallel.pmap(swap, program.mesh, (same, same, same), same, donate_argnums=(0,))
+            state = dataclasses.replace(state, learner=self._swap(state.learner, np.int32(place), after))
+        if directory is not None and directory.is_dir():
+            self._write(on_host(state), directory)
+        return state
+
+    def _players(self, known: League) -> list[str]:
+        """Names the copies that there are by their numbers, and the policy itself, as the table has them."""
+        held = [f"{self.section.policy} {n}" for n in known.generation[: league.num_held(known)]]
+        return [*held, f"{self.section.policy} now"]
+
+    def _write(self, known: League, directory: Path) -> None:
+        """Writes league.json: the players of the pool, all results, ratings and their standard errors."""
+        results, (rating, error) = league.table(known), league.ratings(known)
+        number = lambda x: round(float(x), 3) if np.isfinite(x) else None
+        content = {
+            "players": self._players(known),
+            "places": dict(zip(multi_agent.places(self.section), map(int, known.generation), strict=True)),
+            "copies": int(known.copies),
+            "wins_draws_losses": results.tolist(),
+            "elo": [number(x) for x in rating],
+            "elo_se": [number(x) for x in error],
+        }
+        files.replace(directory / "league.json", json.dumps(content, indent=1) + "\n")
+
+    def draw(self, state: LoopState, directory: Path, title: str) -> Path | None:
+        """Draws league.png: the payoff matrix and the ratings."""
+        known = on_host(state)
+        results, names = league.table(known), self._players(known)
+        return payoff.draw(directory / "league.png", names, results, *league.ratings(known), title=title)
 
 
-def begun(pool: int) -> League:
-    """Returns the league of a pool whose places all hold the learner as it begins."""
-    zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
-    return League(
-        counts=zeros(pool, 3),
-        since=zeros(),
-        pick=zeros(pool),
-        latest=zeros(pool, 3),
-        generation=zeros(pool),
-        copies=zeros(),
-        payoff=zeros(pool, pool, 3),
-        rating=jnp.zeros((pool,), jnp.float32),
-        marks=zeros(),
-    )
+def on_host(state: LoopState) -> League:
+    """Returns what is known of a run's league, in numpy; waits for the device."""
+    return jax.tree.map(np.asarray, state.learner[LEAGUE])
 
 
 def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,139 +201,65 @@ def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
     return column[learns][None].astype(np.int32), np.stack(others).astype(np.int32)
 
 
-def groups(policy: str, places: Sequence[str], algo: Algo, num_agents: int) -> list[Group]:
-    """Returns the learner and its pool as groups over blocks of games, of the columns that `seats` says."""
-    mine, theirs = seats(num_agents, len(places))
-    copies = algo._replace(init=lambda key: frozen(algo.init(key)))
-    return [Group((policy,), mine, algo), Group(tuple(places), theirs, copies)]
-
-
 def frozen(state: PyTree) -> PyTree:
     """Returns a copy of an algorithm's State without its optimizer's, which nobody asks of it."""
     kept = dataclasses.replace(state, opt_state=()) if hasattr(state, "opt_state") else state
     return jax.tree.map(jnp.copy, kept)
 
 
-def acting(made: Sequence[Group]) -> Algo:
-    """Makes an Algo that acts in blocks of games, of the learner and its pool; its State has the league, too.
-
-    Memory and extras have `LEAGUE`, too: the number of the latest swap when the game began, [B] i32.
-    """
-    learner, pool = made
-    algo = fixed.acting(made, _width(made))
-
-    def init(key: Key) -> dict[str, PyTree]:
-        found = algo.init(key)
-        copies = pool.stack(dict.fromkeys(pool.names, frozen(found[learner.names[0]])))
-        return {**found, **pool.unstack(copies), LEAGUE: begun(len(pool.names))}
-
-    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return _playing(algo.actor(_policies(state)), pool, state[LEAGUE])
-
-    def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
-        return {**algo.carry(batch_size, **place), LEAGUE: jnp.full((batch_size,), _YET, jnp.int32)}
-
-    def act(
-        actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
-    ) -> ActOut:
-        out, began = algo.act(actor, obs, carry, key, explore), carry[LEAGUE]
-        began = jnp.where(began == _YET, actor[LEAGUE], began)
-        return out._replace(carry={**out.carry, LEAGUE: began}, extras={**out.extras, LEAGUE: began})
-
-    return algo._replace(init=init, actor=actor, carry=carry, act=act)
-
-
-def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = None) -> Learner:
-    """Makes a Learner of which the first group learns, and counts what it wins.
-
-    Args:
-      made: the learner, with its Learner, and the pool.
-      num_agents: A.
-      axis_name: of the mapped axis over devices, over which games are counted.
-    """
-    taught, pool = made
-    inner = fixed.learning(made, _width(made))
-    assert taught.learner is not None
-    keep_one = taught.learner.keep
-
-    def init(key: Key) -> dict[str, PyTree]:
-        found = inner.init(key)
-        copy = frozen(keep_one(found[taught.label]))
-        copies = pool.stack(dict.fromkeys(pool.names, copy))
-        return {**found, pool.label: copies, LEAGUE: begun(len(pool.names))}
-
-    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return _playing(inner.actor(_policies(state)), pool, state[LEAGUE])
-
-    def step(state: Mapping[str, PyTree], replay: PyTree, rollout: Rollout, key: Key):
-        learned, replay, metrics = inner.step(_policies(state), replay, rollout, key)
-        return {**learned, LEAGUE: counted(state[LEAGUE], rollout, num_agents, axis_name)}, replay, metrics
-
-    def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.keep(_policies(state)), LEAGUE: state[LEAGUE]}
-
-    def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.resume(_policies(kept)), LEAGUE: kept[LEAGUE]}
-
-    return inner._replace(init=init, actor=actor, step=step, keep=keep, resume=resume)
-
-
-def swapping(made: Sequence[Group]) -> Callable[..., dict[str, PyTree]]:
-    """Makes (state, place [] i32, league) -> state, which writes the learner over a place of the pool.
+def _swapped(
+    groups: Sequence[Group], keep: Callable[[PyTree], PyTree], state: Mapping[str, PyTree], place: Array, after: League
+) -> dict[str, PyTree]:
+    """Returns the state with the learner written over a place of the pool, and with the league `after`.
 
     Without a place among the K, such as K itself, the pool stays; the league is replaced in any case.
     """
-    taught, pool = made
-    assert taught.learner is not None
-    keep_one = taught.learner.keep
-
-    def swap(state: Mapping[str, PyTree], place: Array, league: League) -> dict[str, PyTree]:
-        copy, copies = frozen(keep_one(state[taught.label])), state[pool.label]
-        here = jnp.arange(len(pool.names)) == place
-        if pool.stacked:
-            write = lambda x, new: jnp.where(here.reshape(-1, *[1] * new.ndim), new[None], x)
-        else:
-            write = lambda x, new: jnp.where(here[0], new, x)
-        return {**state, pool.label: jax.tree.map(write, copies, copy), LEAGUE: league}
-
-    return swap
+    mine, pool = groups
+    copy, copies = frozen(keep(state)[mine.names[0]]), state[pool.label]
+    here = jnp.arange(len(pool.names)) == place
+    if pool.stacked:
+        write = lambda x, new: jnp.where(here.reshape(-1, *[1] * new.ndim), new[None], x)
+    else:
+        write = lambda x, new: jnp.where(here[0], new, x)
+    return {**state, pool.label: jax.tree.map(write, copies, copy), LEAGUE: after}
 
 
-def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | None = None) -> League:
+def counted(known: League, rollout: Rollout, num_agents: int, axis_name: str | None = None) -> League:
     """Counts the games that ended in a rollout [T, G * A] and began after the latest swap.
 
     The learner has won a game when its return is above those of all others on the row where it ends, and lost it when
     it is below one of them. A rollout that nobody recorded (`jrl.rollout.unroll.RAW_STEPS`) counts none.
     """
     if RAW_STEPS not in rollout.extras:
-        return league
+        return known
     steps, columns = rollout.mask.shape
     record: Any = rollout.extras[RAW_STEPS]
     games = columns // num_agents
-    seat, pool = jnp.arange(games) % num_agents, league.pick.shape[0]
+    seat, pool = jnp.arange(games) % num_agents, known.pick.shape[0]
     learns = jnp.arange(num_agents)[None] == seat[:, None]  # [G, A]
     split = lambda x: x.reshape(steps, games, num_agents)
     of_mine = lambda x: jnp.take_along_axis(split(x), seat[None, :, None], -1)[..., 0]
     ended = of_mine((record["terminated"] | record["truncated"]) & rollout.mask)
-    counts = ended & (of_mine(rollout.extras[LEAGUE]) == league.since)
+    counts = ended & (of_mine(rollout.extras[LEAGUE]) == known.since)
     mine = of_mine(record["episode_return"])
     best = jnp.where(learns, -jnp.inf, split(record["episode_return"])).max(-1)
     results = jnp.stack([mine > best, mine == best, mine < best], -1) & counts[..., None]  # [T, G, 3]
-    place = league.pick[jnp.arange(games) // num_agents % pool]
+    place = known.pick[jnp.arange(games) // num_agents % pool]
     found = jnp.zeros((pool, 3), jnp.int32).at[place].add(results.sum(0, dtype=jnp.int32))
-    return dataclasses.replace(league, counts=league.counts + collectives.psum(found, axis_name))
+    return dataclasses.replace(known, counts=known.counts + collectives.psum(found, axis_name))
 
 
-def _playing(actor: Mapping[str, PyTree], pool: Group, league: League) -> dict[str, PyTree]:
-    """Puts the copies that play in the places where they do, and tells since when they play."""
-    if pool.stacked:
-        actor = {**actor, pool.label: jax.tree.map(lambda x: x[league.pick], actor[pool.label])}
-    return {**actor, LEAGUE: league.since}
+def _playing(actor: Callable[[PyTree], Any], pool: Group) -> Callable[[Mapping[str, PyTree]], dict[str, PyTree]]:
+    """Returns `actor` with the copy of each place that plays, and the number of the latest swap."""
+
+    def read(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        known, found = state[LEAGUE], actor(fixed.without(state, LEAGUE))
+        if pool.stacked:
+            found = {**found, pool.label: jax.tree.map(lambda x: x[known.pick], found[pool.label])}
+        return {**found, LEAGUE: known.since}
+
+    return read
 
 
-def _policies(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    return {name: one for name, one in state.items() if name != LEAGUE}
-
-
-def _width(made: Sequence[Group]) -> int:
-    return sum(group.agents.size for group in made)
+def _width(groups: Sequence[Group]) -> int:
+    return sum(group.agents.size for group in groups)

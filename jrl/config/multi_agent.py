@@ -2,24 +2,26 @@
 
 import dataclasses
 import difflib
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrl import registry
-from jrl.config import plan, policy_mapping, reader, seats
-from jrl.config.policy_mapping import BY_AGENT, SHARED
+from jrl.config import plan, policy_mapping, reader
+from jrl.config.policy_mapping import BY_AGENT, SHARED, TABLE, by_game
 from jrl.config.sections import MultiAgentConfig, RunConfig
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
 
 _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
-_KEY = "multi_agent.replay_mode lockstep"  # replays of policies that are filled and sampled alike
+LEAGUE = "league"  # the item of a State beside the policies of self-play, and so no name of a policy
+_LOCKSTEP = "multi_agent.replay_mode lockstep"  # replays of policies that are filled and sampled alike
 _ELSE = "or use multi_agent.replay_mode=independent"
 
-
 Kinds = Mapping[tuple[str, ...], str]  # agents of equal spaces -> these in words; {} where all agents are alike
+Row = tuple[str, object, str]  # key, whether it is refused, why and what to do instead
 
 
 def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> RunConfig:
@@ -41,58 +43,273 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         raise InputError(
             f"multi_agent.agents: expected {_listed(agents)}, as {has}, got {_listed(given.agents)}: leave it out"
         )
-    if in_lockstep(cfg) and given.self_play is not None:
-        raise InputError("multi_agent.replay_mode lockstep: with multi_agent.self_play one policy learns: leave it out")
+    found = dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
     if given.self_play is not None:
-        found = dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
-        known = {"agent": agents, "policy": tuple(followers(found))}
-        if errors := [*seats.faults(cfg, agents), *_unequal_seats(kinds), *_stop_faults(cfg, known)]:
-            raise InputError(*errors)
+        _refuse(_self_play_rows(found, kinds))
         return found
     table = _by_kind(kinds)
     if kinds and given.mapping is None and set(given.policies) in (set(), set(table.values())):
         given = dataclasses.replace(given, mapping=table)
     given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
     found = dataclasses.replace(cfg, multi_agent=given)
-    if policy_mapping.per_episode(found):
-        errors = list(policy_mapping.faults(found, bool(kinds))) or list(faults(found))
-    else:
-        errors = list(faults(found)) or list(_kind_faults(found, kinds))
-    if errors:
-        raise InputError(*errors)
-    if in_lockstep(found) and (errors := list(_lockstep_faults({p: policy_config(found, p) for p in learning(found)}))):
-        raise InputError(*errors)
+    if by_game(found):
+        _refuse(_by_game_rows(found, kinds))
+    _refuse(_policy_rows(found))
+    _refuse(_kind_rows(found, kinds))
+    if in_lockstep(found):
+        _refuse(_lockstep_rows({policy: policy_config(found, policy) for policy in learning(found)}))
     return found
 
 
-def _lockstep_faults(policies: Mapping[str, Any]) -> Iterator[str]:
-    """Yields policies that cannot draw the same rows, each with its mend.
+def _refuse(rows: Iterable[Row]) -> None:
+    """Raises InputError with all that is refused."""
+    if errors := _refused(rows):
+        raise InputError(*errors)
+
+
+def _refused(rows: Iterable[Row]) -> list[str]:
+    return [f"{key}: {message}" for key, is_refused, message in rows if is_refused]
+
+
+# ---------------------------------------------------------------- what does not go together
+
+
+def _self_play_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
+    key, given = "multi_agent.self_play", cfg.multi_agent
+    assert given is not None and given.self_play is not None and given.agents is not None
+    own, num_agents = given.self_play, len(given.agents)
+    yield _LOCKSTEP, in_lockstep(cfg), f"with {key} one policy learns: leave it out"
+    for name in ("policies", "mapping", "policies_to_train"):
+        mend = "leave one of them out"
+        yield f"multi_agent.{name}", getattr(given, name), f"{key} decides about the policies, too: {mend}"
+    two = f"expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
+    yield key, num_agents < 2, two
+    name = f"expected a name, and not {LEAGUE}, which metrics have, got {own.policy!r}: rename it"
+    yield f"{key}.policy", own.policy in ("", LEAGUE), name
+    kept = cfg.checkpoint.policies
+    yield f"checkpoint.policies {kept}", kept != "all", f"with {key} copies are the policy's opponents: use all"
+    mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
+    no_rule = own.snapshot_win_rate is None and own.snapshot_every is None
+    yield key, no_rule, f"expected a rule when copies are taken, got none: {mend}"
+    yield from _split_rows(cfg, num_agents, plan.num_learners(cfg) or 1)
+    yield (
+        key, kinds,
+        f"expected agents of equal spaces, got {_in_words(kinds)}: leave it out, or make teams of as many agents each "
+        "by multi_agent.group",
+    )  # fmt: skip
+    yield from _stop_rows(cfg, {"agent": given.agents, "policy": tuple(followers(cfg))})
+
+
+def _in_words(kinds: Kinds) -> str:
+    return " and ".join(f"{agents[0]} ({words})" for agents, words in list(kinds.items())[:2])
+
+
+def split_faults(cfg: RunConfig, num_agents: int, learners: int) -> list[str]:
+    """Returns where the games of each of so many devices that learn, and of each device or env runner that collects for
+    them, are no whole blocks of self-play, with the numbers that are.
+    """
+    return _refused(_split_rows(cfg, num_agents, learners))
+
+
+def _split_rows(cfg: RunConfig, num_agents: int, learners: int) -> Iterator[Row]:
+    assert cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
+    pool, parts = cfg.multi_agent.self_play.pool, math.lcm(learners, plan.num_pools(cfg, learners))
+    unit, games = num_agents * pool * parts, cfg.env.num_envs
+    near = " or ".join(str(n) for n in (games - games % unit, games - games % unit + unit) if n)
+    who = "devices" if parts == learners else "env runners" if parts == cfg.env_runners.num else "parts"
+    on = f" x {parts} {who}" if parts > 1 else ""
+    yield (
+        f"env.num_envs {games}", num_agents > 1 and games % unit,
+        f"multi_agent.self_play needs a multiple of {num_agents} seats x {pool} places of the pool{on} = {unit}, so "
+        f"that each seat meets each place as often: use {near}",
+    )  # fmt: skip
+
+
+def _by_game_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
+    given, key = cfg.multi_agent, "multi_agent.mapping"
+    assert given is not None
+    yield "multi_agent.policies", not given.policies, f"with {key} policies must be known by name: list them"
+    yield (
+        f"multi_agent.policies.{TABLE}", TABLE in given.policies,
+        f"with {key} that is the name of the table of games: rename it",
+    )  # fmt: skip
+    yield (
+        key, kinds,
+        "agents may change policies from game to game, so that all need equal spaces, and theirs differ: leave it out, "
+        "and name the policies of the agents in a table",
+    )  # fmt: skip
+    output = f"with {key} policies change from game to game, which files do not say: leave it out"
+    yield "data.output", cfg.data.output is not None, output
+    yield _LOCKSTEP, in_lockstep(cfg), f"with {key} a row is of one policy alone: use independent"
+
+
+def _policy_rows(cfg: RunConfig) -> Iterator[Row]:
+    """Yields faults of policies and mapping."""
+    given = cfg.multi_agent
+    assert given is not None and given.agents is not None
+    for name, own in given.policies.items():
+        key = f"multi_agent.policies.{name}"
+        yield _name_row(key, name)
+        for section in own:
+            mend = _near(section, _OWN)[2:] or f"a policy has its own {', '.join(_OWN)}"
+            yield f"unknown key {key}.{section}", section not in _OWN, mend
+    if _refused(found := list(_mapping_rows(given))):
+        yield from found
+        return
+    followed = set(given.policies) if by_game(cfg) else set(follows(given).values())
+    idle = [name for name in given.policies if name not in followed]
+    mend = "give them one in multi_agent.mapping, make that a function, or leave them out"
+    yield "multi_agent.policies", idle, f"no agent follows {_listed(idle)}: {mend}"
+    known = tuple(given.policies) or tuple(dict.fromkeys(follows(given).values()))
+    for name in given.policies_to_train or ():
+        expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
+        yield "multi_agent.policies_to_train", name not in known, expected
+    yield from _stop_rows(cfg, {"agent": given.agents, "policy": tuple(followed)})
+
+
+def _name_row(key: str, name: str) -> Row:
+    text = "a name" if key.endswith(name) else "names"
+    return key, not _NAME.fullmatch(name), f"expected {text} of letters, digits, _, . and -, got {name!r}: rename it"
+
+
+def _mapping_rows(given: MultiAgentConfig) -> Iterator[Row]:
+    agents, policies, mapping, key = given.agents or (), tuple(given.policies), given.mapping, "multi_agent.mapping"
+    if mapping == SHARED and len(policies) > 1:
+        mend = f'use by_agent or a table such as {{"agent_0": {policies[0]}, ".*": {policies[1]}}}'
+        yield key, True, f"shared is one policy for all agents, and there are {_listed(policies)}: {mend}"
+    elif isinstance(mapping, dict):
+        for pattern, policy in mapping.items():
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                yield key, True, f"expected a regular expression, got {pattern!r}: {e}"
+                return
+            there = f"and there are {_listed(policies)}{_near(policy, policies)}"
+            yield key, policies and policy not in policies, f"{pattern!r} names the policy {policy!r}, {there}"
+        lost = [a for a in agents if not any(re.fullmatch(pattern, a) for pattern in mapping)]
+        mend = f'add one, such as ".*": {next(iter(mapping.values()), SHARED)}'
+        yield key, lost, f"no entry fits {_listed(lost)}: the agents are {_listed(agents)}; {mend}"
+    elif _by_agent(given) and policies:
+        lost = [a for a in agents if a not in policies]
+        mend = f'or map agents to policies, such as multi_agent.mapping={{".*": {policies[0]}}}'
+        named = f"the agents are {_listed(agents)}; name the policies like the agents, {mend}"
+        yield "multi_agent.policies", lost, f"no policy for {_listed(lost)}: {named}"
+
+
+def _stop_rows(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    """Yields metrics of agents or policies that do not exist: a criterion of theirs would never be met."""
+    own = cfg.multi_agent.self_play if cfg.multi_agent else None
+    for key, metric in _metrics(cfg):
+        evaluated = metric.startswith("evaluation/")
+        kind, _, rest = metric.removeprefix("evaluation/").partition("/")
+        # a policy's name has no slash, an agent's may have one
+        name, _, row = rest.partition("/") if kind == "policy" else rest.rpartition("/")
+        names = known.get(kind, ())
+        if evaluated and own and names and metric != (one := f"evaluation/policy/{own.policy}/return"):
+            yield key, True, f"with multi_agent.self_play an evaluation reports the policy that learns alone: use {one}"
+            continue
+        mend = _near(name, names) or ": it would never be met"
+        yield key, names and row and name not in names, f"expected one of {kind} {_listed(names)}, got {name!r}{mend}"
+
+
+def alone_faults(cfg: RunConfig) -> list[str]:
+    """Returns metrics of agents, and of policies in evaluations, in a run with one agent, whose rows have neither."""
+    has = f"{cfg.env.id or 'the environment'} has one agent, whose rows have no such key"
+    use = lambda metric: "evaluation/return" if metric.startswith("evaluation/") else "episode/return"
+    of_several = ("agent/", "evaluation/agent/", "evaluation/policy/")
+    return _refused((key, x.startswith(of_several), f"{has}: use {use(x)}") for key, x in _metrics(cfg))
+
+
+def _metrics(cfg: RunConfig) -> Iterator[tuple[str, str]]:
+    yield from ((f"stop.{metric}", metric) for metric in cfg.stop)
+    if best := cfg.checkpoint.keep_best_by:
+        yield f"checkpoint.keep_best_by {best}", best
+
+
+def _kind_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
+    kind_of = {agent: agents for agents in kinds for agent in agents}
+    table = ", ".join(f'"{pattern}": {name}' for pattern, name in _by_kind(kinds).items())
+    for policy, agents in followers(cfg).items() if kinds else ():
+        own = {kind_of[agent]: agent for agent in reversed(agents)}  # the first agent of each kind
+        found = " and ".join(f"{own[kind]} ({kinds[kind]})" for kind in list(own)[::-1][:2])
+        yield (
+            "multi_agent.mapping", len(own) > 1,
+            f"expected agents of equal spaces to follow policy {policy}, got {found}: give each kind a policy of its "
+            f"own, such as multi_agent.mapping={{{table}}}, or leave mapping and policies out, which does that",
+        )  # fmt: skip
+
+
+def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> None:
+    """Raises InputError with all that is wrong with `multi_agent.group`.
+
+    Args:
+      cfg: with teams.
+      agents, kinds: of the environment, before any of them are a team.
+    """
+    assert cfg.multi_agent is not None and cfg.multi_agent.group is not None
+    _refuse(_group_rows(cfg.multi_agent, agents, kinds or {}))
+
+
+def _group_rows(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[Row]:
+    key, group, one_team = "multi_agent.group", given.group or {}, is_one_team(given.group or {}, agents)
+    none = f"expected a team or more, such as {{team: [{', '.join(agents)}]}}, got none: leave it out"
+    yield key, not group, none
+    kind_of = {agent: alike for alike in kinds for agent in alike}
+    team_of: dict[str, str] = {}
+    for name, members in group.items():
+        if not one_team:  # which has no name anywhere
+            yield _name_row(key, name)
+        own = f"{key}.{name}"
+        yield own, not members, f"expected agents, got none: name some of {_listed(agents)}, or leave the team out"
+        for agent in members:
+            mend, twice = _near(agent, agents) or ": leave it out", agent in team_of and agent in agents
+            yield own, agent not in agents, f"expected names of {_listed(agents)}, got {agent!r}{mend}"
+            yield key, twice, f"{agent} is in {team_of.get(agent)} and in {name}: name each agent once"
+            team_of.setdefault(agent, name)
+        other = [agent for agent in members if kind_of.get(agent) != kind_of.get(members[0])]
+        yield (
+            own, other,
+            f"expected agents of equal spaces, but those of {members and members[0]} and {other and other[0]} differ: "
+            "make a team of each kind, or leave it out, and each kind of agents follows a policy of its own",
+        )  # fmt: skip
+        taken = "an agent in no team has that name: rename the team"
+        yield own, name in agents and not any(name in each for each in group.values()), taken
+    if one_team:
+        found = [
+            name for name in ("agents", "policies", "mapping", "policies_to_train", "self_play") if getattr(given, name)
+        ]
+        has = f"one team of all agents has one policy: leave it out, or leave out {key}"
+        yield from ((f"multi_agent.{name}", True, has) for name in found[:1])
+        one = "with one team of all agents one policy learns: leave it out"
+        yield _LOCKSTEP, given.replay_mode == "lockstep", one
+
+
+def _lockstep_rows(policies: Mapping[str, Any]) -> Iterator[Row]:
+    """Yields policies that cannot draw the same rows.
 
     Args:
       policies: those that learn, name -> the run as its agents alone would have it.
     """
     for name, own in policies.items():
-        if own.replay is None:
-            mend = "give it an algorithm that has one, such as dqn, leave it out of multi_agent.policies_to_train"
-            yield f"{_KEY}: policy {name} learns by {reader.algo_name(own)}, which has no replay: {mend}, {_ELSE}"
-        elif own.replay.prioritized:
-            mend = f"set replay.prioritized=false, {_ELSE}"
-            yield f"{_KEY}: policy {name} draws by priorities, which are its own: {mend}"
-    pairs = list(policies.items())
-    for name, own in pairs[1:]:
-        first, of_first = pairs[0]
-        if own.replay is None or of_first.replay is None:
+        mend = "give it an algorithm that has one, such as dqn, leave it out of multi_agent.policies_to_train"
+        none = f"policy {name} learns by {reader.algo_name(own)}, which has no replay: {mend}, {_ELSE}"
+        yield _LOCKSTEP, own.replay is None, none
+        mend = f"set replay.prioritized=false, {_ELSE}"
+        prioritized = own.replay is not None and own.replay.prioritized
+        yield _LOCKSTEP, prioritized, f"policy {name} draws by priorities, which are its own: {mend}"
+    first, of_first = next(iter(policies.items()), ("", None))
+    for name, own in list(policies.items())[1:]:
+        if own.replay is None or of_first is None or of_first.replay is None:
             continue
         mine, theirs = (len(one.multi_agent.agents) for one in (own, of_first))
-        if mine != theirs:
-            yield (
-                f"{_KEY}: policy {first} is followed by {counted(theirs, 'agent')} and {name} by {mine}, so that their "
-                f"replays do not hold the same games and times: let equally many follow each, {_ELSE}"
-            )
+        yield (
+            _LOCKSTEP, mine != theirs,
+            f"policy {first} is followed by {counted(theirs, 'agent')} and {name} by {mine}, so that their replays do "
+            f"not hold the same games and times: let equally many follow each, {_ELSE}",
+        )  # fmt: skip
         for key, (here, there) in _drawn_by(own, of_first).items():
-            if here != there:
-                mend = f"give all policies the same {key}, {_ELSE}"
-                yield f"{_KEY}: {key} is {there} for policy {first} and {here} for {name}: {mend}"
+            mend = f"give all policies the same {key}, {_ELSE}"
+            yield _LOCKSTEP, here != there, f"{key} is {there} for policy {first} and {here} for {name}: {mend}"
 
 
 def _drawn_by(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
@@ -103,45 +320,7 @@ def _drawn_by(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     return found | {"network.core": (own.network.recurrent, other.network.recurrent), "network.max_seq_len": lengths}
 
 
-def alike(cfg: RunConfig) -> list[list[str]]:
-    """Groups policies that differ in nothing but weights and the floats of their `algo`, in the config's order."""
-    found: list[tuple[Any, list[str]]] = []
-    for name in followers(cfg):
-        own = without_floats(policy_config(cfg, name))
-        group = next((names for like, names in found if like == own), None)
-        if group is None:
-            found.append((own, group := []))
-        group.append(name)
-    return [names for _, names in found]
-
-
-def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
-    """Returns what such policies share: the config without its agents and the floats of its algorithm.
-
-    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
-    """
-    import jax
-
-    from jrl import algos
-
-    rest = dataclasses.replace(cfg, multi_agent=None)
-    if algos.is_own(reader.algo_name(cfg)):
-        return (rest,)
-    return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
-
-
-def numbered(cfg: RunConfig) -> list[str]:
-    """Returns the policies in the order of their numbers, where the policy of an agent may change from game to game."""
-    return [name for names in alike(cfg) for name in names]
-
-
-def _unequal_seats(kinds: Kinds) -> Iterator[str]:
-    if kinds:
-        first, other = list(kinds)[:2]
-        yield (
-            f"multi_agent.self_play: expected agents of equal spaces, got {first[0]} ({kinds[first]}) and {other[0]} "
-            f"({kinds[other]}): leave it out, or make teams of as many agents each by multi_agent.group"
-        )
+# ---------------------------------------------------------------- agents and policies
 
 
 def _by_kind(kinds: Kinds) -> dict[str, str]:
@@ -160,70 +339,9 @@ def _by_kind(kinds: Kinds) -> dict[str, str]:
     return table
 
 
-def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
-    kind_of = {agent: agents for agents in kinds for agent in agents}
-    for policy, agents in followers(cfg).items() if kinds else ():
-        other = next((agent for agent in agents if kind_of[agent] != kind_of[agents[0]]), None)
-        if other is not None:
-            told = lambda agent: f"{agent} ({kinds[kind_of[agent]]})"
-            table = ", ".join(f'"{pattern}": {name}' for pattern, name in _by_kind(kinds).items())
-            yield (
-                f"multi_agent.mapping: expected agents of equal spaces to follow policy {policy}, got "
-                f"{told(agents[0])} and {told(other)}: give each kind a policy of its own, such as "
-                f"multi_agent.mapping={{{table}}}, or leave mapping and policies out, which does that"
-            )
-
-
 def is_one_team(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> bool:
     """Returns whether there is one team, of all agents: the environment then is one of a single agent."""
     return len(groups) == 1 and sorted(next(iter(groups.values()))) == sorted(agents)
-
-
-def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> None:
-    """Raises InputError with all that is wrong with `multi_agent.group`.
-
-    Args:
-      cfg: with teams.
-      agents, kinds: of the environment, before any of them are a team.
-    """
-    assert cfg.multi_agent is not None and cfg.multi_agent.group is not None
-    if errors := list(_group_faults(cfg.multi_agent, agents, kinds or {})):
-        raise InputError(*errors)
-
-
-def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[str]:
-    key, group = "multi_agent.group", given.group or {}
-    if not group:
-        yield f"{key}: expected a team or more, such as {{team: [{', '.join(agents)}]}}, got none: leave it out"
-    kind_of = {agent: alike for alike in kinds for agent in alike}
-    team_of: dict[str, str] = {}
-    for name, members in group.items():
-        if not _NAME.fullmatch(name) and not is_one_team(group, agents):  # which has no name anywhere
-            yield f"{key}: expected names of letters, digits, _, . and -, got {name!r}: rename it"
-        if not members:
-            yield f"{key}.{name}: expected agents, got none: name some of {_listed(agents)}, or leave the team out"
-        for agent in members:
-            if agent not in agents:
-                known = f"expected names of {_listed(agents)}"
-                yield f"{key}.{name}: {known}, got {agent!r}{_near(agent, agents) or ': leave it out'}"
-            elif agent in team_of:
-                yield f"{key}: {agent} is in {team_of[agent]} and in {name}: name each agent once"
-            team_of.setdefault(agent, name)
-        first = members[0] if members else ""
-        if other := [agent for agent in members if kind_of.get(agent) != kind_of.get(first)]:
-            yield (
-                f"{key}.{name}: expected agents of equal spaces, but those of {first} and {other[0]} differ: make a "
-                "team of each kind, or leave it out, and each kind of agents follows a policy of its own"
-            )
-    alone = [agent for agent in agents if agent not in team_of]
-    if taken := [name for name in group if name in alone]:
-        yield f"{key}.{taken[0]}: an agent in no team has that name: rename the team"
-    if is_one_team(group, agents):
-        own = ("agents", "policies", "mapping", "policies_to_train", "self_play")
-        if found := [name for name in own if getattr(given, name)]:
-            yield f"multi_agent.{found[0]}: one team of all agents has one policy: leave it out, or leave out {key}"
-        if given.replay_mode == "lockstep":
-            yield "multi_agent.replay_mode lockstep: with one team of all agents one policy learns: leave it out"
 
 
 def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
@@ -264,94 +382,6 @@ def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
     return dataclasses.replace(given, policies_to_train=learn)
 
 
-def faults(cfg: RunConfig) -> Iterator[str]:
-    """Yields faults of policies and mapping, each with its mend, once the agents are known."""
-    given = cfg.multi_agent
-    assert given is not None and given.agents is not None
-    for name, own in given.policies.items():
-        key = f"multi_agent.policies.{name}"
-        if not _NAME.fullmatch(name):
-            yield f"{key}: expected a name of letters, digits, _, . and -, got {name!r}: rename it"
-        for section in own:
-            if section not in _OWN:
-                near = difflib.get_close_matches(section, _OWN, 1)
-                mend = f"did you mean {near[0]}?" if near else f"a policy has its own {', '.join(_OWN)}"
-                yield f"unknown key {key}.{section}: {mend}"
-    if found := list(_mapping_faults(given)):
-        yield from found
-        return
-    followed = set(given.policies) if policy_mapping.per_episode(cfg) else set(follows(given).values())
-    if idle := [name for name in given.policies if name not in followed]:
-        mend = "give them one in multi_agent.mapping, make that a function, or leave them out"
-        yield f"multi_agent.policies: no agent follows {_listed(idle)}: {mend}"
-    known = tuple(given.policies) or tuple(dict.fromkeys(follows(given).values()))
-    for name in given.policies_to_train or ():
-        if name not in known:
-            expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
-            yield f"multi_agent.policies_to_train: {expected}"
-    yield from _stop_faults(cfg, {"agent": given.agents, "policy": tuple(followed)})
-
-
-def _stop_faults(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yields metrics of agents or policies that do not exist: a criterion of theirs would never be met."""
-    own = cfg.multi_agent.self_play if cfg.multi_agent else None
-    for key, metric in _metrics(cfg):
-        evaluated = metric.startswith("evaluation/")
-        kind, _, rest = metric.removeprefix("evaluation/").partition("/")
-        # a policy's name has no slash, an agent's may have one
-        name, _, row = rest.partition("/") if kind == "policy" else rest.rpartition("/")
-        if evaluated and own and kind in known and metric != (one := f"evaluation/policy/{own.policy}/return"):
-            yield f"{key}: with multi_agent.self_play an evaluation reports the policy that learns alone: use {one}"
-        elif kind in known and row and name not in known[kind]:
-            expected = f"expected one of {kind} {_listed(known[kind])}, got {name!r}"
-            yield f"{key}: {expected}{_near(name, known[kind]) or ': it would never be met'}"
-
-
-def alone_faults(cfg: RunConfig) -> Iterator[str]:
-    """Yields metrics of agents, and of policies in evaluations, in a run with one agent, whose rows have neither."""
-    for key, metric in _metrics(cfg):
-        if metric.startswith(("agent/", "evaluation/agent/", "evaluation/policy/")):
-            mend = "use evaluation/return" if metric.startswith("evaluation/") else "use episode/return"
-            yield f"{key}: {cfg.env.id or 'the environment'} has one agent, whose rows have no such key: {mend}"
-
-
-def _metrics(cfg: RunConfig) -> Iterator[tuple[str, str]]:
-    yield from ((f"stop.{metric}", metric) for metric in cfg.stop)
-    if best := cfg.checkpoint.keep_best_by:
-        yield f"checkpoint.keep_best_by {best}", best
-
-
-def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
-    agents, policies, mapping = given.agents or (), tuple(given.policies), given.mapping
-    if mapping == SHARED and len(policies) > 1:
-        yield (
-            f"multi_agent.mapping: shared is one policy for all agents, and there are {_listed(policies)}: use "
-            'by_agent or a table such as {"agent_0": ' + f'{policies[0]}, ".*": {policies[1]}}}'
-        )
-    elif isinstance(mapping, dict):
-        for pattern, policy in mapping.items():
-            try:
-                re.compile(pattern)
-            except re.error as e:
-                yield f"multi_agent.mapping: expected a regular expression, got {pattern!r}: {e}"
-                return
-            if policies and policy not in policies:
-                yield (
-                    f"multi_agent.mapping: {pattern!r} names the policy {policy!r}, and there are "
-                    f"{_listed(policies)}{_near(policy, policies)}"
-                )
-        if lost := [a for a in agents if not any(re.fullmatch(pattern, a) for pattern in mapping)]:
-            yield (
-                f"multi_agent.mapping: no entry fits {_listed(lost)}: the agents are {_listed(agents)}; add one, such "
-                f'as ".*": {next(iter(mapping.values()), SHARED)}'
-            )
-    elif _by_agent(given) and policies and (lost := [a for a in agents if a not in policies]):
-        yield (
-            f"multi_agent.policies: no policy for {_listed(lost)}: the agents are {_listed(agents)}; name the policies "
-            'like the agents, or map agents to policies, such as multi_agent.mapping={".*": ' + f"{policies[0]}}}"
-        )
-
-
 def _by_agent(given: MultiAgentConfig) -> bool:
     return given.mapping == BY_AGENT or (given.mapping is None and len(given.policies) > 1)
 
@@ -372,12 +402,18 @@ def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
     if cfg.multi_agent is None or cfg.multi_agent.agents is None:
         return {}
     if cfg.multi_agent.self_play is not None:
-        return seats.followers(cfg.multi_agent)
-    if policy_mapping.per_episode(cfg):
+        own, agents = cfg.multi_agent.self_play, cfg.multi_agent.agents
+        return {own.policy: agents[:1], **dict.fromkeys(places(own), agents[1:])}  # where its seat is the first
+    if by_game(cfg):
         return dict.fromkeys(cfg.multi_agent.policies, cfg.multi_agent.agents)
     following = follows(cfg.multi_agent)
     policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(following.values()))
     return {p: agents for p in policies if (agents := tuple(a for a, of in following.items() if of == p))}
+
+
+def places(own: Any) -> tuple[str, ...]:
+    """Returns the names of the K places of a pool, in order."""
+    return tuple(f"{own.policy}-{k + 1}" for k in range(own.pool))
 
 
 def shows_state(cfg: RunConfig) -> bool:
@@ -442,16 +478,26 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
 def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> Iterator[str]:
     """Yields a line for each policy: its agents, and whether it learns; `spaces` describes their spaces."""
     if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
-        yield from seats.lines(cfg)
+        yield from _lines_of_self_play(cfg)
         return
     if cfg.multi_agent and cfg.multi_agent.group:
         for name, members in cfg.multi_agent.group.items():
             yield f"team {name}: {_listed(members)} act as one, 1 agent x {counted(cfg.env.num_envs, 'env')}"
     for policy, agents in followers(cfg).items():
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
-        columns += ", as each game's mapping says" if policy_mapping.per_episode(cfg) else ""
+        columns += ", as each game's mapping says" if by_game(cfg) else ""
         frozen = "" if is_trained(cfg, policy) else ", does not learn"
         yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}{spaces(policy)}"
+
+
+def _lines_of_self_play(cfg: Any) -> Iterator[str]:
+    """Yields a line for the policy that learns, and one for its copies."""
+    given = cfg.multi_agent
+    own, games = given.self_play, counted(cfg.env.num_envs, "game")
+    yield f"policy {own.policy}: one of {len(given.agents)} seats in each of {games}, every seat equally often"
+    drawn = {"uniform": "equally often", "latest": "the newest in all games", "prioritised": "by what it beats less"}
+    names = ", ".join(places(own)[:8])
+    yield f"policies {names}: {counted(own.pool, 'place')} of frozen copies, {drawn[own.opponents]}"
 
 
 def _listed(names: Sequence[str]) -> str:

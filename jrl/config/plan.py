@@ -186,7 +186,7 @@ def iterations_per_call(cfg: Any) -> int:
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
     if cfg.replay is not None:
         most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))
-    if policy_mapping.per_episode(cfg):  # the table of games holds all games of a call
+    if policy_mapping.by_game(cfg):  # the table of games holds all games of a call
         most = min(most, _STEPS_TOLD // rollout_length(cfg))
     return cfg.rollout.iterations_per_call or max(1, most)
 

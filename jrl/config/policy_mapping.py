@@ -1,18 +1,18 @@
 """Mappings that are asked for each episode, so that the policy of an agent may differ by game."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.errors import InputError
 
 SHARED = "shared"  # the policy of all agents, where the config names none
 BY_AGENT = "by_agent"
-ROSTER = "roster"  # what is known of who follows which policy beside the policies, in a run's State
+TABLE = "roster"  # the item of a State that says which policies agents follow, and so no name of a policy
 _ASKED = 8  # times that a mapping is asked first: one that draws its answers gives two
 
 
-def per_episode(cfg: Any) -> bool:
+def by_game(cfg: Any) -> bool:
     """Returns whether the policy of an agent may change from game to game, in a run whose agents are known.
 
     So it is where a mapping was left a function, as its answers depend on the episode.
@@ -108,22 +108,3 @@ def answers(fn: Callable[..., Any], agents: Sequence[str], key: str) -> dict[str
     if episode.looked_at or any(len(set(found)) > 1 for found in said.values()):
         return None
     return {agent: found[0] for agent, found in said.items()}
-
-
-def faults(cfg: Any, kinds: bool) -> Iterator[str]:
-    """Yields what does not go with policies that differ by game, each with its mend."""
-    given = cfg.multi_agent
-    key = "multi_agent.mapping"
-    if not given.policies:
-        yield f"multi_agent.policies: with {key} policies must be known by name: list them"
-    if ROSTER in given.policies:
-        yield f"multi_agent.policies.{ROSTER}: with {key} that is the name of the table of games: rename it"
-    if kinds:
-        yield (
-            f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "
-            "differ: leave it out, and name the policies of the agents in a table"
-        )
-    if cfg.data.output is not None:
-        yield f"data.output: with {key} policies change from game to game, which files do not say: leave it out"
-    if given.replay_mode == "lockstep":
-        yield f"multi_agent.replay_mode lockstep: with {key} a row is of one policy alone: use independent"

@@ -52,7 +52,7 @@ def trained(name: str, share: float, *, best: bool | None, settings: Sequence[st
     cfg = config.without_loss(config.override(meta["config"], settings))
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         raise InputError(f"{name}: a run in self-play: write its games by data.output while it trains")
-    if cfg.multi_agent is not None and policy_mapping.per_episode(cfg):
+    if cfg.multi_agent is not None and policy_mapping.by_game(cfg):
         raise InputError(f"{name}: its policies change from game to game: name each agent's in multi_agent.mapping")
     algo = build.algorithm(cfg, checkpoint.spec(meta))
     state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))

@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 
-from jrl import config, registry, spaces
-from jrl.agents import self_play as in_program
-from jrl.config import RunConfig, seats
+from jrl import agents, config, registry, spaces
+from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.play.evaluate import LENGTH, EvaluationRunners, Player
@@ -77,11 +76,11 @@ def num_envs(cfg: RunConfig) -> list[int]:
         total, key = env["num_envs"], "evaluation.config.env.num_envs"
     if total is None:
         each = _MOST if found.duration == "auto" else min(-(-found.duration // processes), _MOST)
-        return [seats.whole_blocks(cfg, each)] * processes
+        return [agents.make(cfg).whole_games(each)] * processes
     if total < processes:
         raise InputError(f"{key} {total}: each of {processes} runners needs one: use at least {processes}")
     shares = (total // processes + (i < total % processes) for i in range(processes))
-    return [seats.whole_blocks(cfg, share) for share in shares]
+    return [agents.make(cfg).whole_games(share) for share in shares]
 
 
 def _player(
@@ -115,10 +114,7 @@ def _player(
 
 def environments(cfg: RunConfig, num_envs: int, *, index: int = 0, offset: int = 0) -> Any:
     """Makes environments of an evaluation; of self-play, of which rewards are the learner's alone."""
-    rewards_of = None
-    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
-        pool = cfg.multi_agent.self_play.pool
-        rewards_of = lambda agents: (in_program.seats(agents, pool)[0][0], agents**2 * pool)
+    rewards_of = agents.make(cfg).rewards_of
     return build.environment(cfg, num_envs=num_envs, role="eval", index=index, offset=offset, rewards_of=rewards_of)
 
 

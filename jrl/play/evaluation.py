@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from jrl import callbacks, registry
-from jrl.config import RunConfig, datasets, multi_agent, plan, policy_mapping
+from jrl import agents, callbacks, registry
+from jrl.config import RunConfig, datasets, plan
 from jrl.learn.clock import StepInfo
 from jrl.learn.keys import Role, role_key
 from jrl.play import build_evaluation, video
@@ -90,7 +88,7 @@ class Evaluations:
         self._running: _Running | None = None
         self.latest: Evaluation | None = None
         runners = ("num_healthy_workers",) if self._settings.num_env_runners else ()
-        played = (*SUMMARY, "timesteps", *runners, *_of_agents(cfg, None, {}))
+        played = (*SUMMARY, "timesteps", *runners, *agents.make(cfg).returns(None))
         self.names: tuple[str, ...] = (*(() if self._custom else played), "weights_version", "timed_out", "time_s")
 
     @property
@@ -214,7 +212,7 @@ class Evaluations:
         return self._row(self.latest, running)
 
     def _row(self, found: Evaluation, running: _Running) -> dict[str, float]:
-        of_agents = _of_agents(running.plays_for, found, _named(running.plays_for, running.actor))
+        of_agents = agents.make(running.plays_for).returns(found)
         return {**found.summary(), "timesteps": found.timesteps, **of_agents}
 
     def _result(self) -> dict[str, float]:
@@ -279,43 +277,6 @@ class Evaluations:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-
-def _of_agents(cfg: RunConfig, played: Evaluation | None, named: Mapping[int, str]) -> dict[str, float]:
-    """Returns `agent/NAME/return` and `policy/NAME/return` of an evaluation, {} of an environment with one agent.
-
-    The return of an agent is the sum of its rewards in a game, a mean over the games, so that the agents' add up to
-    `return`. That of a policy is the mean over its agents. With self-play it is the learner's alone.
-
-    Args:
-      cfg: of the run, with its agents.
-      played: None: all are NaN.
-      named: policies by number, where they change from game to game.
-    """
-    followers = multi_agent.followers(cfg)
-    if not followers or cfg.multi_agent is None:
-        return {}
-    agents = cfg.multi_agent.agents or ()
-    mean = lambda x: float(x.mean()) if x.size else math.nan
-    if cfg.multi_agent.self_play is not None:
-        learner = multi_agent.the_one(cfg)
-        return {f"policy/{learner}/return": mean(played.returns) if played else math.nan}
-    found = None if played is None else played.agents
-    if found is None or found.shape[1] != len(agents):
-        found = np.zeros((0, len(agents)), np.float32)
-    row = {f"agent/{agent}/return": mean(found[:, i]) for i, agent in enumerate(agents)}
-    if played is not None and played.followed is not None:
-        numbers = {name: number for number, name in named.items()}
-        rows = {policy: found[played.followed == numbers.get(policy)] for policy in followers}
-    else:
-        rows = {policy: found[:, [agents.index(agent) for agent in own]] for policy, own in followers.items()}
-    return row | {f"policy/{policy}/return": mean(own) for policy, own in rows.items()}
-
-
-def _named(cfg: RunConfig, actor: PyTree) -> dict[int, str]:
-    if not policy_mapping.per_episode(cfg):
-        return {}
-    return dict(enumerate(multi_agent.numbered(cfg)))
 
 
 _MOST_EPISODES = 1000  # whose returns and lengths a row lists

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl import config, spaces
-from jrl.config import RunConfig, multi_agent
+from jrl import agents, config, spaces
+from jrl.config import RunConfig
 from jrl.envs import history
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.envs.scaling import policy_actions
 from jrl.errors import InputError
 from jrl.rollout.unroll import reset_where
-from jrl.run import build, build_policies
+from jrl.run import build
 from jrl.run.store import checkpoint, resume
 from jrl.types import NORMALIZED_OBS, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
@@ -410,15 +410,14 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
     algo = build.algorithm(config.without_loss(cfg), spec)
     state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)), beside=True)
-    policies = multi_agent.followers(cfg)
-    policy = policy or multi_agent.the_one(cfg)
-    if policies or policy is not None:
-        if policy not in policies:
-            known = f"expected one of {', '.join(policies)}" if policies else "the run has one agent, leave it out"
+    policies = agents.make(cfg, spec)
+    policy, names = policy or policies.the_one, policies.names
+    if names or policy is not None:
+        if policy not in names:
+            known = f"expected one of {', '.join(names)}" if names else "the run has one agent, leave it out"
             raise InputError(f"policy: {known}, got {policy!r}: {found}")
-        state = state[policy] if isinstance(state, dict) else state
-        state = resume.held(found, policy, state)
-        cfg, spec = build_policies.of_policy(cfg, spec, policy)
+        state = resume.held(found, policy, policies.states(state)[policy])
+        cfg, spec = policies.of(policy)
         algo = build.algorithm(config.without_loss(cfg), spec)
     return Trained(algo, algo.actor(state), spec, cfg, meta, spec.env_observation)
 

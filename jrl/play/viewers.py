@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jrl import config
-from jrl.config import RunConfig, seats
+from jrl import agents, config
+from jrl.config import RunConfig
 from jrl.envs import render
 from jrl.play import build_evaluation, policy
 from jrl.rollout.unroll import reset_where
@@ -171,7 +171,7 @@ def _alone(acting: policy.Policy, seed: int) -> Alone:
 
 
 def _together(cfg: RunConfig, trained: EnvSpec) -> Together:
-    num = seats.whole_blocks(cfg, 1)
+    num = agents.make(cfg).whole_games(1)
     make = lambda section: build_evaluation.environments(dataclasses.replace(cfg, env=section), num)
     env = render.make_games(cfg.env, make, seed=cfg.run.seed)
     try:

@@ -32,7 +32,7 @@ from jrl.rllib.records import Records, Saved, hold, path_of
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import canonical
 from jrl.rllib.weights_file import read_weights
-from jrl.run import build, build_policies, policies, reporter
+from jrl.run import build, policies, reporter
 from jrl.run.manual_steps import POLICY, Learns, known
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
@@ -270,7 +270,7 @@ class Algorithm(Learns):
         if name not in self._policies:
             cfg, spec = session.config, session.run.spec
             if session.policies:
-                cfg, spec = build_policies.of_policy(cfg, spec, name)
+                cfg, spec = session.run.policies.of(name)
             trained = policy.of_training(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
             self._policies[name] = ActionPolicy(session, trained, name)
         return self._policies[name]

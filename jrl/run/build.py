@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jrl import callbacks, envs, registry
-from jrl.agents import fixed
+from jrl import agents, callbacks, envs, registry
 from jrl.config import RunConfig, checks, datasets, plan
 from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
@@ -27,10 +26,11 @@ from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, build_policies, data_sets, estimates
+from jrl.run import build_data, build_learner, data_sets, estimates
 from jrl.run import recorder as recorders
 from jrl.run.build_collect import (
     MakeSource,
+    algorithm_of_one,
     close_all,
     collecting,
     make_source,
@@ -44,6 +44,7 @@ from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.data_sets import Inputs
+from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
 GUARANTEES = {
@@ -74,7 +75,7 @@ class Run(NamedTuple):
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
-    groups: tuple[fixed.Group, ...]  # the policies, those that are alike together; () where there is one
+    policies: agents.Policies
     recorder: recorders.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
@@ -118,7 +119,7 @@ def run(
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
     vectors = make_vectors(cfg, plan.num_pools(cfg, learners), restarts)
     try:
-        build_policies.check(cfg, vectors[0].spec, learners)
+        check_agents(cfg, vectors[0].spec, learners)
         learning = _learning(cfg, devices, vectors, callback_list)
     except InputError:
         close_all(vectors)
@@ -142,14 +143,14 @@ class _Learning(NamedTuple):
     learn: learner.Learner
     length: int  # steps of a rollout
     replay: str
-    groups: tuple[fixed.Group, ...]
+    policies: agents.Policies
     inputs: Inputs | None = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:
         """Returns the run, with what else it has."""
-        state = jax.eval_shape(self.algo.init, jax.random.key(0))
-        learn = [name for group in self.groups if group.learner is not None for name in group.names]
-        params = [state[name].params for name in learn] if self.groups else [state.params]
+        states = self.policies.states(jax.eval_shape(self.algo.init, jax.random.key(0)))
+        groups = filter(self.policies.learns, self.policies.groups)
+        params = [states[name].params for group in groups for name in group.names]
         return Run(
             spec=self.spec,
             algo=self.algo,
@@ -158,7 +159,7 @@ class _Learning(NamedTuple):
             num_params=sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
             learn=self.learn,
             mesh=self.devices.learners,
-            groups=self.groups,
+            policies=self.policies,
             data=self.inputs.checksums if self.inputs else {},
             data_notes=self.inputs.notes if self.inputs else (),
             **more,
@@ -180,27 +181,31 @@ def _learning(
     spec = vectors[0].spec
     if cfg.custom.env_task:
         tasks.check(vectors[0])
-    algo = algorithm(cfg, spec, axis_name=parallel.AXIS, callback_list=callback_list)
+    policies = agents.make(cfg, spec)
+    groups = policies.bound(functools.partial(algorithm_of_one, axis_name=parallel.AXIS, callback_list=callback_list))
+    algo = policies.acting(groups)
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
-        build_policies.check_episodes(cfg, spec, told=callback_list.needs_episodes)
-        callback_list.games = build_policies.columns_of_games(cfg, spec)
+        whole = cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes"
+        if callback_list.needs_episodes and spec.agents and whole:
+            raise InputError(
+                "custom.callbacks: env runners send whole episodes of each agent, which cannot be joined to games for "
+                "callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
+            )
+        callback_list.games = policies.game_options
         callback_list.by_turns = cfg.external is not None
-        callback_list.keep_record = build_policies.watches_games(cfg)
+        callback_list.keep_record = policies.watches_games
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     with_data: build_learner.WithData | None = None
     if datasets.is_mixed(cfg):
         inputs = inputs or data_sets.read(cfg, spec)
         with_data = build_data.beside(cfg, algo, inputs, spec, devices.learners.devices.size)
-    learn, replay, groups = build_learner.of_policies(
-        cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
-        devices=devices.learners.devices.size, length=length, with_data=with_data,
-    )  # fmt: skip
+    learn, replay = build_learner.of_policies(
+        policies, groups, devices=devices.learners.devices.size, length=length, with_data=with_data
+    )
     learn = learner.transform_rollouts(learn, transforms(cfg, callback_list))
-    return _Learning(
-        devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups,
-        inputs,
-    )  # fmt: skip
+    learn = learner.report_blocked_actions(learn, policies.seen, axis_name=parallel.AXIS, observed=policies.observed)
+    return _Learning(devices, spec, vectors, algo, learn, length, replay, policies, inputs)
 
 
 def _refilled(cfg: RunConfig) -> bool:
@@ -272,7 +277,8 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         batches=cfg.data.validation_batches,
         epoch=made.epoch,
     )
-    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, (), found).run(
+    policies = agents.make(cfg, found.spec)
+    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, policies, found).run(
         program=program,
         backend=f"data alone, {counted(iterations, 'update', ',')} per call",
         in_program=True,

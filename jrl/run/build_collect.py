@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import algos, callbacks, envs, registry
+from jrl import agents, algos, callbacks, envs, registry
+from jrl.agents.policies import rollout_like
 from jrl.config import RunConfig, algo_name, multi_agent, plan, policy_mapping, to_dict
 from jrl.envs import client_spaces
-from jrl.envs.context import EnvContext, OnFailure, Place
+from jrl.envs.context import EnvContext, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
 from jrl.learn import learner, parallel
@@ -22,17 +23,11 @@ from jrl.metrics.timers import Timers
 from jrl.rollout import complete, fake, ray_hosts, sources
 from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
-from jrl.run import build_policies
+from jrl.run.preflight import check_environments, on_failure, spec_of_clients
 from jrl.run.recorder import Recorder
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
 MakeSource = Callable[..., Source]  # as `sources.make`
-
-
-def on_failure(cfg: RunConfig) -> OnFailure:
-    """Returns what becomes of an environment that fails."""
-    runners = cfg.env_runners
-    return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
 
 
 def environment(
@@ -65,7 +60,7 @@ def environment(
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
         state=multi_agent.shows_state(cfg),
-        agents=build_policies.agent_options(cfg)._replace(rewards_of=rewards_of),
+        agents=_agent_options(cfg)._replace(rewards_of=rewards_of),
     )
     if cfg.rollout.collector == "program" and not isinstance(env, JaxEnv):
         env.close()
@@ -77,6 +72,14 @@ def environment(
     return env
 
 
+def _agent_options(cfg: RunConfig) -> envs.AgentOptions:
+    given = cfg.multi_agent
+    if given is None:
+        return envs.AgentOptions()
+    games = policy_mapping.by_game(cfg)
+    return envs.AgentOptions(given.observation_fn, given.agent_id, given.group, game_numbers=games)
+
+
 def played_by_clients(cfg: RunConfig, pools: int) -> client_spaces.ClientEnv:
     """Returns the environments of a run whose episodes clients play: spaces alone.
 
@@ -85,14 +88,7 @@ def played_by_clients(cfg: RunConfig, pools: int) -> client_spaces.ClientEnv:
     """
     if pools > 1:
         raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
-    return client_spaces.ClientEnv(build_policies.spec_of_clients(cfg), cfg.env)
-
-
-def check_environments(cfg: RunConfig, vectors: int) -> None:
-    """Raises InputError with what is wrong with the environments of a run in so many vectors, without making one."""
-    section = dataclasses.replace(cfg.env, num_envs=cfg.env.num_envs // vectors)
-    if errors := envs.check(section, on_failure=on_failure(cfg)):
-        raise InputError(*errors)
+    return client_spaces.ClientEnv(spec_of_clients(cfg), cfg.env)
 
 
 def algorithm(
@@ -101,15 +97,15 @@ def algorithm(
     """Makes the algorithm of `cfg.algo` for the spaces of `spec`, with the user's loss, and what `custom.batch` and
     `callback_list` do to batches in the program. Of several policies it acts with all of them.
     """
-    make = functools.partial(_algorithm, axis_name=axis_name, callback_list=callback_list)
-    if build_policies.are_several(cfg):
-        return build_policies.acting(cfg, spec, make)
-    return make(build_policies.of_run(cfg), spec)
+    policies = agents.make(cfg, spec)
+    make = functools.partial(algorithm_of_one, axis_name=axis_name, callback_list=callback_list)
+    return policies.acting(policies.bound(make))
 
 
-def _algorithm(
+def algorithm_of_one(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
+    """Makes the algorithm of one policy; arguments as `algorithm`."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
@@ -146,8 +142,8 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: 
     limit = whole_episodes(cfg, spec)
     if not limit:
         return source
-    agents = build_policies.agents_if_any(cfg, spec)
-    return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=agents)
+    columns = agents.make(cfg, spec).columns
+    return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=columns)
 
 
 def watched(
@@ -162,7 +158,7 @@ def watched(
     by_callbacks = callback_list is not None and callback_list.needs_rollouts
     whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
     if recorder is not None:
-        asked = build_policies.watches_games(cfg) or (callback_list is not None and callback_list.needs_episodes)
+        asked = agents.make(cfg).watches_games or (callback_list is not None and callback_list.needs_episodes)
         source = Watch(source, recorder.columns, [], plan.columns(cfg), keep_record=asked, extras=True)
     if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
         source = callback_list.watch(source, plan.columns(cfg), batches=not whole)
@@ -204,6 +200,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
 
 def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[str, Any]:
     """Returns the options of whoever collects for one of so many pools, beside environments and acting."""
+    gamma = algo.running_return_gamma  # of several policies an array of a game's columns
     return {
         "window": episodes.window_per_pool(pools, cfg.run.smoothing_episodes),
         "explore": cfg.rollout.explore,
@@ -212,15 +209,15 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
         "reward_transform": learner_reward(
             cfg.env, registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
         ),
-        "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
-        **({"record": True} if build_policies.watches_games(cfg) else {}),
+        "running_return_gamma": np.tile(gamma, spec.num_envs // len(gamma)) if isinstance(gamma, np.ndarray) else gamma,
+        **({"record": True} if agents.make(cfg).watches_games else {}),
         "count_agents": cfg.rollout.count_steps_by == "agent_steps",
     }
 
 
 def numbered(cfg: RunConfig) -> bool:
     """Returns whether acting needs the number of each environment: it explores by it, or policies differ by game."""
-    return policy_mapping.per_episode(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
+    return policy_mapping.by_game(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
 
 
 def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
@@ -292,8 +289,8 @@ def _env_runners(
 ) -> Source:
     share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    recorded = record or build_policies.watches_games(cfg)
-    like = build_policies.rollout_like(cfg, spec, algo, length=length, num_envs=share, record=recorded)
+    recorded = record or agents.make(cfg).watches_games
+    like = rollout_like(cfg, spec, algo, length=length, num_envs=share, record=recorded)
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.find_registered(to_dict(cfg)), record),
         runner_options(cfg),

@@ -1,14 +1,16 @@
 """Learner of a run, made of a RunConfig: the replay that fits the memory, and its guard."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jrl import envs, spaces
-from jrl.agents import fixed
+from jrl.agents import Policies
+from jrl.agents.fixed import Group
+from jrl.agents.policies import learned, rollout_like
 from jrl.config import RunConfig, checks, datasets, multi_agent, plan
 from jrl.envs import envpool_env
 from jrl.errors import InputError
@@ -17,8 +19,6 @@ from jrl.fields.env import ASYNCHRONOUS
 from jrl.learn import guard, learner, parallel
 from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
-from jrl.run import build_policies
-from jrl.run.build_policies import MakeAlgo
 from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
@@ -28,48 +28,42 @@ WithData = Callable[[Buffer], tuple[Buffer, learner.Data, str]]
 
 
 def of_policies(
-    cfg: RunConfig,
-    algo: Algo,
-    spec: EnvSpec,
-    make_algo: MakeAlgo,
+    policies: Policies,
+    groups: Sequence[Group],
     *,
     devices: int,
     length: int,
     with_data: WithData | None = None,
-) -> tuple[learner.Learner, str, tuple[fixed.Group, ...]]:
-    """Makes the learner of all policies of a run; returns its replay's size in words, and the policies; as `make`.
+) -> tuple[learner.Learner, str]:
+    """Makes the learner of all policies of a run; returns its replay's size in words, too; as `make`.
 
     Args:
-      make_algo: of one policy, where there are several.
+      policies, groups: of the run; the groups with their algorithms.
       with_data: puts data sets beside the replay of the one policy; None: there are none.
     """
-    if not build_policies.are_several(cfg):
-        seen = build_policies.learned(cfg, spec)
-        one = build_policies.of_run(cfg)
-        return *make(one, algo, seen, devices=devices, length=length, with_data=with_data), ()
     made, sizes = [], []
-    for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
-        if not build_policies.learns(cfg, group):
+    for group in groups:
+        if not policies.learns(group):
             made.append(group)
             continue
-        if found := list(checks.split_faults(own, devices)):
+        if policies.several and (found := list(checks.split_faults(group.cfg, devices))):
             raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
-        seen = build_policies.learned(cfg, of_one)
-        learner_of, size = _factory(own, group.algo, seen, devices=devices, length=length)
-        made.append(_taught(group, own, learner_of))
+        seen = learned(policies.cfg, group.spec)
+        how: Any = {"devices": devices, "length": length, "with_data": with_data}
+        learner_of, size = _factory(group.cfg, group.algo, seen, **how)
+        made.append(_taught(group, learner_of))
         sizes.append(size)
-    learn = build_policies.learning(cfg, spec, made, axis_name=parallel.AXIS)
-    return learn, "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)
+    return policies.learning(made, axis_name=parallel.AXIS), "; ".join(filter(None, dict.fromkeys(sizes)))
 
 
-def _taught(group: fixed.Group, own: RunConfig, learner_of: MakeLearner) -> fixed.Group:
-    bound, taught = group.with_values, group._replace(learner=learner_of(own, group.algo))
+def _taught(group: Group, learner_of: MakeLearner) -> Group:
+    bound, taught = group.with_values, group._replace(learner=learner_of(group.cfg, group.algo))
     if bound is None:
         return taught
 
-    def with_values(values: PyTree) -> fixed.Group:
+    def with_values(values: PyTree) -> Group:
         one = bound(values)
-        return one._replace(learner=learner_of(build_policies.with_floats(own, values), one.algo))
+        return one._replace(learner=learner_of(one.cfg, one.algo))
 
     return taught._replace(with_values=with_values)
 
@@ -106,7 +100,7 @@ def _factory(
             cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices), with_data
         )
     memory.check_rows(row, envs, length, kept=plan.passes(cfg.algo).circular_buffer_num_batches, devices=devices)
-    like = functools.partial(build_policies.rollout_like, cfg, spec, algo, length=length)
+    like = functools.partial(rollout_like, cfg, spec, algo, length=length)
     of_one = like(num_envs=envs // devices)
     of_all = of_one if devices == 1 else like(num_envs=envs)
     return lambda cfg, algo: guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""

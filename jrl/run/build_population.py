@@ -7,13 +7,14 @@ from typing import Any
 import jax
 
 from jrl import algos, config, envs
-from jrl.config import RunConfig, datasets, multi_agent
+from jrl.agents.policies import differing, without_floats
+from jrl.config import RunConfig, datasets
 from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.learn import parallel
 from jrl.learn.population import Member, Population
-from jrl.run import build, build_policies
+from jrl.run import build
 from jrl.types import PyTree
 
 _OF_REPLAY = ("priority_alpha", "priority_beta", "priority_eps")  # fields of the section replay
@@ -102,8 +103,8 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
         run.program.close()
         raise NotOneProgram(f"{run.programs} ({run.backend})")
     rebuild_with = run.rebuild_with
-    differing = build_policies.differing([numbers(each) for each in (*configs, *also)])
-    floats = {i: values[: len(configs)] for i, values in differing.items()}
+    found_floats = differing([numbers(each) for each in (*configs, *also)])
+    floats = {i: values[: len(configs)] for i, values in found_floats.items()}
 
     fused = run.program
     assert isinstance(fused, build.Fused)
@@ -122,4 +123,4 @@ def _common(cfg: RunConfig) -> tuple[object, ...]:
     replay = numbers(cfg)[1]
     kept = cfg.replay and dataclasses.replace(cfg.replay, **{name: getattr(ReplayConfig(), name) for name in replay})
     rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None), replay=kept)
-    return cfg.multi_agent, jax.tree.structure(replay), *multi_agent.without_floats(rest)
+    return cfg.multi_agent, jax.tree.structure(replay), *without_floats(rest)

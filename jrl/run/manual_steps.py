@@ -7,15 +7,17 @@ optimizer, guard and devices. Each compiles its program when it is first asked f
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.agents import fixed
+from jrl import agents
+from jrl.agents import Policies
+from jrl.agents.policies import rollout_like
 from jrl.algos import gradients
-from jrl.config import algo_name, multi_agent, plan
+from jrl.config import algo_name, plan
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.learn import learner, parallel
@@ -23,7 +25,7 @@ from jrl.learn.clock import NO_STEPS, Clock
 from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
-from jrl.run import build, build_policies
+from jrl.run import build
 from jrl.types import COUNTS_STEP, NOT_FINITE, POLICY_ID, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Known(NamedTuple):
 
     ids: tuple[str, ...]
     trained: tuple[str, ...]  # those that learn
-    groups: tuple[Any, ...]  # of `several.Group`, without what cannot travel to another process; () of one policy
+    policies: Policies
 
     def named(self, policy_id: str) -> str:
         """Returns the id of a policy. Raises KeyError: there is none of that id."""
@@ -50,17 +52,13 @@ class Known(NamedTuple):
 
     def split(self, actor: PyTree) -> dict[str, PyTree]:
         """Splits what acts for all policies by their ids."""
-        if not self.groups:
-            return {self.ids[0]: actor}
-        return fixed.by_policy_name(self.groups, actor)
+        return self.policies.by_name(actor) if self.policies.several else {self.ids[0]: actor}
 
 
 def known(session: "Session") -> Known:
     """Lists the policies of a run; the one of a run with one agent is `default_policy`."""
-    names = session.policies or (POLICY,)
-    trained = tuple(name for name in names if multi_agent.is_trained(session.config, name))
-    light = (fixed.Group(group.names, group.agents, cast(Any, None)) for group in session.run.groups)
-    return Known(names, trained, tuple(light))
+    policies = agents.make(session.config, session.run.spec)
+    return Known(policies.names or (POLICY,), policies.trained or (() if policies.names else (POLICY,)), policies)
 
 
 class Learns(abc.ABC):
@@ -170,7 +168,7 @@ class ByHand:
                 "rollout.collector host"
             )
         number = session.config.run.seed, session.iteration, self._call()
-        before = session.games.ahead(session.state) if session.games else session.state
+        before = session.run.policies.ahead(session.run.program, session.state)
         state, *found = program.collect(before, *number)
         session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(found)
@@ -220,7 +218,7 @@ class ByHand:
         self._check("learn_on_batch", batch)
         if isinstance(batch, Rollout):
             batch = dataclasses.replace(batch, contiguous=np.zeros_like(batch.contiguous))
-            steps = counted(batch, session.run.groups)
+            steps = counted(batch, session.run.policies)
             state, metrics = self._learn_rollout(batch)
         else:
             self._alone("learn_on_batch of a batch")
@@ -347,7 +345,7 @@ class ByHand:
         run = self._session.run
         if algo.on_policy:
             sizes = {"length": self._length, "num_envs": self._columns // run.learners}
-            return build_policies.rollout_like(self._session.config, run.spec, algo, **sizes)
+            return rollout_like(self._session.config, run.spec, algo, **sizes)
         assert run.learn.sample is not None
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
 
@@ -362,7 +360,7 @@ class ByHand:
 
     def _alone(self, what: str) -> None:
         """Raises InputError where several policies learn, each by itself."""
-        if self._session.run.groups:
+        if self._session.run.policies.several:
             names = ", ".join(self._session.policies)
             raise InputError(
                 f"{what}: it has no policy_id, and this run has several policies ({names}): learn_on_batch(rollout), "
@@ -392,7 +390,7 @@ class ByHand:
             )
 
 
-def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
+def counted(rollout: Rollout, policies: Policies | None = None) -> Clock:
     """Returns the steps of a rollout, of environments and of agents, as an iteration counts them.
 
     Where the rows of a game's agents do not stand side by side, each policy marks the game's steps that it has part in
@@ -400,7 +398,7 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
 
     Args:
       rollout: on the host.
-      groups: of the run's policies; () of one.
+      policies: of the run; None: one.
     """
     mask = np.asarray(rollout.mask)
     if rollout.over is not None:
@@ -410,11 +408,9 @@ def counted(rollout: Rollout, groups: Sequence[fixed.Group] = ()) -> Clock:
         if POLICY_ID in rollout.extras:  # who follows which policy may differ from game to game
             _, who = np.unique(np.asarray(rollout.extras[POLICY_ID]), return_inverse=True)
         else:
-            width = sum(group.agents.size for group in groups) or 1
-            who = np.zeros(width, int)
-            for number, agents in enumerate(columns for group in groups for columns in group.agents):
-                who[agents] = number
-            who = np.broadcast_to(np.tile(who, mask.shape[1] // width), mask.shape)
+            columns = policies and policies.columns
+            who = np.array(columns.policies if columns else (0,))
+            who = np.broadcast_to(np.tile(who, mask.shape[1] // len(who)), mask.shape)
         games = np.bincount(who.reshape(-1), leads.reshape(-1)).max()
     else:
         games = mask.sum()

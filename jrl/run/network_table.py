@@ -8,7 +8,8 @@ import jax
 
 from jrl.config import RunConfig, without_loss
 from jrl.host import runtime
-from jrl.run import build, build_policies
+from jrl.run import build
+from jrl.run.preflight import resolved
 
 
 class Row(NamedTuple):
@@ -34,7 +35,7 @@ def rows(cfg: RunConfig) -> list[Row]:
     runtime.apply(cfg.runtime)
     env = build.environment(cfg, num_envs=1, role="eval")
     try:
-        algo = build.algorithm(without_loss(build_policies.resolved(cfg)), env.spec)
+        algo = build.algorithm(without_loss(resolved(cfg)), env.spec)
     finally:
         getattr(env, "close", lambda: None)()
     state = jax.eval_shape(algo.init, jax.random.key(0))

@@ -9,19 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import config, registry
-from jrl.agents import fixed
-from jrl.config import RunConfig, multi_agent
+from jrl import agents, config, registry
+from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.fields.schema import merge
 from jrl.learn.clock import NO_STEPS, Clock
 from jrl.learn.program import LoopState
-from jrl.run import build, build_policies
+from jrl.run import build
+from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint, resume
 from jrl.types import PyTree
 
 
-class Policies(abc.ABC):
+class PolicyStates(abc.ABC):
     """Access of a session to its policies.
 
     Attributes:
@@ -44,14 +44,12 @@ class Policies(abc.ABC):
     def actor(self, policy: str | None = None) -> PyTree:
         """Returns what acting needs, of all policies or of the named one, on one device; valid until the next call."""
         found = self.run.program.actor(self.state)
-        if policy is None or not self.run.groups:
-            return found
-        return fixed.by_policy_name(self.run.groups, found)[policy]
+        return found if policy is None else self.run.policies.by_name(found)[policy]
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Returns the names of the policies; () of a run with one agent, whose policy needs no name."""
-        return tuple(multi_agent.followers(self.config))
+        return self.run.policies.names
 
     def learner_state_of_all(self) -> PyTree:
         """Returns the algorithm's State, on the host; of several policies a dict by name."""
@@ -65,12 +63,15 @@ class Policies(abc.ABC):
         Raises:
           ValueError: there is no such policy, or there are several and none is named.
         """
-        state = self.learner_state_of_all()
-        if policy is None and (len(self.policies) < 2 or multi_agent.the_one(self.config)):
-            policy = multi_agent.the_one(self.config)
-        elif policy not in self.policies:
+        return self.run.policies.states(self.learner_state_of_all())[self._named(policy)]
+
+    def _named(self, policy: str | None) -> str:
+        the_one = self.run.policies.the_one
+        if policy is None and (the_one or not self.policies):
+            return the_one or ""
+        if policy not in self.policies:
             raise ValueError(f"policy: expected one of {', '.join(self.policies) or 'none'}, got {policy!r}")
-        return state[policy] if isinstance(state, dict) else state
+        return policy
 
     def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
         """Returns parameters, target parameters and statistics of the State, numpy arrays by field."""
@@ -92,21 +93,16 @@ class Policies(abc.ABC):
                 raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
             taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
             state = dataclasses.replace(state, **{name: taken})
-        whole = self.learner_state_of_all()
-        if isinstance(whole, dict):
-            state = {**whole, policy or multi_agent.the_one(self.config): state}
-        self.replace_state(self.run.program.assign(self.state, state))
+        self.take_over({policy: state})
 
     def take_over(self, states: Mapping[Any, PyTree]) -> None:
         """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them.
 
         None is the name of a policy that is the only one.
         """
-        whole = self.learner_state_of_all()
-        if isinstance(whole, dict):
-            whole = {**whole, **{name or multi_agent.the_one(self.config): one for name, one in states.items()}}
-        else:
-            (whole,) = states.values()
+        policies, whole = self.run.policies, self.learner_state_of_all()
+        given = {self._named(name): one for name, one in states.items()}
+        whole = policies.joined({**policies.states(whole), **given})
         self.replace_state(self.run.program.assign(self.state, whole))
 
     # ------------------------------------------------------------ policies that come and go
@@ -145,7 +141,7 @@ class Policies(abc.ABC):
         if name not in policies or len(policies) == 1:
             raise InputError(f"remove_policy: expected one of several policies, {', '.join(policies)}, got {name!r}")
         if train is None:
-            train = [other for other in policies if other != name and multi_agent.is_trained(self.config, other)]
+            train = [other for other in self.run.policies.trained if other != name]
         rest = {other: own for other, own in policies.items() if other != name}
         self.rebuild(self._with_policies(rest, mapping, train), {})
 
@@ -168,7 +164,7 @@ class Policies(abc.ABC):
         if train is not None:
             changes["policies_to_train"] = tuple(train)
         given = dataclasses.replace(self.config.multi_agent, **changes)  # type: ignore[type-var]  # there is one
-        return build_policies.resolved(dataclasses.replace(self.config, multi_agent=given))
+        return resolved(dataclasses.replace(self.config, multi_agent=given))
 
 
 def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
@@ -179,7 +175,8 @@ def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     """
     meta = checkpoint.read_meta(path)
     cfg = config.override(meta["config"], [])
-    known = tuple(multi_agent.followers(cfg)) if build_policies.are_several(cfg) else ()
+    policies = agents.make(cfg)
+    known = policies.names if policies.several else ()
     if not names or set(names) - set(known):
         expected = f"some of {', '.join(known)}" if known else "none, as the run has one policy"
         raise InputError(f"policy_ids: expected {expected}, got {', '.join(names) or 'none'}: {path}")

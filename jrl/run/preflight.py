@@ -1,11 +1,18 @@
-"""Checks of a run before it begins, for commands that begin none."""
+"""Checks of a run before it begins: its environments, and the agents that only these, or a run's clients, can name."""
 
-from jrl.config import RunConfig
+import dataclasses
+from pathlib import Path
+
+from jrl import envs, spaces
+from jrl.config import RunConfig, checks, datasets, multi_agent, policy_mapping
 from jrl.config.plan import num_learners, num_pools
+from jrl.envs import client_spaces, team
+from jrl.envs.context import OnFailure
 from jrl.errors import InputError
+from jrl.fields.refusals import refused
 from jrl.metrics import loggers
-from jrl.run import build_policies
-from jrl.run.build_collect import check_environments
+from jrl.run.store import checkpoint
+from jrl.types import EnvSpec
 
 
 def check(cfg: RunConfig) -> RunConfig:
@@ -24,4 +31,112 @@ def check(cfg: RunConfig) -> RunConfig:
         errors += e.errors
     if errors:
         raise InputError(*errors)
-    return build_policies.resolved(cfg)
+    return resolved(cfg)
+
+
+def on_failure(cfg: RunConfig) -> OnFailure:
+    """Returns what becomes of an environment that fails."""
+    runners = cfg.env_runners
+    return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
+
+
+def check_environments(cfg: RunConfig, vectors: int) -> None:
+    """Raises InputError with what is wrong with the environments of a run in so many vectors, without making one."""
+    section = dataclasses.replace(cfg.env, num_envs=cfg.env.num_envs // vectors)
+    if errors := envs.check(section, on_failure=on_failure(cfg)):
+        raise InputError(*errors)
+
+
+def resolved(cfg: RunConfig) -> RunConfig:
+    """Fills in what only the environment can say of its agents; a run with one agent stays as it is.
+
+    Raises:
+      InputError: agents, policies or mapping do not go together, or the environment cannot be made.
+    """
+    if datasets.alone(cfg) or (cfg.external is None and cfg.multi_agent is None and not envs.is_multi_agent(cfg.env)):
+        return cfg
+    if cfg.external is not None:
+        return _with_clients_agents(cfg)
+    spec, group = _spec_of_env(cfg), cfg.multi_agent.group if cfg.multi_agent else None
+    if spec.agents and group is not None:
+        multi_agent.check_group(cfg, spec.agents, _kinds(spec))
+        if multi_agent.is_one_team(group, spec.agents):
+            return cfg  # a single agent: the learner need not know of the team's members
+        spec = team.join_groups(spec, groups=group).spec
+    return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
+
+
+def _with_clients_agents(cfg: RunConfig) -> RunConfig:
+    spec = spec_of_clients(cfg)
+    if cfg.multi_agent is None and not spec.agents:
+        return cfg
+    if not spec.agents:
+        raise InputError("multi_agent: episodes of clients have one agent: name several in external.agents")
+    found = multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
+    errors = [message for _, message in refused(checks.SEVERAL_CLIENTS, found)]
+    if policy_mapping.by_game(found):
+        errors.append(
+            "multi_agent.mapping: with external the policy of an agent cannot change from game to game: use a table"
+        )
+    if errors:
+        raise InputError(*errors)
+    return found
+
+
+def spec_of_clients(cfg: RunConfig) -> EnvSpec:
+    """Returns the spaces of what clients play: those of the config, of a run, or of an environment.
+
+    Raises:
+      InputError: there are none, or they do not go together.
+    """
+    given = cfg.external
+    assert given is not None
+    if given.observation is not None and given.action is not None:
+        return client_spaces.build_spec(given.observation, given.action, cfg.env.num_envs, given.agents)
+    found = _spec_of_env(cfg) if given.spaces is None else _recorded(given.spaces)
+    seen, taken = found.env_observation or found.observation, found.env_action or found.action
+    num = cfg.env.num_envs * found.num_agents
+    return found._replace(observation=seen, action=taken, num_envs=num, env_action=None, env_observation=None)
+
+
+def _spec_of_env(cfg: RunConfig) -> EnvSpec:
+    env = envs.make(cfg.env.waiting(1))
+    env.close()
+    return env.spec
+
+
+def _recorded(path: str) -> EnvSpec:
+    """Returns the spec of the environments that a run directory or checkpoint was trained in.
+
+    Raises:
+      InputError: there is no checkpoint, or it is damaged.
+    """
+    try:
+        found = checkpoint.spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
+    except InputError as e:
+        raise InputError(f"external.spaces: {e}") from e
+    return found._replace(max_episode_steps=None)
+
+
+def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
+    """Describes the spaces of each kind of agents; {} where all are alike."""
+    kinds = spaces.by_kind(spec)
+    if len(kinds) == 1:
+        return {}
+    return {one.agents: f"observations {one.observation}, actions {one.action}" for one in kinds}
+
+
+def check_agents(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
+    """Raises InputError: the environments turned out to have several agents, or collecting does not go with them, or
+    with so many devices that learn; or they have one agent, and metrics of several are named.
+    """
+    if not spec.agents:
+        if errors := multi_agent.alone_faults(cfg):
+            raise InputError(*errors)
+        return
+    if cfg.multi_agent is None:
+        raise InputError(
+            f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with a section multi_agent: {{}}"
+        )
+    if cfg.multi_agent.self_play and (errors := multi_agent.split_faults(cfg, len(spec.agents), learners)):
+        raise InputError(*errors)

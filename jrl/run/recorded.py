@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.config.seats import LEAGUE
+from jrl.config.multi_agent import LEAGUE
 from jrl.data.store import Episode
 from jrl.errors import InputError
 from jrl.rollout.complete import Agents

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jrl import spaces
-from jrl.config import RunConfig, algo_name, multi_agent
+from jrl import agents, spaces
+from jrl.agents.policies import rollout_like
+from jrl.config import RunConfig, algo_name
 from jrl.config.datasets import OutputConfig
 from jrl.data.formats import shards
 from jrl.data.spaces_json import space_to_json
@@ -20,23 +21,18 @@ from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve
 from jrl.host import files
-from jrl.run import build_policies
 from jrl.run.recorded import Columns, Who, recorded_names
 from jrl.types import Algo, EnvSpec
 
-OPPONENTS = "opponents"  # the label `policy` of copies in self-play
 _MARKS = "marks"
 _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
 
 
 def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
     """Returns the agents of a run's rollouts; None with one agent."""
-    if (agents := build_policies.agents_if_any(cfg, spec)) is None:
-        return None
-    names = list(multi_agent.followers(cfg))
-    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
-        names = [name if name == cfg.multi_agent.self_play.policy else OPPONENTS for name in names]
-    return Who(spec.agents, tuple(names[i] for i in agents.policies), agents)
+    policies = agents.make(cfg, spec)
+    columns = policies.columns
+    return None if columns is None else Who(spec.agents, policies.labels, columns)
 
 
 def directories(root: Path, spec: EnvSpec) -> list[Path]:
@@ -76,7 +72,7 @@ class Recorder:
     def __init__(self, cfg: RunConfig, spec: EnvSpec, algo: Algo):
         assert cfg.data.output is not None
         self._output, self._who = cfg.data.output, who(cfg, spec)
-        self._spec = build_policies.seen(cfg, spec)
+        self._spec = agents.make(cfg, spec).seen
         self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
         self._columns: dict[int, Columns] = {}  # by the number of the first column
@@ -89,7 +85,7 @@ class Recorder:
         wanted = self._output.columns
         if not wanted:
             return
-        like = build_policies.rollout_like(cfg, spec, algo, length=1, num_envs=spec.num_envs)
+        like = rollout_like(cfg, spec, algo, length=1, num_envs=spec.num_envs)
         known = recorded_names(like.extras, self._who)
         if missing := [name for name in wanted if name not in known]:
             there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import jax
 
 from jrl import config
-from jrl.agents import league
 from jrl.config import datasets, multi_agent, plan
 from jrl.errors import counted
 from jrl.host import env_json, output
 from jrl.metrics import loggers, plots, progress
-from jrl.run import build, build_policies
+from jrl.run import build
 
 if TYPE_CHECKING:
     from jrl.run.reporter import Sink
@@ -60,7 +59,7 @@ def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:
 
 
 def _spaces(session: "Session", policy: str) -> str:
-    spec = build_policies.of_policy(session.config, session.run.spec, policy)[1]
+    spec = session.run.policies.of(policy)[1]
     return f": {spec.observation} -> {spec.action}"
 
 
@@ -90,6 +89,5 @@ def plot(session: "Session", directory: Path) -> None:
     """Draws the result rows of a run as learning_curve.png, and of self-play the league as league.png."""
     cfg = session.config
     title = f"{config.algo_name(cfg)} on {datasets.title(cfg)}"
-    if session.league:
-        session.league.draw(league.on_host(session.state), directory, title)
+    session.run.policies.draw(session.state, directory, title)
     plots.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)

@@ -10,17 +10,17 @@ curricula and custom evaluations are given it as `algorithm` (or the Algorithm i
 """
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jrl import callbacks, config, registry
-from jrl.agents import fixed, game_table, league
-from jrl.config import RunConfig, datasets, multi_agent, plan, policy_mapping
+from jrl import agents, callbacks, config, registry
+from jrl.config import RunConfig, datasets, plan
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.learn import loop
@@ -30,9 +30,10 @@ from jrl.learn.staged import Step
 from jrl.metrics import criteria, loggers, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.play import evaluation
-from jrl.run import build, build_policies, reporter
+from jrl.run import build, reporter
 from jrl.run.manual_steps import ByHand, known
-from jrl.run.policies import Policies
+from jrl.run.policies import PolicyStates
+from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint, resume
 from jrl.run.workers import Workers
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
@@ -40,7 +41,7 @@ from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 _log = logging.getLogger(__name__)
 
 
-class Session(Policies):
+class Session(PolicyStates):
     """Parts and progress of one run.
 
     Args:
@@ -61,8 +62,6 @@ class Session(Policies):
       reporter: makes the result rows.
       schedule: of evaluations.
       workers, evaluation_workers: collectors and evaluators.
-      league: of self-play, takes copies and says who plays; None: there is none.
-      games: keeps the table of games to come, where the mapping depends on the game; None: it does not.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
       InputError: what cannot be run.
@@ -84,7 +83,7 @@ class Session(Policies):
     ):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
-        cfg = build_policies.resolved(cfg)
+        cfg = resolved(cfg)
         self.config, self.timers = cfg, timers or Timers()
         _log_at(cfg.run.log_level)
         self._face = face or self
@@ -122,13 +121,6 @@ class Session(Policies):
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list,
             training_step=self._training_step, external=self._external,
         )  # fmt: skip
-        plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
-        self.league = league.Pool(cfg, self.run) if plays_itself else None
-        self.games = game_table.Games(cfg, self.run) if policy_mapping.per_episode(cfg) else None
-        if self.callback_list:
-            self.callback_list.games.pop("named", None)
-            if self.games:
-                self.callback_list.games["named"] = multi_agent.numbered(cfg).__getitem__
 
     # ------------------------------------------------------------ beginning and end
 
@@ -155,7 +147,7 @@ class Session(Policies):
           InputError: the checkpoint does not fit, or evaluations cannot be played.
         """
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
-        if meta and (self.games or meta.get("policies_changed")):
+        if meta and (self.run.policies.in_checkpoint or meta.get("policies_changed")):
             self._take_policies(meta)
         cfg, program, notes = self.config, self.run.program, []
         self._recompiles.start()
@@ -175,7 +167,7 @@ class Session(Policies):
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         notes += self.run.data_notes
-        self.state = self.games.begin(state, resumed=meta is not None) if self.games else state
+        self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
         updates = plan.batch_plan(cfg).updates or 1
@@ -188,7 +180,7 @@ class Session(Policies):
             updates_per_iteration=updates,
             before=lambda: self.schedule.before_row(),  # of the present schedule
             agents=self.run.spec.agents,
-            policies=self._policies_of_agents(),
+            policies=self.run.policies.reported,
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )
@@ -209,9 +201,6 @@ class Session(Policies):
         self.schedule.begin_first()
         return notes
 
-    def _policies_of_agents(self) -> Mapping[str, Sequence[str]]:
-        return {} if self.league or self.games else multi_agent.followers(self.config)
-
     def _take_policies(self, meta: Mapping[str, Any]) -> None:
         """Makes the run anew with the policies of a checkpoint, which may have been added or removed."""
         names = ("policies", "mapping", "policies_to_train")
@@ -222,7 +211,7 @@ class Session(Policies):
             given = dataclasses.replace(given, **{name: getattr(found, name) for name in names})
             self.schedule.close()
             self.run.program.close()
-            cfg = build_policies.resolved(dataclasses.replace(self.config, multi_agent=given))
+            cfg = resolved(dataclasses.replace(self.config, multi_agent=given))
             self._build(cfg, meta["iteration"])
         self._policies_changed = bool(meta.get("policies_changed"))
 
@@ -237,10 +226,9 @@ class Session(Policies):
         Raises:
           InputError: the mapping names an unknown policy, or the run cannot be made.
         """
-        if policy_mapping.per_episode(cfg):
-            game_table.check(cfg)
+        agents.make(cfg).check()
         now, kept = self.clock_now(), jax.device_get(self.run.program.keep(self.state))
-        before = (self.config, self.run.groups)
+        before = self.run.policies
         self._recompiles.close()
         self.schedule.close()
         self.run.program.close()
@@ -250,12 +238,11 @@ class Session(Policies):
         self.schedule.prepare()
         program = self.run.program
         fresh = jax.device_get(program.keep(program.init(cfg.run.seed)))
-        merged = resume.with_policies(fresh, kept, (cfg, self.run.groups), before, given, self.run.learners)
-        state = program.place(merged)
+        merged = self.run.policies.continued(fresh, kept, before, given, self.run.learners)
         self.clock = now
-        self.replace_state(self.games.begin(state, resumed=False) if self.games else state)
+        self.replace_state(self.run.policies.ahead(program, program.place(merged)))
         self._policies_changed = True
-        self.reporter.follow(self._policies_of_agents())
+        self.reporter.follow(self.run.policies.reported)
         self.schedule.start()
 
     def close(self) -> None:
@@ -304,7 +291,7 @@ class Session(Policies):
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
-                prepare=self.games.ahead if self.games else None,
+                prepare=functools.partial(self.run.policies.ahead, program),
             )
         return self._calls
 
@@ -345,9 +332,8 @@ class Session(Policies):
         if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
             self.reporter.extra.update(found)
             reached = True
-        # who plays from now on follows from the row, and must not depend on how far the device was; and what data that
-        # are held out say is of the weights after this call
-        if self.league or self._validates:
+        # metrics of held-out data belong to the weights after this call
+        if self.run.policies.decides_by_row or self._validates:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() else None
         due = self.reporter.due_before(info)
@@ -395,14 +381,10 @@ class Session(Policies):
 
     def _finish_row(self, row: dict[str, Any]) -> None:
         """Puts into a new row what callbacks, clients and the machine say, and lets callbacks change it."""
-        if self.league:
-            self._play_on(self.league, row)
-        if self.games:  # policies that do not learn have no other metrics than of their agents' episodes
-            learns = {name for name in self.policies if multi_agent.is_trained(self.config, name)}
-            for metric in [metric for metric in row if metric.startswith("policy/")]:
-                _, name, rest = metric.split("/", 2)
-                if name not in learns and rest not in ("return", "window"):
-                    del row[metric]
+        run, count = self.run, self.reporter.count
+        state = run.policies.on_row(run.program, self.state, row, count, self._directory)
+        if state is not self.state:
+            self.replace_state(state)
         row.update(self.callback_list.drain() if self.callback_list else {})
         row.update(self.run.program.drain())
         row[RECOMPILES] = self._recompiles.count
@@ -430,15 +412,6 @@ class Session(Policies):
         }
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)
-
-    def _play_on(self, pool: league.Pool, row: dict[str, Any]) -> None:
-        """Puts the league's standing into a new row, and changes the opponents where that calls for it."""
-        state, found = pool.row(self.state, row["env_steps"], self.reporter.count)
-        row.update(found)
-        if state is not self.state:
-            self.replace_state(state)
-        if self._directory is not None and self._directory.is_dir():
-            pool.write(league.on_host(state), self._directory)
 
     # ------------------------------------------------------------ evaluation
 
@@ -499,13 +472,13 @@ class Session(Policies):
         """Writes what `jrl.debug` needs to repeat an update that was not finite; returns the path."""
         cfg, spec = self.config, self.run.spec
         state = jax.device_get(info.state.learner)
-        if isinstance(state, dict):  # of several policies, that of the first whose update was refused
+        if self.run.policies.several:  # that of the first policy whose update was refused
             name, state = next(
                 item
-                for item in fixed.by_policy_name(self.run.groups, state).items()
+                for item in self.run.policies.by_name(state).items()
                 if getattr(item[1], "fault", None) is not None and np.any(item[1].fault.found)
             )
-            cfg, spec = build_policies.of_policy(cfg, spec, name)
+            cfg, spec = self.run.policies.of(name)
         fault = state.fault
         found = ["loss"] * bool(fault.in_loss) + ["params"] * bool(fault.in_params)
         kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"

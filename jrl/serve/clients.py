@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import config, spaces
+from jrl import agents, config, spaces
 from jrl.config import RunConfig, external
 from jrl.envs import client_spaces
 from jrl.envs.client_spaces import ClientEnv
 from jrl.host import interruption
 from jrl.rollout.source import Source
-from jrl.run import build_policies
+from jrl.run.preflight import resolved
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.columns import Columns
 from jrl.serve.http_server import Address
@@ -71,23 +71,23 @@ class Clients:
         device: Any = None,  # the actor says where it acts
         **how: Any,
     ) -> Source:
-        cfg = build_policies.resolved(cfg)  # who follows which policy
+        cfg = resolved(cfg)  # who follows which policy
         given, spec, num = cfg.external, env.spec, env.spec.num_envs
         assert given is not None
         before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
         initial = lambda column: jax.tree.map(lambda x: x[column], before)
         most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
-        agents = build_policies.agents_if_any(cfg, spec)
-        table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, spec.num_agents)
+        columns = agents.make(cfg, spec).columns
+        table = Table(Columns(num, length, most, columns), spec.games, given.max_clients, spec.num_agents)
         at_once = max(spec.games, min(given.max_batch, 64))
-        program = Program(act, env.to_env, spec, agents, explore=explore, most=at_once)
+        program = Program(act, env.to_env, spec, columns, explore=explore, most=at_once)
         if self._address is None or self._address.is_taken:
             self._address = Address(given)
             self.address = self._address.url
         found = Server(table, self._address, lambda: bool(interrupted))
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
-        memory = carry(1) if agents is None else ()  # of several agents no client acts by itself
+        memory = carry(1) if columns is None else ()  # of several agents no client acts by itself
         if choice is not None and not explore and cfg.replay is not None:
             choice = best_actions(act)  # nobody asks for the probability, and a policy of one action has none
         client_inference = ClientInference(
@@ -124,7 +124,8 @@ def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Age
         return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))
 
     names = spec.agents or (ALONE,)
-    follows = build_policies.agents_of(cfg, spec).policies if spec.is_multi_agent else (0,)
+    columns = agents.make(cfg, spec).columns
+    follows = columns.policies if columns else (0,)
     found = {}
     for kind, one in enumerate(parts):
         seen, taken = one.env_observation or one.observation, one.env_action or one.action

@@ -6,10 +6,9 @@ import pytest
 from fake_cluster import FakeCluster
 
 from jrl import config, registry
-from jrl.agents import league
-from jrl.config import multi_agent
+from jrl.agents import self_play
+from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import NewEpisode
-from jrl.config.seats import LEAGUE
 from jrl.envs.agent_options import GAME
 from jrl.rollout import runner_group
 from jrl.rollout.collect_async import AsyncCollector
@@ -119,8 +118,8 @@ def test_games_of_self_play_are_those_that_were_played_and_count_if_no_copy_was_
     with session(way, env={"id": "TicTacToe-v0"}, multi_agent=own) as run:
         run.start()
         actor = run.run.program.actor
-        pool = run.run.groups[1].label
-        look = lambda state: jax.device_get((league.on_host(state), state.learner[pool], actor(state)))
+        pool = run.run.policies.groups[1].label
+        look = lambda state: jax.device_get((self_play.on_host(state), state.learner[pool], actor(state)))
         learned = advanced(run, 14, look)
     sources = list(acted.values())
     assert len(sources) == (2 if "runners" in way else 1)
@@ -175,7 +174,7 @@ def policies(**sections):
 
 def names_of(run):
     """The names of policies by their numbers."""
-    return dict(enumerate(multi_agent.numbered(run.config)))
+    return dict(enumerate(run.run.policies.numbered))
 
 
 def played(made):

@@ -13,7 +13,8 @@ from serving import asked
 
 from jrl import data
 from jrl.callbacks import CallbackList, Callbacks
-from jrl.run import build, build_policies, recorder
+from jrl.run import build, recorder
+from jrl.run.preflight import resolved
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
 from jrl.types import COUNTS_STEP
@@ -155,7 +156,7 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     external, several = POLICIES[name]
     algo = "ppo" if name == "different spaces" else "dqn"
     cfg = settings(algo, external, multi_agent=several, run={"seed": 2}, data={"output": {}})
-    cfg, seen = build_policies.resolved(cfg), Ended()
+    cfg, seen = resolved(cfg), Ended()
     clients, record, told = Clients(), Record(), []
     wrong = []  # what ended the player ends the run, too
 

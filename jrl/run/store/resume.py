@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import yaml
 
-from jrl import config
-from jrl.agents.fixed import Group
+from jrl import agents, config
+from jrl.agents.policies import shapes
 from jrl.config import RunConfig, datasets, multi_agent, plan, to_dict
-from jrl.config.policy_mapping import ROSTER, per_episode
-from jrl.config.seats import LEAGUE
+from jrl.config.multi_agent import LEAGUE
+from jrl.config.policy_mapping import TABLE, by_game
 from jrl.data.spaces_json import plain
 from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
@@ -74,16 +74,16 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
 
 def _named(found: PyTree, cfg: RunConfig) -> PyTree:
     """Names the policies of a State that an earlier version saved by their places in a table of games."""
-    if not isinstance(found, dict) or "numbers" not in found.get(ROSTER, {}):
+    if not isinstance(found, dict) or "numbers" not in found.get(TABLE, {}):
         return found
-    first, *others = multi_agent.alike(cfg)
-    rest, old = [name for names in others for name in names], found[ROSTER]
+    first, *others = agents.make(cfg).alike
+    rest, old = [name for names in others for name in names], found[TABLE]
     places = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
     number_of = {int(old["numbers"][place]): number for number, place in enumerate(places)}
     recent = jax.tree.map(lambda x: x[places], old["recent"])
     table = np.vectorize(lambda number: number_of.get(int(number), 0), otypes=[np.int32])(old["table"])
     roster = {"table": table, "asked": old["asked"], "latest": old["latest"], "recent": recent}
-    return {**{name: found[f"place-{place + 1}"] for name, place in zip([*first, *rest], places)}, ROSTER: roster}
+    return {**{name: found[f"place-{place + 1}"] for name, place in zip([*first, *rest], places)}, TABLE: roster}
 
 
 def held(saved: Path, policy: str, state: PyTree) -> PyTree:
@@ -121,77 +121,6 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     return LoopState(**found)
 
 
-def with_policies(
-    fresh: LoopState,
-    kept: LoopState,
-    now: tuple[RunConfig, Sequence[Group]],
-    before: tuple[RunConfig, Sequence[Group]],
-    given: Mapping[str, PyTree],
-    devices: int,
-) -> LoopState:
-    """Returns the state of a run with other policies: what was kept of a policy goes on under its name.
-
-    Args:
-      fresh, kept: what `Program.keep` gives of the new run's fresh state, and of the old run's.
-      now, before: config and groups of the new run and of the old one.
-      given: policy -> the State that it begins with.
-      devices: of both runs.
-    Raises:
-      InputError: a given State has other arrays than the policy.
-    """
-    named = lambda learner, cfg: learner if isinstance(learner, dict) else {multi_agent.the_one(cfg) or "": learner}
-    old, new = named(kept.learner, before[0]), named(fresh.learner, now[0])
-    for name, state in given.items():
-        if _shapes(state) != _shapes(new[name]):
-            raise InputError(f"add_policy: state: expected arrays as those of {name}, got others: leave it out")
-    learner = {name: given.get(name, old.get(name, one)) for name, one in new.items()}
-    if ROSTER in new:
-        names = multi_agent.numbered(before[0]) if ROSTER in old else []
-        order = [(name, names.index(name)) if name in names else (name, -1) for name in multi_agent.numbered(now[0])]
-        pick = lambda x, y: np.stack([y[at] if at >= 0 else x[i] for i, (_, at) in enumerate(order)])
-        recent = new[ROSTER].recent
-        recent = jax.tree.map(pick, recent, old[ROSTER].recent) if ROSTER in old else recent
-        learner[ROSTER] = new[ROSTER].replace(recent=recent)
-    replays = _replays_by_policy(kept.replay, *before, devices)
-    fits = lambda name, one: name in replays and _shapes(replays[name]) == _shapes(one)
-    found = {n: replays[n] if fits(n, x) else x for n, x in _replays_by_policy(fresh.replay, *now, devices).items()}
-    columns, wanted = (
-        x if isinstance(x, EpisodeState) else getattr(x, "columns", ()) for x in (kept.source, fresh.source)
-    )
-    source = fresh.source
-    if isinstance(columns, EpisodeState) and _shapes(columns) == _shapes(wanted):
-        latest = jax.device_get(clear_running(columns))
-        source = latest if isinstance(source, EpisodeState) else source.replace(columns=latest)
-    return LoopState(
-        learner=learner if isinstance(fresh.learner, dict) else next(iter(learner.values())),
-        replay=_replays_by_group(fresh.replay, found, now[1]),
-        source=source,
-    )
-
-
-def _replays_by_policy(replay: PyTree, cfg: RunConfig, groups: Sequence[Group], devices: int) -> dict[str, PyTree]:
-    """Returns the replay of each policy; leaves are [D, n], all numbers of a device in a row."""
-    part = lambda i, num: lambda x: x.reshape(devices, num, -1)[:, i]
-    if not groups:
-        return {multi_agent.the_one(cfg) or "": jax.tree.map(part(0, 1), replay)}
-    return {
-        name: jax.tree.map(part(i, len(group.names)), replay[group.label])
-        for group in groups
-        for i, name in enumerate(group.names)
-        if group.label in replay
-    }
-
-
-def _replays_by_group(like: PyTree, replays: Mapping[str, PyTree], groups: Sequence[Group]) -> PyTree:
-    """Returns the inverse of `_replays_by_policy`, in the shapes of `like`."""
-    join = lambda x, *parts: np.stack(parts, 1).reshape(x.shape)
-    if not groups:
-        return jax.tree.map(join, like, *replays.values())
-    mine = [group for group in groups if group.label in like]
-    parts = lambda group: (replays[name] for name in group.names)
-    return {group.label: jax.tree.map(join, like[group.label], *parts(group)) for group in mine}
-
-
 def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
     """Returns a checkpoint's number of environments where a run continues with another one, or else None."""
     found = (meta["config"].get("env") or {}).get("num_envs")
@@ -205,7 +134,7 @@ def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> 
             f"{fault}: the replay of {saved} has a column for each environment: keep env.num_envs={envs}, or start "
             "with an empty replay: --set checkpoint.replay=none"
         )
-    if per_episode(cfg):
+    if by_game(cfg):
         raise InputError(
             f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
         )
@@ -215,7 +144,7 @@ def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
     renew = lambda replay, like: convert(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
-    like = _shapes(wanted)
+    like = shapes(wanted)
     dealt = _dealt(checkpoint.read(saved, "replay", like, renew), wanted, before, devices)
     return checkpoint.fitting(saved, "replay", dealt, like)
 
@@ -241,7 +170,7 @@ def _source(saved: Path, wanted: PyTree) -> PyTree:
     one to the other, the statistics go on, and the environments begin anew."""
     if not jax.tree.leaves(wanted):
         return wanted
-    like, anew = _shapes(wanted), False
+    like, anew = shapes(wanted), False
 
     def renew(found: Any, like: PyTree) -> Any:
         nonlocal anew
@@ -270,10 +199,6 @@ def _named_games(found: Any) -> Any:
 
 def _fields(source: PyTree) -> dict[str, PyTree]:
     return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:
@@ -456,7 +381,7 @@ def _is_weight(name: str) -> bool:
     None is what rounding has lost of a sum, which statistics begin without, what a league counts, or who follows
     which policy.
     """
-    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{ROSTER}.")) and checkpoint.BESIDE.keys().isdisjoint(
+    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{TABLE}.")) and checkpoint.BESIDE.keys().isdisjoint(
         name.split(".")
     )
 

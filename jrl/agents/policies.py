@@ -1,0 +1,395 @@
+"""The policies of a run: which agents follow each, how they act and learn, and what the host does between calls."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import algos, spaces
+from jrl.agents import fixed
+from jrl.agents.fixed import Group
+from jrl.config import RunConfig, algo_name, multi_agent
+from jrl.errors import InputError
+from jrl.learn.learner import Learner
+from jrl.learn.program import LoopState, Program
+from jrl.metrics.episodes import EpisodeState, clear_running
+from jrl.rollout import complete, unroll
+from jrl.types import Algo, EnvSpec, PyTree, Rollout
+
+# (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
+MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
+
+
+class Policies(abc.ABC):
+    """Policies of a run. Their State is a dict by policy, their Actor a dict by group.
+
+    Attributes:
+      cfg: the run.
+      names: of the policies; () of a run with one agent.
+      trained: names of the policies that learn.
+      several: whether states are dicts by policy.
+      watches_games: whether learning needs the episodes' record (`jrl.rollout.unroll.RAW_STEPS`).
+      decides_by_row: whether a result row decides how the next call begins, so that it covers all calls before it.
+      in_checkpoint: whether a checkpoint says which policies there are, and not the config.
+    """
+
+    several = True
+    watches_games = False
+    decides_by_row = False
+    in_checkpoint = False
+
+    def __init__(self, cfg: RunConfig, spec: EnvSpec | None):
+        self.cfg, self._spec = cfg, spec
+        self._agents = multi_agent.followers(cfg)
+        self.names = tuple(self._agents)
+        self.trained = tuple(name for name in self.names if multi_agent.is_trained(cfg, name))
+
+    # ------------------------------------------------------------ agents, columns and groups
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Returns the environments."""
+        assert self._spec is not None
+        return self._spec
+
+    @property
+    def seen(self) -> EnvSpec:
+        """Returns the environments as policies see them."""
+        return self.spec
+
+    def observed(self, obs: PyTree) -> PyTree:
+        """Returns a rollout's observations as policies see them."""
+        return obs
+
+    @property
+    def the_one(self) -> str | None:
+        """Returns the policy that is meant where none is named; None: there is none, or several."""
+        return multi_agent.the_one(self.cfg)
+
+    def of(self, policy: str) -> tuple[RunConfig, EnvSpec]:
+        """Returns the run and its environments as one policy's agents alone would have them."""
+        return multi_agent.policy_config(self.cfg, policy), _spec_of(self.seen, self._agents[policy])
+
+    @property
+    def alike(self) -> list[list[str]]:
+        """Returns the names of the policies of each group, which differ in weights and floats of `algo` at most."""
+        found: list[tuple[Any, list[str]]] = []
+        for name in self.names:
+            like = self._likeness(name)
+            names = next((names for other, names in found if other == like), None)
+            if names is None:
+                found.append((like, names := []))
+            names.append(name)
+        return [names for _, names in found]
+
+    def _likeness(self, name: str) -> Any:
+        agents = self._agents[name]
+        kind = next(one.agents for one in spaces.by_kind(self.seen) if agents[0] in one.agents)
+        own = without_floats(multi_agent.policy_config(self.cfg, name))
+        return own, name in self.trained, len(agents), kind
+
+    @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Returns the policies that are alike together, without algorithms."""
+        found = []
+        for names in self.alike:
+            configs = [multi_agent.policy_config(self.cfg, name) for name in names]
+            numbers = [[self.spec.agents.index(agent) for agent in self._agents[name]] for name in names]
+            spec = _spec_of(self.seen, self._agents[names[0]])
+            floats = differing([cfg.algo for cfg in configs])
+            group = Group(tuple(names), np.array(numbers), kinds=self.spec.kinds, cfg=configs[0], spec=spec)
+            found.append(group._replace(floats=floats) if floats else group)
+        return tuple(found)
+
+    def learns(self, group: Group) -> bool:
+        """Returns whether a group has a Learner."""
+        return group.names[0] in self.trained
+
+    def by_name(self, by_group: PyTree) -> dict[str, PyTree]:
+        """Returns a State or Actor of all policies, by group, as a dict by policy."""
+        return fixed.by_policy_name(self.groups, by_group)
+
+    def states(self, kept: PyTree) -> dict[str, PyTree]:
+        """Returns a State as `Learner.keep` gives it as a dict by policy."""
+        return kept
+
+    def joined(self, states: Mapping[str, PyTree]) -> PyTree:
+        """Returns the inverse of `states`."""
+        return dict(states)
+
+    # ------------------------------------------------------------ acting and learning
+
+    def bound(self, make: MakeAlgo) -> tuple[Group, ...]:
+        """Returns the groups with their algorithms."""
+        return tuple(_bound(group, make) for group in self.groups)
+
+    @abc.abstractmethod
+    def acting(self, groups: Sequence[Group]) -> Algo:
+        """Makes the Algo that acts with all policies; `groups` are from `bound`."""
+
+    @abc.abstractmethod
+    def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
+        """Makes the Learner of all policies; groups that learn have their learners."""
+
+    # ------------------------------------------------------------ names for reports, callbacks, data and evaluations
+
+    @property
+    def reported(self) -> Mapping[str, Sequence[str]]:
+        """Returns policy -> agents whose episodes are the policy's in all games; {}: that depends on the game."""
+        return self._agents
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """Names the policy of each column of a game, or of a block of games."""
+        owned = [zip(group.names, group.agents.tolist(), strict=True) for group in self.groups]
+        pairs = sorted((column, name) for group in owned for name, columns in group for column in columns)
+        return tuple(name for _, name in pairs)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names the policy of each column as recorded data call it."""
+        return self.followed
+
+    @property
+    def columns(self) -> complete.Agents | None:
+        """Returns agents and policies of a rollout's columns, and where policies record extras; None with one agent."""
+        if not self.spec.agents:
+            return None
+        return complete.Agents(tuple(map(self.names.index, self.followed)), self.spec.kinds, self._extras())
+
+    def _extras(self) -> dict[str, tuple[int, ...]]:
+        return {group.label: tuple(group.agents.reshape(-1).tolist()) for group in self.groups}
+
+    @property
+    def game_options(self) -> dict[str, Any]:
+        """Returns options of `GameReplay`, by which callbacks see a game's agents; {} with one agent."""
+        if not self.spec.agents:
+            return {}
+        return {"kinds": self.spec.kinds, "agents": self.spec.agents, "follows": self.followed}
+
+    def whole_games(self, games: int) -> int:
+        """Returns the least number of games, from `games` on, in which policies are distributed evenly over agents."""
+        return games
+
+    @property
+    def rewards_of(self) -> Callable[[int], tuple[np.ndarray, int]] | None:
+        """Returns the columns whose rewards an evaluation reports, see `envs.AgentOptions`; None: all."""
+        return None
+
+    def returns(self, played: Any) -> dict[str, float]:
+        """Returns `agent/NAME/return` and `policy/NAME/return` of an evaluation, {} with one agent.
+
+        The return of an agent is its sum of rewards in a game, a mean over the games. That of a policy is the mean over
+        its agents.
+
+        Args:
+          played: a `jrl.play.evaluate.Evaluation`; None: all are NaN.
+        """
+        agents = (self.cfg.multi_agent and self.cfg.multi_agent.agents) or ()
+        found = None if played is None else played.agents
+        if found is None or found.shape[1] != len(agents):
+            found = np.zeros((0, len(agents)), np.float32)
+        row = {f"agent/{agent}/return": mean(found[:, i]) for i, agent in enumerate(agents)}
+        return row | {f"policy/{name}/return": mean(found[rows]) for name, rows in self._rows_of(played, agents)}
+
+    def _rows_of(self, played: Any, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        """Returns an index of each policy into the returns [episodes, A] of an evaluation."""
+        return [(name, (slice(None), [agents.index(agent) for agent in own])) for name, own in self._agents.items()]
+
+    # ------------------------------------------------------------ on the host, between calls
+
+    def check(self) -> None:  # noqa: B027  # most policies need no such function
+        """Raises InputError: a function of the config that names policies names an unknown one."""
+
+    def ahead(self, program: Program, state: LoopState) -> LoopState:
+        """Returns the state that the next call begins with."""
+        return state
+
+    def on_row(
+        self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
+    ) -> LoopState:
+        """Changes the policies' part of a new result row, number `count`; returns the state after what the row decides.
+
+        `state` is that of the row's last call: it is waited for, and taken over if another one is returned.
+        """
+        return state
+
+    def draw(self, state: LoopState, directory: Path, title: str) -> Path | None:
+        """Draws what the result rows do not show of the policies, and returns the file; None: nothing."""
+        return None
+
+    def continued(
+        self, fresh: LoopState, kept: LoopState, before: "Policies", given: Mapping[str, PyTree], devices: int
+    ) -> LoopState:
+        """Returns the state of a run that had other policies: what was kept of a policy goes on under its name.
+
+        Args:
+          fresh, kept: what `Program.keep` gives of this run's fresh state, and of the state of the run `before`.
+          before: its policies.
+          given: policy -> the State that it begins with.
+          devices: of both runs.
+        Raises:
+          InputError: a given State has other arrays than the policy.
+        """
+        old, new = before.states(kept.learner), self.states(fresh.learner)
+        for name, state in given.items():
+            if shapes(state) != shapes(new[name]):
+                raise InputError(f"add_policy: state: expected arrays as those of {name}, got others: leave it out")
+        states = {name: given.get(name, old.get(name, new[name])) for name in self.names}
+        replays, wanted = before._replays(kept.replay, devices), self._replays(fresh.replay, devices)
+        fits = lambda name: name in replays and shapes(replays[name]) == shapes(wanted[name])
+        source = fresh.source
+        columns, like = (x if isinstance(x, EpisodeState) else getattr(x, "columns", ()) for x in (kept.source, source))
+        if isinstance(columns, EpisodeState) and shapes(columns) == shapes(like):
+            latest = jax.device_get(clear_running(columns))
+            source = latest if isinstance(source, EpisodeState) else source.replace(columns=latest)
+        return LoopState(
+            learner=self.joined({**self._beside(new, old, before), **states}),
+            replay=self._join_replays(fresh.replay, {n: (replays if fits(n) else wanted)[n] for n in wanted}),
+            source=source,
+        )
+
+    def _beside(self, new: Mapping[str, PyTree], old: Mapping[str, PyTree], before: "Policies") -> dict[str, PyTree]:
+        """Returns what a State has beside the policies."""
+        return {}
+
+    def _replays(self, replay: PyTree, devices: int) -> dict[str, PyTree]:
+        """Returns the replay of each policy; leaves are [D, n], all numbers of a device in a row."""
+        part = lambda i, num: lambda x: x.reshape(devices, num, -1)[:, i]
+        by_group = self._by_group(replay)
+        return {
+            name: jax.tree.map(part(i, len(group.names)), by_group[group.label])
+            for group in self.groups
+            for i, name in enumerate(group.names)
+            if group.label in by_group
+        }
+
+    def _join_replays(self, like: PyTree, replays: Mapping[str, PyTree]) -> PyTree:
+        """Returns the inverse of `_replays`, in the shapes of `like`."""
+        join = lambda x, *parts: np.stack(parts, 1).reshape(x.shape)
+        parts = lambda group: (replays[name] for name in group.names)
+        by_group = self._by_group(like)
+        mine = [group for group in self.groups if group.label in by_group]
+        found = {group.label: jax.tree.map(join, by_group[group.label], *parts(group)) for group in mine}
+        return found if self.several else found[self.groups[0].label]
+
+    def _by_group(self, replay: PyTree) -> Mapping[str, PyTree]:
+        return replay if self.several else {self.groups[0].label: replay}
+
+
+class Single(Policies):
+    """One policy, which learns: all agents follow it, and its State is the algorithm's."""
+
+    several = False
+
+    @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        cfg = multi_agent.policy_config(self.cfg, self.names[0]) if self.names else self.cfg
+        agents = np.arange(max(1, len(self.spec.agents)))[None]
+        return (Group((self.the_one or "",), agents, kinds=self.spec.kinds, cfg=cfg, spec=self.spec),)
+
+    def learns(self, group: Group) -> bool:
+        return True
+
+    def by_name(self, by_group: PyTree) -> dict[str, PyTree]:
+        return self.states(by_group)
+
+    def states(self, kept: PyTree) -> dict[str, PyTree]:
+        return {self.the_one or "": kept}
+
+    def joined(self, states: Mapping[str, PyTree]) -> PyTree:
+        return states[self.the_one or ""]
+
+    def acting(self, groups: Sequence[Group]) -> Algo:
+        return groups[0].algo
+
+    def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
+        return fixed.taught(groups[0])
+
+    def _extras(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+class Fixed(Policies):
+    """Several policies, each followed by the same agents in all games; or one that does not learn."""
+
+    def acting(self, groups: Sequence[Group]) -> Algo:
+        return fixed.acting(groups, len(self.spec.agents))
+
+    def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
+        return fixed.learning(groups, len(self.spec.agents), lockstep=multi_agent.in_lockstep(self.cfg))
+
+
+def _bound(group: Group, make: MakeAlgo) -> Group:
+    own = group._replace(algo=make(group.cfg, group.spec))
+    if not group.floats:
+        return own
+
+    def with_values(values: Mapping[int, Any]) -> Group:
+        cfg = with_floats(group.cfg, values)
+        return group._replace(algo=make(cfg, group.spec), cfg=cfg, floats=())
+
+    return own._replace(with_values=with_values)
+
+
+def _spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
+    """Returns the environments as some of their agents, of one kind, see them."""
+    kind = next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
+    return kind._replace(num_envs=spec.games * len(agents), agents=agents)
+
+
+def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
+    """Returns what such policies share: the config without its agents and the floats of its algorithm.
+
+    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
+    """
+    rest = dataclasses.replace(cfg, multi_agent=None)
+    if algos.is_own(algo_name(cfg)):
+        return (rest,)
+    return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
+
+
+def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
+    """Returns the floats in which Configs of one structure differ: number of the leaf -> [P] f32.
+
+    The others stay the numbers that they are, which XLA can fold.
+    """
+    leaves = zip(*map(jax.tree.leaves, configs), strict=True)
+    return {i: np.asarray(values, np.float32) for i, values in enumerate(leaves) if len(set(values)) > 1}
+
+
+def with_floats(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
+    """Returns a config with other floats of its algorithm, by number of the leaf; they may be traced."""
+    leaves, structure = jax.tree.flatten(cfg.algo)
+    changed = [values.get(i, x) for i, x in enumerate(leaves)]
+    return dataclasses.replace(cfg, algo=jax.tree.unflatten(structure, changed))
+
+
+def mean(x: np.ndarray) -> float:
+    """Returns the mean of all numbers; NaN of none."""
+    return float(x.mean()) if x.size else float("nan")
+
+
+def shapes(tree: PyTree) -> PyTree:
+    """Returns shapes and dtypes of a tree's arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
+    """Returns the environments as learners see them: without agents where `count_steps_by` counts agents' steps."""
+    return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+
+
+def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
+    """Returns shapes and dtypes of the rollouts that a run or policy learns from; sizes as of `unroll.rollout_like`."""
+    like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
+    if spec.agents and unroll.RAW_STEPS in like.extras and cfg.rollout.count_steps_by == "agent_steps":
+        recorded: Any = like.extras[unroll.RAW_STEPS]
+        like = dataclasses.replace(like, extras={**like.extras, unroll.RAW_STEPS: {**recorded, "over": like.mask}})
+    side_by_side = cfg.rollout.batch_mode == "truncate_episodes" and cfg.external is None
+    return like if side_by_side else complete.led_like(like)

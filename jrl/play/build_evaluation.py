@@ -1,7 +1,4 @@
-"""Evaluation of a run, made of a RunConfig: its config, environments and runners.
-
-What is built is the config of an evaluation, its environments, and its runners where it has some.
-"""
+"""Evaluation of a run, made of a RunConfig: its config, environments and runners."""
 
 import dataclasses
 import functools
@@ -85,27 +82,10 @@ def num_envs(cfg: RunConfig) -> list[int]:
 
 
 def _player(
-    cfg: RunConfig,
-    registered: Mapping[str, Any],
-    count: int,
-    *,
-    sizes: Sequence[int],
-    infos: bool,
-    length: int,
-    index: int = 0,
-    restarts: int = 0,
-) -> Player:
-    """Makes the environments of one process, and the policy's way to act in them.
-
-    Args:
-      cfg: of the evaluation, from `config_of`.
-      registered: `registry.needed` of the process that learns.
-      count: differs between environments that are made one after the other.
-      sizes: environments of each process.
-      infos, length: see `Player`.
-      index: of the process.
-      restarts: processes that had the index before.
-    """
+    cfg: RunConfig, registered: Mapping[str, Any], count: int, *, sizes: Sequence[int], infos: bool, length: int,
+    index: int = 0, restarts: int = 0,
+) -> Player:  # fmt: skip
+    """Makes the player of process `index`; `sizes`: environments of each process, `restarts`: of this one before."""
     registry.install(registered)
     number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
     env = environments(cfg, sizes[index], index=number, offset=offset)

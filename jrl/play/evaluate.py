@@ -1,9 +1,9 @@
-"""A player plays evaluations in one vector of environments here; environment runners play them in several.
+"""Playing until a goal is reached, block by block: in one vector of environments here, or in several of runners.
 
-    play = evaluator(env, algo.act, num_episodes=100, carry=algo.carry)
-    print(play(actor, key).summary())
+    player = Player(env, algo.act, carry=algo.carry)
+    print(player.play(weights, key, Goal(100)).summary())
 
-A runner has a `Player` in its process. Both play block by block, and `rollout.tally` says which episodes count.
+A runner has a `Player` in its process; `jrl.play.tally` says which rows and episodes count.
 """
 
 import dataclasses
@@ -124,65 +124,59 @@ class Player(_Evaluating):
       explore: passed to `act`.
       length: rows of a block.
       infos: record what host environments say beside observations and rewards, for a watch.
+      record: record the ends of episodes as data sets need them, for a watch; see `rollout.unroll.finish`.
     """
 
     healthy: int | None = None  # of environment runners: there are none
     recreated: Sequence[int] = ()
 
     def __init__(
-        self,
-        env: JaxEnv | Env | AsyncEnv,
-        act: Callable[..., ActOut],
-        *,
-        carry: Callable[[int], PyTree] = lambda batch_size: (),
-        explore: bool = False,
-        length: int = LENGTH,
-        infos: bool = False,
-    ):
+        self, env: JaxEnv | Env | AsyncEnv, act: Callable[..., ActOut], *,
+        carry: Callable[[int], PyTree] = lambda batch_size: (), explore: bool = False, length: int = LENGTH,
+        infos: bool = False, record: bool = False,
+    ):  # fmt: skip
         self.spec, self.num_envs, self.length = env.spec, env.spec.games, length
         self.in_program = isinstance(env, JaxEnv)
         self._tallies = {}
         self._left: list[Episode] = []  # `Tally.rest` of the last evaluation
-        self._env, self._act = env, act
+        self._env = env
         self._lock = threading.RLock()  # between two blocks others may ask for the environments
-        self._options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore}
+        options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore, "record": record}
         if not self.in_program:
-            self._options |= {"cut": False} | ({"record_infos": True} if infos else {})
+            options |= {"cut": False} | ({"record_infos": True} if infos else {})
+        self._make = functools.partial(sources.make, env, act, **options)
         self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.of_games)
         self._source: Source | None = None
         self._columns: episodes.Columns  # of the games
         self._of_agents: episodes.Columns  # of each agent in the game under way, where there are several
-        self._at_start = False  # environments that stand where their making, or a reset, has left them
-
-    def _made(self, key: Key | None = None) -> Source:
-        if self._source is None:
-            key = jax.random.key(0) if key is None else key
-            self._source = sources.make(self._env, self._act, key=key, **self._options)
-            self._forget()
-            self._at_start = True
-        return self._source
-
-    def _forget(self) -> None:
-        self._columns, self._of_agents = episodes.init(self.num_envs), episodes.init(self.spec.num_envs)
+        self._at_start = False  # nothing has happened since the environments were made or reset
 
     def begin(self, key: Key, *, reset: bool = True) -> None:
         """Brings all environments to the start of an episode; with `reset` False only if there has been none."""
         with self._lock:
             if self._source is None:
-                self._made(key)
+                self._source, self._at_start = self._make(key=key), True
             elif reset and (self.in_program or not self._at_start):
                 self._source.reset(key)
-                self._forget()
                 self._left = []
+            else:
+                return
+            self._columns, self._of_agents = episodes.init(self.num_envs), episodes.init(self.spec.num_envs)
 
-    def block(self, actor: PyTree, key: Key, *, whole: bool = False) -> Block:
+    def _begun(self) -> Source:
+        """Returns the source, after which its environments do not stand at their start."""
+        self.begin(jax.random.key(0), reset=False)
+        self._at_start = False
+        assert self._source is not None
+        return self._source
+
+    def block(self, weights: PyTree, key: Key, *, whole: bool = False) -> Block:
         """Returns the next rows, with `whole` also for a watch."""
         with self._lock:
-            source = self._made()
-            self._at_start = False
+            source = self._begun()
             if self.in_program:
-                actor = jax.device_put(actor, jax.local_devices()[0])  # where the environments are
-            rollout, _ = source.next(actor, key)
+                weights = jax.device_put(weights, jax.local_devices()[0])  # where the environments are
+            rollout, _ = source.next(weights, key)
             # an episode whose environment broke is followed by a masked row, too: it does not count
             reward, mask, done = rollout.reward, rollout.mask, rollout.terminated | rollout.truncated
             if rollout.over is not None:
@@ -209,7 +203,7 @@ class Player(_Evaluating):
 
     def play(
         self,
-        actor: PyTree,
+        weights: PyTree,
         key: Key,
         goal: Goal,
         until: Until | None = None,
@@ -220,7 +214,7 @@ class Player(_Evaluating):
         """Plays until the goal is reached or, after a block, `until` is over.
 
         Args:
-          actor: of `Algo.act`.
+          weights: of `Algo.act`.
           key: of the evaluation; the same one gives the same episodes of environments that follow keys.
           goal: how long, and whether it begins with new episodes.
           until: None: without a limit.
@@ -234,7 +228,7 @@ class Player(_Evaluating):
         watch = watches[0] if watches else None
         self.begin(key, reset=goal.reset)
         for number in range(-(-max_steps // self.length)):
-            self._take(0, self.block(actor, jax.random.fold_in(key, number), whole=watch is not None), watch)
+            self._take(0, self.block(weights, jax.random.fold_in(key, number), whole=watch is not None), watch)
             if not tally.missing or (until is not None and until.over()):
                 self._left = tally.rest()
                 return self.found()
@@ -243,9 +237,7 @@ class Player(_Evaluating):
     def call(self, fn: Callable[[Source], Any]) -> Any:
         """Returns `fn` of the environments' source, between two blocks."""
         with self._lock:
-            source = self._made()
-            self._at_start = False  # what it did may matter from the next reset on
-            return fn(source)
+            return fn(self._begun())  # what it did may matter from the next reset on
 
     def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
         """Calls fn(source), as of one process that plays, between two blocks."""
@@ -257,32 +249,6 @@ class Player(_Evaluating):
 
     def close(self) -> None:
         (self._env if self._source is None else self._source).close()
-
-
-def evaluator(
-    env: JaxEnv | Env | AsyncEnv,
-    act: Callable[..., ActOut],
-    *,
-    num_episodes: int,
-    carry: Callable[[int], PyTree] = lambda batch_size: (),
-    explore: bool = False,
-    max_steps: int = MAX_STEPS,
-) -> Callable[[PyTree, Key], Evaluation]:
-    """Builds `evaluate(actor, key)`, which plays `num_episodes` episodes from a reset, a share in each environment.
-
-    An episode that broke off with its environment does not count.
-
-    Args:
-      env: B environments of its own.
-      act, carry: of the Algo.
-      explore: passed to `act`.
-      max_steps: per environment, against environments that never end.
-    Raises (by evaluate):
-      EnvironmentFailed: the episodes have not ended within `max_steps`.
-    """
-    player = Player(env, act, carry=carry, explore=explore)
-
-    return lambda actor, key: player.play(actor, key, Goal(num_episodes), max_steps=max_steps)
 
 
 # ---------------------------------------------------------------- in runners

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jrl import registry, spaces
-from jrl.config import RunConfig, multi_agent, plan, policy_mapping
+from jrl.config import RunConfig, multi_agent, plan
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
 from jrl.play import build_evaluation
@@ -35,7 +35,7 @@ class _Running:
     """An evaluation that has begun."""
 
     group: Player | EvaluationRunners
-    actor: PyTree
+    weights: PyTree
     key: Key
     goal: Goal
     version: int
@@ -85,7 +85,7 @@ class Evaluations:
         self._running: _Running | None = None
         self.latest: Evaluation | None = None
         runners = ("num_healthy_workers",) if self._settings.num_env_runners else ()
-        played = (*SUMMARY, "timesteps", *runners, *_of_agents(cfg, None, {}))
+        played = (*SUMMARY, "timesteps", *runners, *_of_agents(cfg, None))
         self.names: tuple[str, ...] = (*(() if self._custom else played), "weights_version", "timed_out", "time_s")
 
     @property
@@ -130,11 +130,11 @@ class Evaluations:
 
     # ------------------------------------------------------------ one evaluation
 
-    def play(self, actor: PyTree, *, count: int, version: int, duration: int | None = None) -> dict[str, float]:
+    def play(self, weights: PyTree, *, count: int, version: int, duration: int | None = None) -> dict[str, float]:
         """Plays now.
 
         Args:
-          actor: of the algorithm; the caller's, not copied.
+          weights: of `Algo.act`; the caller's, not copied.
           count: of evaluations or iterations; decides the random numbers.
           version: of the weights, reported as `weights_version`.
           duration: in the place of `evaluation.duration`. Without it `auto` means an episode of each environment.
@@ -153,18 +153,18 @@ class Evaluations:
         goal = Goal(sum(self._sizes), "episodes", self._settings.force_reset)
         if amount != "auto":
             goal = Goal(amount, self._settings.unit, self._settings.force_reset)
-        self._begin(actor, goal, count, version, threaded=threaded)
+        self._begin(weights, goal, count, version, threaded=threaded)
         return self._result()
 
-    def begin(self, actor: PyTree, *, count: int, version: int) -> None:
-        """Begins to play, in a thread of its own and with a copy of the actor; `finish` has the result.
+    def begin(self, weights: PyTree, *, count: int, version: int) -> None:
+        """Begins to play, in a thread of its own and with a copy of the weights; `finish` has the result.
 
         Arguments and errors as `play`; with `evaluation.duration` auto until `finish` is called, at least one block of
         rows, whose episodes that end count.
         """
         amount = self._settings.duration
         goal = Goal(None if amount == "auto" else amount, self._settings.unit, self._settings.force_reset)
-        self._begin(copied(actor), goal, count, version, threaded=True)
+        self._begin(copied(weights), goal, count, version, threaded=True)
 
     def finish(self) -> dict[str, float] | None:
         """Waits for what `begin` has begun, and tells it to end if it is to last as long as training. None: nothing
@@ -176,17 +176,16 @@ class Evaluations:
             self._running.until.stop(self._settings.timeout_s)
         return self._result()
 
-    def _begin(self, actor: PyTree, goal: Goal, count: int, version: int, *, threaded: bool) -> None:
+    def _begin(self, weights: PyTree, goal: Goal, count: int, version: int, *, threaded: bool) -> None:
         if self._running is not None:
             raise RuntimeError("an evaluation is under way: finish it first")
         limit = None if goal.amount is None or self._custom else self._settings.timeout_s
         key = role_key(self._cfg.run.seed, Role.EVALUATE, count)
         future: concurrent.futures.Future = concurrent.futures.Future()
-        self._running = running = _Running(
-            self.prepare(), actor, key, goal, version, self.plays_for, Until(limit), future
-        )
+        group = self.prepare()
+        self._running = running = _Running(group, weights, key, goal, version, self.plays_for, Until(limit), future)
         if self._custom:
-            self.workers.begin(actor, key)
+            self.workers.begin(weights, key)
         if threaded:
             # a daemon: an environment that hangs must not keep the process
             threading.Thread(target=self._fill, args=(running,), name="jrl-evaluate", daemon=True).start()
@@ -205,12 +204,8 @@ class Evaluations:
         if self._callbacks is not None and self._watches is None:
             agents = plan.columns(self._cfg) // self._cfg.env.num_envs  # each has a column
             self._watches = [self._callbacks.episode_watch(n * agents, evaluation=True) for n in self._sizes]
-        self.latest = running.group.play(running.actor, running.key, running.goal, running.until, self._watches)
-        return self._row(self.latest, running)
-
-    def _row(self, found: Evaluation, running: _Running) -> dict[str, float]:
-        of_agents = _of_agents(running.plays_for, found, _named(running.plays_for, running.actor))
-        return {**found.summary(), "timesteps": found.timesteps, **of_agents}
+        self.latest = running.group.play(running.weights, running.key, running.goal, running.until, self._watches)
+        return _row(self.latest, running)
 
     def _result(self) -> dict[str, float]:
         running = self._running
@@ -225,7 +220,7 @@ class Evaluations:
             row = running.found.result()
         else:
             self.latest, timed_out = group.found(), True
-            row = self._row(self.latest, running)
+            row = _row(self.latest, running)
             self._abandon(running)
         if not self._custom and running.goal.amount is not None and group.missing:
             timed_out = True
@@ -276,16 +271,16 @@ class Evaluations:
             group.close()
 
 
-def _of_agents(cfg: RunConfig, played: Evaluation | None, named: Mapping[int, str]) -> dict[str, float]:
+def _row(found: Evaluation, running: _Running) -> dict[str, float]:
+    return {**found.summary(), "timesteps": found.timesteps, **_of_agents(running.plays_for, found)}
+
+
+def _of_agents(cfg: RunConfig, played: Evaluation | None) -> dict[str, float]:
     """Returns `agent/NAME/return` and `policy/NAME/return` of an evaluation, {} of an environment with one agent.
 
     The return of an agent is the sum of its rewards in a game, a mean over the games, so that the agents' add up to
-    `return`. That of a policy is the mean over its agents. With self-play it is the learner's alone.
-
-    Args:
-      cfg: of the run, with its agents.
-      played: None: all are NaN.
-      named: policies by number, where they change from game to game.
+    `return`. That of a policy is the mean over its agents. With self-play it is the learner's alone. NaN before the
+    first evaluation, None.
     """
     followers = multi_agent.followers(cfg)
     if not followers or cfg.multi_agent is None:
@@ -299,18 +294,12 @@ def _of_agents(cfg: RunConfig, played: Evaluation | None, named: Mapping[int, st
     if found is None or found.shape[1] != len(agents):
         found = np.zeros((0, len(agents)), np.float32)
     row = {f"agent/{agent}/return": mean(found[:, i]) for i, agent in enumerate(agents)}
-    if played is not None and played.followed is not None:
-        numbers = {name: number for number, name in named.items()}
-        rows = {policy: found[played.followed == numbers.get(policy)] for policy in followers}
+    if played is not None and played.followed is not None:  # policies change from game to game
+        numbered = list(multi_agent.numbered(cfg))
+        rows = {policy: found[played.followed == numbered.index(policy)] for policy in followers}
     else:
         rows = {policy: found[:, [agents.index(agent) for agent in own]] for policy, own in followers.items()}
     return row | {f"policy/{policy}/return": mean(own) for policy, own in rows.items()}
-
-
-def _named(cfg: RunConfig, actor: PyTree) -> dict[int, str]:
-    if not policy_mapping.per_episode(cfg):
-        return {}
-    return dict(enumerate(multi_agent.numbered(cfg)))
 
 
 # ---------------------------------------------------------------- a custom evaluation function
@@ -354,9 +343,9 @@ class EvaluationWorkers:
         """Plays on for 64 * `num_rollouts` steps of each environment; returns the episodes that end."""
         return self._play(Goal(LENGTH * num_rollouts * self._num_envs, "timesteps", reset=False))
 
-    def begin(self, actor: PyTree, key: Key) -> None:
+    def begin(self, weights: PyTree, key: Key) -> None:
         """Begins an evaluation, with its weights and the root of its random numbers."""
-        self._weights, self._plays = (actor, key), 0
+        self._weights, self._plays = (weights, key), 0
 
     def end(self) -> None:
         """Ends it: the weights are the learner's again, which may overwrite them."""
@@ -365,12 +354,12 @@ class EvaluationWorkers:
     def _play(self, goal: Goal) -> Evaluation:
         if self._weights is None:
             raise RuntimeError("evaluation_workers has weights to play with while a custom evaluation function runs")
-        actor, key = self._weights
+        weights, key = self._weights
         if self._plays:
             key = jax.random.fold_in(key, 2**31 + self._plays)
         self._plays += 1
         group = self._group()
-        found = group.play(actor, key, goal, Until(self._timeout_s))
+        found = group.play(weights, key, goal, Until(self._timeout_s))
         if group.missing:
             warnings.warn(
                 f"evaluation.timeout_s: {group.missing} {goal.unit} are missing after {self._timeout_s:g} s",

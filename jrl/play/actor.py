@@ -63,7 +63,7 @@ class Actor:
       observation_space: that of `act`: the environment's own, without frame stacks, previous action and reward.
       config: of the run.
       algo: the algorithm's functions.
-      state: of the algorithm; None of a run under way.
+      state: of the algorithm, where `own` is False; None of a run under way.
       weights: of `algo.act`; set by `use`.
       reader: reads observations of `observation_space`.
       env_steps: of training, up to the checkpoint.
@@ -74,7 +74,8 @@ class Actor:
         self, algo: Algo, spec: EnvSpec, cfg: RunConfig, state: PyTree = None, *, own: bool = True, seed: int = 0,
         path: Path | None = None, meta: Mapping[str, Any] | None = None,
     ):  # fmt: skip
-        self.algo, self.spec, self.config, self.state = algo, spec, cfg, state
+        self.algo, self.spec, self.config = algo, spec, cfg
+        self.state = None if own else state
         self.checkpoint, self.meta = path, meta or {"env_steps": 0}
         self.env_steps = self.meta["env_steps"]
         self.observation_space = (spec.env_observation or spec.observation) if own else spec.observation
@@ -231,7 +232,9 @@ class Actor:
         single = False
         if self._own:
             obs, given, single = self.reader.batch(obs, action_mask)
-        num = sum(len(jax.tree.leaves(part)[0]) for part in spaces.parts_by_kind(self.spec, obs))
+            num = len(jax.tree.leaves(obs)[0])
+        else:
+            num = sum(len(jax.tree.leaves(part)[0]) for part in spaces.parts_by_kind(self.spec, obs))
         if num != self._num:
             self._num, self._memory = num, self.start(num)
         if reset is not None:
@@ -267,7 +270,7 @@ class Actor:
 
     def __getattr__(self, name: str) -> Any:
         fix = "use act(obs), or jrl.api.Algorithm.from_checkpoint(path).get_policy() for its networks"
-        raise AttributeError(name if name.startswith("_") else f"a policy has no {name}: {fix}")
+        raise AttributeError(name if name.startswith("_") else f"Policy has no {name}: {fix}")
 
 
 # ---------------------------------------------------------------- of a checkpoint, or of a run under way

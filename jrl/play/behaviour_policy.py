@@ -85,10 +85,11 @@ def play(
     player, weights = Player(env, act, carry=carry, length=length, record=True), None
     if actor is not None:
         weights = jax.device_put((actor.weights, actor.state), jax.local_devices()[0])
+    key, watches = role_key(seed, Role.DATA, index), [lambda rollout, infos: columns(rollout)]
     try:
-        key = role_key(seed, Role.DATA, index)
-        watches = [lambda rollout, infos: columns(rollout)]
-        player.play(weights, key, Goal(steps, "timesteps"), watches=watches, max_steps=sys.maxsize)
+        player.begin(jax.random.fold_in(key, 0))
+        goal = Goal(steps, "timesteps", reset=False)
+        player.play(weights, key, goal, watches=watches, max_steps=sys.maxsize, first=1)
     finally:
         player.close()
     columns.reset()

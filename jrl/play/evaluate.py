@@ -57,12 +57,8 @@ class Until:
     def over(self) -> bool:
         return self._stopped.is_set() or time.monotonic() >= self._end
 
-    def late(self) -> bool:
-        """Returns whether the wait for others is over."""
-        return self.left() <= 0
-
     def left(self) -> float:
-        """Returns the seconds until `late`, `_GRACE` after the end: processes look at the clock between two blocks."""
+        """Returns the seconds to wait for others: `_GRACE` after the end, as they look at the clock between blocks."""
         return self._end + _GRACE - time.monotonic()
 
 
@@ -85,7 +81,7 @@ class _Evaluating:
         return sum(tally.missing for tally in self._tallies.values())
 
     def _take(self, index: int, block: Block, watch: Watch | None) -> None:
-        rows, seen = block
+        rows, whole = block
         tally = self._tallies[index]
         counts = tally.add(rows)
         if tally.stalled >= _LONG and not self._warned:
@@ -96,8 +92,8 @@ class _Evaluating:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        if watch is not None and seen is not None:
-            rollout, infos = seen
+        if watch is not None and whole is not None:
+            rollout, infos = whole
             counts = np.repeat(counts, rollout.mask.shape[1] // counts.shape[1], 1)  # of a game: of all its agents
             watch(dataclasses.replace(rollout, mask=rollout.mask & counts), infos)
 
@@ -190,11 +186,8 @@ class Player(_Evaluating):
             return rows, (jax.device_get(rollout), source.infos) if whole else None
 
     def _by_agent(self, rollout: Rollout, done: Any) -> list[Any]:
-        """Returns what each agent has earned in its game so far, [T, G, A], and the policy it follows where recorded.
-
-        Args:
-          rollout: the block.
-          done: [T, G] bool, where games end.
+        """Returns what each agent has earned in its game so far, [T, G, A], and the policy it follows where recorded;
+        `done` [T, G]: where games end.
         """
         split = lambda x: x.reshape(*done.shape, -1)
         everyone = done.repeat(len(self.spec.agents), -1)
@@ -202,15 +195,9 @@ class Player(_Evaluating):
         return [split(found.episode_return), *([split(rollout.extras[PLACE])] if PLACE in rollout.extras else [])]
 
     def play(
-        self,
-        weights: PyTree,
-        key: Key,
-        goal: Goal,
-        until: Until | None = None,
-        watches: Sequence[Watch | None] | None = None,
-        *,
-        max_steps: int = MAX_STEPS,
-    ) -> Evaluation:
+        self, weights: PyTree, key: Key, goal: Goal, until: Until | None = None,
+        watches: Sequence[Watch | None] | None = None, *, max_steps: int = MAX_STEPS, first: int = 0,
+    ) -> Evaluation:  # fmt: skip
         """Plays until the goal is reached or, after a block, `until` is over.
 
         Args:
@@ -220,6 +207,7 @@ class Player(_Evaluating):
           until: None: without a limit.
           watches: of each vector of environments, here of the one: sees the rows that count.
           max_steps: per environment.
+          first: number of the first block, from which the keys of blocks follow.
         Raises:
           EnvironmentFailed: it was not complete within `max_steps`, as episodes do not end.
         """
@@ -227,7 +215,7 @@ class Player(_Evaluating):
         self._tallies = {0: tally}
         watch = watches[0] if watches else None
         self.begin(key, reset=goal.reset)
-        for number in range(-(-max_steps // self.length)):
+        for number in range(first, first - (-max_steps // self.length)):
             self._take(0, self.block(weights, jax.random.fold_in(key, number), whole=watch is not None), watch)
             if not tally.missing or (until is not None and until.over()):
                 self._left = tally.rest()
@@ -255,7 +243,7 @@ class Player(_Evaluating):
 
 
 class Host:
-    """Holds the player of a runner, in its process, and makes another when it is told to."""
+    """Holds the player of a runner, in its process, and makes another on request."""
 
     def __init__(self, make: Callable[..., Player], index: int, restarts: int, count: int):
         self._make: Callable[[int], Player] = functools.partial(make, index=index, restarts=restarts)
@@ -264,12 +252,12 @@ class Host:
     def started(self) -> None:
         pass
 
-    def block(self, actor: PyTree, data: np.ndarray, impl: str, number: int, reset: bool, whole: bool) -> Block:
+    def block(self, weights: PyTree, data: np.ndarray, impl: str, number: int, reset: bool, whole: bool) -> Block:
         """Returns block `number` of an evaluation; the first begins it."""
         key = received(data, impl)
         if number == 0:
             self._player.begin(key, reset=reset)
-        return self._player.block(jax.device_put(actor), jax.random.fold_in(key, number), whole=whole)
+        return self._player.block(jax.device_put(weights), jax.random.fold_in(key, number), whole=whole)
 
     def remake(self, count: int) -> None:
         self._player.close()
@@ -309,14 +297,9 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
     _without = "the others play its share"
 
     def __init__(
-        self,
-        make: Callable[..., Player],
-        options: RunnerOptions,
-        *,
-        num_envs: Sequence[int],
-        length: int,
+        self, make: Callable[..., Player], options: RunnerOptions, *, num_envs: Sequence[int], length: int,
         count: int = 0,
-    ):
+    ):  # fmt: skip
         self._num_envs, self._length, self._count = list(num_envs), length, count
         self._left: list[list[Episode]] = [[] for _ in num_envs]
         self._tallies: dict[int, Tally] = {}
@@ -328,14 +311,10 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         return len(self._ready())
 
     def play(
-        self,
-        actor: PyTree,
-        key: Key,
-        goal: Goal,
-        until: Until | None = None,
+        self, weights: PyTree, key: Key, goal: Goal, until: Until | None = None,
         watches: Sequence[Watch | None] | None = None,
-    ) -> Evaluation:
-        """Plays until the goal is reached, or it is told to end; arguments and errors as `Player.play`."""
+    ) -> Evaluation:  # fmt: skip
+        """Plays until the goal is reached or `until` is over; arguments and errors as `Player.play`."""
         until = until or Until()
         self._tallies = {}
         while (self._starting() or not self._runners) and not until.over():
@@ -344,7 +323,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         for runner, share in zip(ready, goal.split(len(ready)) if ready else ()):
             left = [] if share.reset else self._left[runner.index]
             self._tallies[runner.index] = Tally(share, self._num_envs[runner.index], left)
-        weights = self._cluster.put(jax.device_get(actor))
+        sent = self._cluster.put(jax.device_get(weights))
         self._forget(ready)
         for runner in ready:
             runner.ordered = 0  # blocks of this evaluation
@@ -355,12 +334,12 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
                 # at least one block each, however little time there is
                 more = self._tallies[runner.index].missing and not (runner.ordered and until.over())
                 if more and not runner.requests:
-                    self._order(runner, weights, key, goal, watch(runner.index) is not None)
+                    self._order(runner, sent, key, goal, watch(runner.index) is not None)
             under_way = [r for r in playing if r.requests]
             coming = [r for r in self._starting() if r.index in self._tallies and self._tallies[r.index].missing]
             if not under_way and (not coming or until.over()):
                 break
-            if until.late():
+            if until.left() <= 0:
                 self._replace(under_way)
                 break
             if found := self._event(under_way, seconds=_POLL):

@@ -43,6 +43,7 @@ class _Running:
     until: Until
     found: concurrent.futures.Future
     start: float = dataclasses.field(default_factory=time.perf_counter)
+    parts: int = 0  # that a custom function has played
 
 
 class Evaluations:
@@ -54,6 +55,7 @@ class Evaluations:
     Attributes:
       config: of the evaluation, the run's with `evaluation.config` over it.
       workers: the environments, for callbacks and custom evaluation functions.
+      num_envs: over all processes.
       plays_for: the run with the policies that it has by now: their names are those of the results.
       names: keys of every result; of a custom function's none is known.
       latest: the episodes of the latest evaluation; of a custom function's none are known.
@@ -75,8 +77,7 @@ class Evaluations:
         self.plays_for = cfg
         self._cfg, self._settings, self._callbacks, self._spec = cfg, cfg.evaluation, callbacks, spec
         self._sizes = build_evaluation.num_envs(cfg)
-        limit = cfg.evaluation.timeout_s
-        self.workers = EvaluationWorkers(self.prepare, num_envs=sum(self._sizes), timeout_s=limit)
+        self.num_envs, self.workers = sum(self._sizes), EvaluationWorkers(self)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
         self._group: Player | EvaluationRunners | None = None
         self._host: Evaluations | None = None  # whose environments these are, too
@@ -150,7 +151,7 @@ class Evaluations:
         # where one hangs, only another thread can go on
         threaded = self._may_hang and self._settings.timeout_s is not None
         amount = self._settings.duration if duration is None else duration
-        goal = Goal(sum(self._sizes), "episodes", self._settings.force_reset)
+        goal = Goal(self.num_envs, "episodes", self._settings.force_reset)
         if amount != "auto":
             goal = Goal(amount, self._settings.unit, self._settings.force_reset)
         self._begin(weights, goal, count, version, threaded=threaded)
@@ -184,8 +185,6 @@ class Evaluations:
         future: concurrent.futures.Future = concurrent.futures.Future()
         group = self.prepare()
         self._running = running = _Running(group, weights, key, goal, version, self.plays_for, Until(limit), future)
-        if self._custom:
-            self.workers.begin(weights, key)
         if threaded:
             # a daemon: an environment that hangs must not keep the process
             threading.Thread(target=self._fill, args=(running,), name="jrl-evaluate", daemon=True).start()
@@ -207,15 +206,30 @@ class Evaluations:
         self.latest = running.group.play(running.weights, running.key, running.goal, running.until, self._watches)
         return _row(self.latest, running)
 
+    def play_part(self, goal: Goal) -> Evaluation:
+        """Plays with the weights of the evaluation under way, for its custom function. Raises RuntimeError: none is."""
+        running = self._running
+        if running is None or not self._custom:
+            raise RuntimeError("evaluation_workers has weights to play with while a custom evaluation function runs")
+        key = jax.random.fold_in(running.key, 2**31 + running.parts) if running.parts else running.key
+        running.parts += 1
+        group, limit = self.prepare(), self._settings.timeout_s
+        found = group.play(running.weights, key, goal, Until(limit))
+        if group.missing:
+            warnings.warn(
+                f"evaluation.timeout_s: {group.missing} {goal.unit} are missing after {limit:g} s",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return found
+
     def _result(self) -> dict[str, float]:
         running = self._running
         assert running is not None
         group = running.group
         left = running.until.left() if self._may_hang else math.inf
         concurrent.futures.wait([running.found], timeout=None if left == math.inf else max(0.0, left))
-        self._running = None
-        self.workers.end()
-        timed_out = False
+        self._running, timed_out = None, False
         if running.found.done():
             row = running.found.result()
         else:
@@ -311,25 +325,18 @@ class EvaluationWorkers:
     def corridors(algorithm, evaluation_workers):
         evaluation_workers.foreach_env(lambda env: env.unwrapped.set_length(7))
         return {"long": evaluation_workers.play(10).returns.mean()}
-
-    Args:
-      group: who plays, made if need be.
-      num_envs: over all processes.
-      timeout_s: of one `play` or `sample`; None: without.
     """
 
-    def __init__(self, group: Callable[[], Player | EvaluationRunners], *, num_envs: int, timeout_s: float | None):
-        self._group, self._num_envs, self._timeout_s = group, num_envs, timeout_s
-        self._weights: tuple[PyTree, Key] | None = None
-        self._plays = 0  # with these weights
+    def __init__(self, evaluations: Evaluations):
+        self._evaluations = evaluations
 
     def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls `func` with the source of each process that plays, in its process, between two blocks of rows."""
-        return self._group().foreach_worker(func)
+        return self._evaluations.prepare().foreach_worker(func)
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls `func` with each environment. Raises InputError where they are not Python objects."""
-        return self._group().foreach_env(func)
+        return self._evaluations.prepare().foreach_env(func)
 
     def play(self, episodes: int) -> Evaluation:
         """Plays exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.
@@ -337,36 +344,12 @@ class EvaluationWorkers:
         Raises:
           RuntimeError: no evaluation is under way, so that there are no weights.
         """
-        return self._play(Goal(episodes))
+        return self._evaluations.play_part(Goal(episodes))
 
     def sample(self, num_rollouts: int = 1) -> Evaluation:
         """Plays on for 64 * `num_rollouts` steps of each environment; returns the episodes that end."""
-        return self._play(Goal(LENGTH * num_rollouts * self._num_envs, "timesteps", reset=False))
-
-    def begin(self, weights: PyTree, key: Key) -> None:
-        """Begins an evaluation, with its weights and the root of its random numbers."""
-        self._weights, self._plays = (weights, key), 0
-
-    def end(self) -> None:
-        """Ends it: the weights are the learner's again, which may overwrite them."""
-        self._weights = None
-
-    def _play(self, goal: Goal) -> Evaluation:
-        if self._weights is None:
-            raise RuntimeError("evaluation_workers has weights to play with while a custom evaluation function runs")
-        weights, key = self._weights
-        if self._plays:
-            key = jax.random.fold_in(key, 2**31 + self._plays)
-        self._plays += 1
-        group = self._group()
-        found = group.play(weights, key, goal, Until(self._timeout_s))
-        if group.missing:
-            warnings.warn(
-                f"evaluation.timeout_s: {group.missing} {goal.unit} are missing after {self._timeout_s:g} s",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return found
+        steps = LENGTH * num_rollouts * self._evaluations.num_envs
+        return self._evaluations.play_part(Goal(steps, "timesteps", reset=False))
 
 
 def numbers(found: Any) -> dict[str, float]:

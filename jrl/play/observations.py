@@ -21,7 +21,7 @@ class Reader:
 
     def __init__(self, spec: EnvSpec, added: Mapping[str, Space], unread: Sequence[str]):
         self.space, self.added, self.unread = spec.observation, added, unread
-        self.choices = num_choices_each(spec.action) if spaces.masks_actions(spec) else ()
+        self.choices = spaces.choices(spec.action) if spaces.masks_actions(spec) else ()
 
     def batch(self, obs: Any, action_mask: Any = None, name: str = "obs") -> tuple[PyTree, dict[str, PyTree], bool]:
         """Returns (observations [N, *], items of earlier steps among them [N, *], whether it was a single observation).
@@ -38,7 +38,7 @@ class Reader:
         if action_mask is not None:
             obs = self._with_mask(obs, action_mask)
         mask = f"{name}/{spaces.ACTION_MASK}" if self.choices else None
-        absent = [part for part in self.unread if _lacks(obs, part.split("/"))]
+        absent = self._absent(obs)
         leads: list[tuple[int, ...]] = []
         obs = _read(spaces.without(self.space, absent), obs, name, leads, mask)
         if absent:
@@ -61,11 +61,13 @@ class Reader:
         if not self.choices:
             raise ValueError("action_mask: this policy was trained without one: leave it out")
         assert isinstance(self.space, Dict)
-        absent = [part for part in self.unread if _lacks(obs, part.split("/"))]
-        rest = {name for name, _ in self.space.items} - {spaces.ACTION_MASK, *absent}
+        rest = {name for name, _ in self.space.items} - {spaces.ACTION_MASK, *self._absent(obs)}
         if isinstance(obs, Mapping) and set(obs) - {spaces.ACTION_MASK} == rest:
             return {**obs, spaces.ACTION_MASK: mask}
         return {"obs": obs, spaces.ACTION_MASK: mask} if rest == {"obs"} else obs
+
+    def _absent(self, obs: Any) -> list[str]:
+        return [part for part in self.unread if _lacks(obs, part.split("/"))]
 
     def _check_mask(self, mask: np.ndarray, name: str) -> None:
         start = 0
@@ -77,14 +79,6 @@ class Reader:
                     "no action could be taken: at least one of them must be 1"
                 )
             start += size
-
-
-def num_choices_each(action: Space) -> tuple[int, ...]:
-    """Returns the lengths of the parts of an action mask; of each part one choice is taken."""
-    found: list[int] = []
-    for _, leaf in spaces.leaves(action):
-        found += [getattr(leaf, "n")] if hasattr(leaf, "n") else getattr(leaf, "nvec", ())  # noqa: B009
-    return tuple(found)
 
 
 def _lacks(obs: Any, path: Sequence[str]) -> bool:

@@ -271,10 +271,10 @@ def frames(
 class Videos:
     """Videos of the policy that a run trains: STEPS.mp4 of a directory, played and written in a thread of their own.
 
-    Training does not wait for a video, but for the one before it. One that fails is told as a warning and left out.
+    Training does not wait for a video, but for the one before it. A video that fails is a warning, and left out.
 
     Args:
-      cfg: of the evaluations: with the environment that is to be seen.
+      cfg: of the evaluations: with their environment.
       directory: where to; made with the first video.
       episodes: of each video.
     """

@@ -60,8 +60,9 @@ class ActionPolicy(WorkerPolicy):
         return found, items, num
 
     def _act(
-        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool, **units: Any
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool,
+        begins: Any = None, **units: Any,
+    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:  # fmt: skip
         """Returns (actions, state, extras); of one observation without the axis N. `units`: as of `Actor.compute`."""
         obs, given, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
@@ -72,6 +73,8 @@ class ActionPolicy(WorkerPolicy):
         else:
             rows = jax.tree.map(lambda x: np.asarray(x)[None], state) if single else state
             memory = Memory(rows, None) if self._actor.history is None else Memory(rows[0], Past(*rows[1]))
+            if begins is not None:
+                memory = self._actor.begin(np.broadcast_to(np.asarray(begins, bool), num), memory)
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
         acted = self._actor.compute(obs, memory, given=given, explore=explore, extras=True, **units)
         found = acted.action, _state(acted.memory), acted.extras
@@ -86,17 +89,10 @@ class ActionPolicy(WorkerPolicy):
         return self.recurrent
 
     def compute_single_action(
-        self,
-        obs: Any,
-        state: PyTree = None,
-        *,
-        prev_action: PyTree = None,
-        prev_reward: Any = None,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        unsquash_action: bool | None = None,
+        self, obs: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
+        explore: bool | None = None, full_fetch: bool = False, unsquash_action: bool | None = None,
         clip_action: bool | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Returns the action for one observation, in the environment's own units. Observation statistics do not change.
 
         Args:
@@ -116,14 +112,9 @@ class ActionPolicy(WorkerPolicy):
         return found if full_fetch or self._gives_state(state) else found[0]
 
     def compute_actions(
-        self,
-        observations: Any,
-        state: PyTree = None,
-        *,
-        prev_action: PyTree = None,
-        prev_reward: Any = None,
+        self, observations: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
         explore: bool | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Returns the actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
 
         The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
@@ -146,11 +137,7 @@ class ActionPolicy(WorkerPolicy):
           deterministic: the best action; otherwise one that is drawn as in training.
         """
         alone = self._reader.batch(observation, name="observation")[2]
-        if not _is_empty(state) and episode_start is not None:
-            begins = lambda x: np.reshape(np.asarray(episode_start, bool), (-1,) + (1,) * (np.ndim(x) - 1))
-            fresh = lambda x, first: np.where(np.any(episode_start) if alone else begins(x), first, x)
-            state = jax.tree.map(fresh, state, self.get_initial_state())
-        found = self._act(observation, state, not deterministic, (None, None), single=alone)
+        found = self._act(observation, state, not deterministic, (None, None), single=alone, begins=episode_start)
         return found[0], found[1] if self._gives_state(state) else None
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:

@@ -258,13 +258,13 @@ class Inference:
     def _first(self) -> list[Item]:
         """Returns the items of the next call; a second item of a seat with memory waits for the call after it."""
         found: list[Item] = []
-        seen: set[Seat] = set()
+        answered: set[Seat] = set()
         now = time.perf_counter()
         while self._items and len(found) < self._most:
             item, asked = self._items[0]
-            if self._remembers and item.carry is None and item.seat in seen:
+            if self._remembers and item.carry is None and item.seat in answered:
                 break
-            seen.add(item.seat)
+            answered.add(item.seat)
             self._items.popleft()
             found.append(item)
             self.waits.add(now - asked)

@@ -75,7 +75,7 @@ class Actor:
         path: Path | None = None, meta: Mapping[str, Any] | None = None,
     ):  # fmt: skip
         self.algo, self.spec, self.config = algo, spec, cfg
-        self.state = None if own else state
+        self.state: PyTree = None if own else state
         self.checkpoint, self.meta = path, meta or {"env_steps": 0}
         self.env_steps = self.meta["env_steps"]
         self.observation_space = (spec.env_observation or spec.observation) if own else spec.observation

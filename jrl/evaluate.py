@@ -78,20 +78,20 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--episodes: expected at least 1, got {args.episodes}")
     if args.num_env_runners < 0:
         raise InputError(f"--num-env-runners: expected 0 or more, got {args.num_env_runners}")
-    import jax
-
     from jrl import config
     from jrl.host import runtime
+    from jrl.play import actor
     from jrl.play.evaluation import Evaluations
     from jrl.rllib.table import ALGORITHMS
     from jrl.run import build
-    from jrl.run.store import checkpoint, resume
+    from jrl.run.store import checkpoint
 
     found = checkpoint.locate(Path(args.checkpoint), best=args.best)
     meta = checkpoint.read_meta(found)
-    given = [] if args.env is None else [f"env.id={args.env}"]
-    given += [] if args.seed is None else [f"run.seed={args.seed}"]
-    cfg = config.override(meta["config"], [*given, *args.overrides])
+    settings = [] if args.env is None else [f"env.id={args.env}"]
+    settings += [] if args.seed is None else [f"run.seed={args.seed}"]
+    settings += args.overrides
+    cfg = config.override(meta["config"], settings)
     asked = (args.algo or "").lower()
     ours = ALGORITHMS[asked].name if asked in ALGORITHMS else asked
     if asked and config.algo_name(cfg) not in (args.algo, asked, ours):
@@ -109,13 +109,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     cfg = config.without_loss(cfg)
     cfg = dataclasses.replace(cfg, evaluation=own, custom=dataclasses.replace(cfg.custom, evaluation=None))
     build.enable_compile_cache()
-    spec = checkpoint.spec(meta)
-    algo = build.algorithm(cfg, spec)
-    evaluations = Evaluations(cfg, spec=spec)
+    evaluations = Evaluations(cfg, spec=checkpoint.spec(meta))
     try:
         evaluations.prepare()
-        learner = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
-        row = evaluations.play(algo.actor(learner), count=0, version=meta["iteration"])
+        row = evaluations.play(actor.load_all(found, settings=settings).weights, count=0, version=meta["iteration"])
     finally:
         evaluations.close()
     played = evaluations.latest

@@ -46,22 +46,21 @@ def record(args: argparse.Namespace) -> Path:
     out = resolve(args.out, "--out", "new file")
     if args.fps is not None:
         video.check_fps(args.fps, "--fps")
-    from jrl.play import viewers
     from jrl.run import build
 
     build.enable_compile_cache()
-    shown = viewers.of_checkpoint(args.checkpoint, best=args.best, seed=args.seed)
-    fps = args.fps or shown.fps
+    scene = video.of_checkpoint(args.checkpoint, best=args.best, seed=args.seed)
+    fps = args.fps or scene.env.fps
     try:
-        frames = video.frames(shown, episodes=args.episodes, max_steps=args.max_steps, ended=_tell)
+        frames = video.frames(scene, episodes=args.episodes, max_steps=args.max_steps, on_end=_print_episode)
         count = video.write(out, frames, fps, key="--out")
     finally:
-        shown.close()
-    print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {shown.how}")
+        scene.env.close()
+    print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {scene.env.how}")
     return out
 
 
-def _tell(episode: int, total: float, steps: int, cut: bool) -> None:
+def _print_episode(episode: int, total: float, steps: int, cut: bool) -> None:
     print(f"episode {episode}: return {total:g}, {counted(steps, 'step')}{', cut by --max-steps' if cut else ''}")
 
 

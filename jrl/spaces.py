@@ -353,7 +353,12 @@ def num_choices(space: Space) -> int:
     >>> num_choices(Discrete(3)), num_choices(Tuple((MultiDiscrete((2, 3)), Box((4,)))))
     (3, 5)
     """
-    return sum(sum(_sizes(leaf)) for _, leaf in leaves(space))
+    return sum(choices(space))
+
+
+def choices(space: Space) -> tuple[int, ...]:
+    """Returns the lengths of the parts of a mask over the actions of `space`; of each part one choice is taken."""
+    return tuple(n for _, leaf in leaves(space) for n in _sizes(leaf))
 
 
 def _sizes(leaf: Leaf) -> tuple[int, ...]:
@@ -387,8 +392,7 @@ def any_choice(space: Space, mask: Array) -> Array:
 
 def _choices(space: Space, mask: Array) -> Sequence[Array]:
     """Splits a mask into one part per choice."""
-    sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
-    ends = np.cumsum(sizes)[:-1].tolist()
+    ends = np.cumsum(choices(space))[:-1].tolist()
     return np.split(mask, ends, -1) if isinstance(mask, np.ndarray) else jnp.split(jnp.asarray(mask), ends, -1)
 
 

@@ -11,9 +11,9 @@ from jrl import config
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
 from jrl.play import build_evaluation
-from jrl.play.evaluate import evaluator
+from jrl.play.evaluate import Player
 from jrl.play.evaluation import Evaluations
-from jrl.play.tally import SUMMARY
+from jrl.play.tally import SUMMARY, Goal
 from jrl.run import build
 
 
@@ -42,16 +42,16 @@ GYMNASIUM = {"backend": "gymnasium"}
 
 
 @pytest.mark.parametrize("env", [{}, GYMNASIUM])
-def test_the_episodes_are_those_of_the_evaluator(env):
+def test_the_episodes_are_those_of_a_player(env):
     cfg = run_config(env=env)
     own = build.environment(cfg, num_envs=4, role="eval")
     algo = build.algorithm(cfg, own.spec)
-    expected = evaluator(own, algo.act, num_episodes=6, carry=algo.carry)
+    player = Player(own, algo.act, carry=algo.carry)
     actor = trained(cfg)
     evaluations = Evaluations(cfg)
     for count in (7, 8):
         found = evaluations.play(actor, count=count, version=2)
-        want = expected(actor, role_key(3, Role.EVALUATE, count)).summary()
+        want = player.play(actor, role_key(3, Role.EVALUATE, count), Goal(6)).summary()
         assert {name: found[name] for name in want} == want
         assert found["weights_version"] == 2 and found["timed_out"] == 0 and found["time_s"] > 0
         assert found["timesteps"] == round(want["length"] * 6)

@@ -40,7 +40,7 @@ ARROWS = {
         "types",
     },
     "play": {
-        "agents", "algos", "callbacks", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
+        "agents", "algos", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
         "registry", "rollout", "run", "run.store", "spaces", "types",
     },
     "run.store": {"agents", "config", "data", "errors", "fields", "host", "learn", "metrics", "replay", "run", "types"},
@@ -55,7 +55,7 @@ ARROWS = {
     },
     "serve.__main__": {"config", "errors", "fields", "host", "serve", "train"},
     "sweep.__main__": {"config", "config.__main__", "errors", "fields", "host", "sweep"},
-    "export": {"config", "data", "errors", "fields", "host", "play", "spaces", "types"},
+    "export": {"config", "data", "errors", "fields", "host", "play", "rollout", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "play"},
     "__main__": {"errors", "host"},  # and the module of the command that was typed
@@ -225,7 +225,8 @@ def test_arrows():
 
 # files that import each other, for type checkers
 CIRCLES = {
-    "jrl.play.evaluation", "jrl.run.manual_steps", "jrl.run.run_directory", "jrl.run.session", "jrl.run.workers",
+    "jrl.run.evaluation_schedule", "jrl.run.manual_steps", "jrl.run.run_directory", "jrl.run.session",
+    "jrl.run.workers",
     "jrl.rllib", "jrl.rllib.algorithm", "jrl.rllib.builder", "jrl.rllib.policy", "jrl.rllib.records",
 }  # fmt: skip
 

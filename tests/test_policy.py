@@ -17,7 +17,7 @@ from jrl import api, config, evaluate, train
 from jrl.fields import shipped
 from jrl.fields.data import Fresh
 from jrl.ops import normalize
-from jrl.play.policy import Policy, Trained
+from jrl.play.actor import Actor
 from jrl.rllib import hints
 from jrl.run import build
 from jrl.run.store import checkpoint
@@ -165,7 +165,7 @@ class Counting:
         carry = lambda batch_size: jnp.zeros((batch_size,), jnp.int32)
         algo = Algo(lambda key: (), lambda state: state, carry, self.act, lambda *args: args, data=Fresh())
         cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=100000"])
-        return Policy(Trained(algo, (), EnvSpec(Box((1,)), Discrete(100), 1), cfg, {"env_steps": 0}))
+        return Actor(algo, EnvSpec(Box((1,)), Discrete(100), 1), cfg, ())
 
 
 def test_what_is_carried_through_an_episode():

@@ -196,9 +196,9 @@ def test_videos_of_weights_that_the_learner_takes_back(tmp_path):
 
 def test_a_video_that_fails_leaves_nothing_but_a_warning(tmp_path, monkeypatch, caplog):
     made, actor = videos(tmp_path / "videos", "env.horizon=2")
-    drawn = made._watched.render
+    drawn = made._scene.env.render
     pictures_left = [drawn, drawn]
-    monkeypatch.setattr(made._watched, "render", lambda: pictures_left.pop()(), raising=False)
+    monkeypatch.setattr(made._scene.env, "render", lambda: pictures_left.pop()(), raising=False)
     made.begin(actor, 7)
     made._under_way.result()
     assert "7.mp4 could not be written: IndexError" in caplog.text and list((tmp_path / "videos").iterdir()) == []

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from jrl import config, spaces
 from jrl.data.spaces_json import space_to_json
-from jrl.play import policy
+from jrl.play import actor as play
+from jrl.rollout.unroll import reset_where
 from jrl.types import Array, PyTree, Space
 
 
@@ -34,43 +35,34 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
 
     Args:
       path: a run directory, or a checkpoint.
-      best: see `policy.load`.
+      best: see `jrl.load`.
       policy_id: which policy, of a run with several.
     Raises:
       InputError: there is none, or it is damaged.
     """
-    trained = policy.restore(path, best=best, policy=policy_id)
-    algo, transform, meta = trained.algo, trained.to_env(), trained.meta
-    inputs = policy.Inputs(trained.spec, trained.config, trained.observation)
+    actor = play.load(path, best=best, policy=policy_id)
+    reader, start = actor.reader, actor.algo.carry(1)  # of any number of environments the same
 
     def memory(num: int) -> PyTree:
-        past = inputs.past(num)
-        return algo.carry(num), () if past is None else (past.frames, past.action)
+        carry, past = actor.start(num)
+        return carry, () if past is None else (past.frames, past.action)
 
     def step(obs: PyTree, memory: PyTree, reward: Array, begins: Array) -> tuple[PyTree, PyTree]:
         carry, past = memory
         zeros = lambda leaf: jnp.zeros((*begins.shape, *leaf.shape), leaf.dtype)
-        obs = spaces.fill_parts(inputs.observation, inputs.unread, obs, zeros)
-        start = algo.carry(1)  # of any number of environments the same
-        fresh = lambda x: jnp.expand_dims(begins, tuple(range(1, x.ndim)))
-        carry = jax.tree.map(lambda first, x: jnp.where(fresh(x), first, x), start, carry)
-        if inputs.history is not None:
-            frames, action = past
-            frames, obs = inputs.history.see(frames, obs, action, reward, begins)
-        out = algo.act(trained.actor, obs, carry, jax.random.key(0), explore=False)
-        if inputs.history is not None:
-            past = frames, out.action if inputs.remembers else None
-        return transform(out.action) if transform else out.action, (out.carry, past)
+        obs = spaces.fill_parts(reader.space, reader.unread, obs, zeros)
+        before = play.Memory(reset_where(begins, start, carry), play.Past(past[0], past[1], begins) if past else None)
+        found = actor.step(actor.weights, obs, before, jax.random.key(0), reward, explore=False)
+        after = found.memory.past
+        return found.action, (found.memory.carry, () if after is None else (after.frames, after.action))
 
-    own = trained.spec._replace(observation=inputs.observation)
-    observation = spaces.without(inputs.observation, inputs.unread)
+    observation = spaces.without(reader.space, reader.unread)
     about = {
-        "algorithm": config.algo_name(trained.config),
-        "env": trained.config.env.id,
-        "env_steps": meta["env_steps"],
+        "algorithm": config.algo_name(actor.config),
+        "env": actor.config.env.id,
+        "env_steps": actor.env_steps,
         "observation": space_to_json(observation),
-        "unread": inputs.unread,
-        "action": space_to_json(trained.spec.env_action or trained.spec.action),
+        "unread": reader.unread,
+        "action": space_to_json(actor.spec.env_action or actor.spec.action),
     }
-    choices = policy.num_choices_each(own.action) if spaces.masks_actions(own) else ()
-    return Source(step, memory, observation, choices, about)
+    return Source(step, memory, observation, reader.choices, about)

@@ -1,15 +1,13 @@
 """Policies that play into a data set, alone or by turns, with the log-probability of the actions really taken."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrl import config, spaces
 from jrl.algos import uniform
@@ -18,11 +16,13 @@ from jrl.config import RunConfig, policy_mapping
 from jrl.data.store import LOG_PROB, Episode
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
-from jrl.rollout import sources
-from jrl.run import build, build_collect, recorder
+from jrl.play.actor import Actor, load_all
+from jrl.play.evaluate import Player
+from jrl.play.tally import Goal
+from jrl.rollout.unroll import reset_where
+from jrl.run import build_collect, recorder
 from jrl.run.recorded import Columns
-from jrl.run.store import checkpoint, resume
-from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, PyTree, Rollout
+from jrl.types import ActOut, Array, Box, EnvSpec, Key, PyTree
 
 _LENGTH = 256  # most steps of a rollout
 _FORBIDDEN = -1e30  # no policy's log-probability is below it
@@ -35,38 +35,34 @@ class Acts(NamedTuple):
     epsilon: float = 0.0  # share of the steps whose action is uniformly random
 
 
-class Player(NamedTuple):
+class Behaviour(NamedTuple):
     """A policy that plays."""
 
     name: str
     share: float  # of all steps
     cfg: RunConfig  # whose environments it plays in
-    algo: Algo | None  # None: uniformly random actions
-    state: PyTree  # of the algorithm
+    actor: Actor | None  # None: uniformly random actions
 
 
-def trained(name: str, share: float, *, best: bool | None, settings: Sequence[str]) -> Player:
+def trained(name: str, share: float, *, best: bool | None, settings: Sequence[str]) -> Behaviour:
     """Loads the policy of a run directory or a checkpoint. Raises InputError: there is none, or it cannot be played."""
-    found = checkpoint.locate(Path(name), best=best)
-    meta = checkpoint.read_meta(found)
-    cfg = config.without_loss(config.override(meta["config"], settings))
+    actor = load_all(name, best=best, settings=settings)
+    cfg = config.without_loss(actor.config)
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         raise InputError(f"{name}: a run in self-play: write its games by data.output while it trains")
     if cfg.multi_agent is not None and policy_mapping.by_game(cfg):
         raise InputError(f"{name}: its policies change from game to game: name each agent's in multi_agent.mapping")
-    algo = build.algorithm(cfg, checkpoint.spec(meta))
-    state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
-    return Player(name, share, cfg, algo, state)
+    return Behaviour(name, share, cfg, actor)
 
 
 def play(
-    player: Player, steps: int, take: Callable[[int, Episode], None], *, acts: Acts, seed: int, index: int,
+    behaviour: Behaviour, steps: int, take: Callable[[int, Episode], None], *, acts: Acts, seed: int, index: int,
     num_envs: int, log_prob: bool = True,
-) -> EnvSpec:  # fmt: skip
-    """Plays `steps` environment steps, rounded up to steps of all environments; returns the environments' spec.
+) -> None:  # fmt: skip
+    """Plays `steps` environment steps, rounded up to steps of all environments.
 
     Args:
-      player: the policy that plays.
+      behaviour: the policy that plays.
       steps: of all environments together.
       take: gets (kind of agents, episode) of each; those under way at the end are cut.
       acts: how it acts.
@@ -74,51 +70,29 @@ def play(
       num_envs: environments at once.
       log_prob: whether episodes have that column; False where it is not known of all of a data set.
     """
-    cfg = player.cfg
+    cfg, actor = behaviour.cfg, behaviour.actor
     env = environment(cfg, seed=seed, index=index, num_envs=num_envs)
-    act, known = acting(player, env.spec, acts)
+    act, known = acting(behaviour, env.spec, acts)
     columns = Columns(
         take,
         env.spec.num_envs,
         who=recorder.who(cfg, env.spec),
         wanted=(LOG_PROB,) if known and log_prob else (),
-        labels={"source": player.name},
+        labels={"source": behaviour.name},
     )
-    key = role_key(seed, Role.DATA, index)
     length = max(1, min(_LENGTH, -(-steps // env.spec.games)))
-    carry = player.algo.carry if player.algo is not None else lambda batch_size: ()
-    options: dict[str, Any] = {"length": length, "carry": carry, "record": True}
-    source = sources.make(env, act, key=jax.random.fold_in(key, 0), **options)
-    given = None
-    if player.algo is not None:
-        given = jax.device_put((player.algo.actor(player.state), player.state), jax.local_devices()[0])
+    carry = actor.algo.carry if actor is not None else lambda batch_size: ()
+    player, weights = Player(env, act, carry=carry, length=length, record=True), None
+    if actor is not None:
+        weights = jax.device_put((actor.weights, actor.state), jax.local_devices()[0])
+    key, watches = role_key(seed, Role.DATA, index), [lambda rollout, infos: columns(rollout)]
     try:
-        number, left = 0, steps
-        while left > 0:
-            number += 1
-            rollout, _ = source.next(given, jax.random.fold_in(key, number))
-            rollout, done = _first(jax.device_get(dataclasses.replace(rollout, carry=())), left, env.spec.games)
-            columns(rollout)
-            left -= done
+        player.begin(jax.random.fold_in(key, 0))
+        goal = Goal(steps, "timesteps", reset=False)
+        player.play(weights, key, goal, watches=watches, max_steps=sys.maxsize, first=1)
     finally:
-        source.close()
+        player.close()
     columns.reset()
-    return env.spec
-
-
-def _first(rollout: Rollout, steps: int, games: int) -> tuple[Rollout, int]:
-    """Returns a rollout's first rows, in numpy, with so many environment steps, or all; and how many they have."""
-    taken = rollout.mask.reshape(len(rollout.mask), games, -1).any(-1).sum(-1)
-    rows = int(np.searchsorted(np.cumsum(taken), steps)) + 1
-    if rows >= len(taken):
-        return rollout, int(taken.sum())
-    head = lambda tree: jax.tree.map(lambda x: x[:rows], tree)
-    names = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras", "over")
-    last = jax.tree.map(lambda x: x[rows], rollout.obs)
-    short = {name: head(getattr(rollout, name)) for name in names}
-    if rollout.count is not None:  # rows that each column has of them
-        short["count"] = np.minimum(rollout.count, rows)
-    return dataclasses.replace(rollout, **short, last_obs=last), int(taken[:rows].sum())
 
 
 def environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:
@@ -129,9 +103,9 @@ def environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:
     return build_collect.environment(cfg, num_envs=num_envs, role="data", index=index)
 
 
-def spec_of(player: Player, num_envs: int) -> EnvSpec:
-    """Returns the spec of a player's environments."""
-    env = environment(player.cfg, seed=0, index=0, num_envs=num_envs)
+def spec_of(behaviour: Behaviour, num_envs: int) -> EnvSpec:
+    """Returns the spec of a behaviour's environments."""
+    env = environment(behaviour.cfg, seed=0, index=0, num_envs=num_envs)
     env.close()
     return env.spec
 
@@ -139,8 +113,8 @@ def spec_of(player: Player, num_envs: int) -> EnvSpec:
 # ---------------------------------------------------------------- acting
 
 
-def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., ActOut], bool]:
-    """Makes ((actor, state), obs [B, *], carry, key) -> ActOut with `log_prob` alone in extras; and whether that is
+def acting(behaviour: Behaviour, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., ActOut], bool]:
+    """Makes ((weights, state), obs [B, *], carry, key) -> ActOut with `log_prob` alone in extras; and whether that is
     known.
 
     It is log((1 - epsilon) p(a) + epsilon u(a)): p of the policy, which for the best of a set of choices is 1 and of
@@ -151,53 +125,49 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
     Raises:
       InputError: `epsilon` with several policies, or agents of several kinds.
     """
-    draw, alike = functools.partial(_uniform, spec), len(spaces.by_kind(spec)) == 1
-    if player.algo is None:
+    actor, epsilon, alike = behaviour.actor, acts.epsilon, len(spaces.by_kind(spec)) == 1
+    if actor is None:
         if not alike:
             raise InputError("random actions: agents of different spaces cannot be played with them")
 
         def at_random(given: Any, obs: PyTree, carry: PyTree, key: Key, explore: bool = True) -> ActOut:
-            action, log_prob = draw(obs, key)
+            action, log_prob = _uniform(spec, obs, key)
             return ActOut(action, carry, {LOG_PROB: log_prob})
 
         return at_random, True
-    algo, epsilon = player.algo, acts.epsilon
-    is_one = not recorder.who(player.cfg, spec) or not _apart(player.cfg, spec)
-    if epsilon and not (alike and is_one):
+    algo, who = actor.algo, recorder.who(behaviour.cfg, spec)
+    several = who is not None and bool(who.agents.extras)
+    if epsilon and not (alike and not several):
         raise InputError("--epsilon: the run has several policies: leave it out")
-    draws = _has_distribution(player, spec) if acts.explore is None else acts.explore
-    of_policy = _log_prob_of(player, spec, explore=draws, mixed=epsilon > 0) if is_one else None
-    known = of_policy is not None or (not is_one and draws and not epsilon)
+    obs = spaces.elements(spec.observation, 1)
+    found = {} if several or algo.outputs is None else jax.eval_shape(algo.outputs, actor.state, obs)
+    draws = (several or "distribution" in found) if acts.explore is None else acts.explore
+    of_policy = None
+    if not several:
+        of_policy = _log_prob(actor, spec, explore=draws, mixed=epsilon > 0, has_distribution="distribution" in found)
+    known = draws if several else of_policy is not None
 
-    # `explore` is what sources pass: how this one plays is fixed here
+    # `explore` is what sources pass: how this behaviour plays is fixed here
     def act(given: Any, obs: PyTree, carry: PyTree, key: Key, explore: bool = True) -> ActOut:
-        actor, state = given
+        weights, state = given
         own, anything, choice = jax.random.split(key, 3)
-        out = algo.act(actor, obs, carry, own, draws)
-        if not is_one:
+        out = algo.act(weights, obs, carry, own, draws)
+        if several:
             return out
         action, best = out.action, out.action
         if epsilon:
-            drawn, log_uniform = draw(obs, anything)
-            chosen = jax.random.bernoulli(choice, epsilon, log_uniform.shape)
-            pick = lambda new, old: jnp.where(jnp.expand_dims(chosen, tuple(range(1, old.ndim))), new, old)
-            action = jax.tree.map(pick, drawn, action)
-        extras: dict[str, Any] = {}
-        if of_policy is not None:
-            log_prob = of_policy(state, obs, out, best, action)
-            if epsilon:
-                log_uniform = jnp.where(uniform.covers(spec.action, action), log_uniform, -jnp.inf)
-                log_policy = log_prob + (math.log1p(-epsilon) if epsilon < 1 else -math.inf)
-                log_prob = jnp.logaddexp(log_policy, math.log(epsilon) + log_uniform)
-            extras[LOG_PROB] = log_prob
-        return ActOut(action, out.carry, extras)
+            drawn, log_uniform = _uniform(spec, obs, anything)
+            action = reset_where(jax.random.bernoulli(choice, epsilon, log_uniform.shape), drawn, action)
+        if of_policy is None:
+            return ActOut(action, out.carry, {})
+        log_prob = of_policy(state, obs, out, best, action)
+        if epsilon:
+            log_uniform = jnp.where(uniform.covers(spec.action, action), log_uniform, -jnp.inf)
+            log_policy = log_prob + (math.log1p(-epsilon) if epsilon < 1 else -math.inf)
+            log_prob = jnp.logaddexp(log_policy, math.log(epsilon) + log_uniform)
+        return ActOut(action, out.carry, {LOG_PROB: log_prob})
 
     return act, known
-
-
-def _apart(cfg: RunConfig, spec: EnvSpec) -> bool:
-    found = recorder.who(cfg, spec)
-    return found is not None and bool(found.agents.extras)
 
 
 def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
@@ -207,23 +177,17 @@ def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
     return action, jnp.broadcast_to(jnp.asarray(uniform.log_prob(spec.action, mask), jnp.float32), batch)
 
 
-def _has_distribution(player: Player, spec: EnvSpec) -> bool:
-    assert player.algo is not None
-    if _apart(player.cfg, spec) or player.algo.outputs is None:
-        return _apart(player.cfg, spec)
-    return "distribution" in jax.eval_shape(player.algo.outputs, player.state, spaces.elements(spec.observation, 1))
-
-
-def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -> Callable[..., Array] | None:
+def _log_prob(
+    actor: Actor, spec: EnvSpec, *, explore: bool, mixed: bool, has_distribution: bool
+) -> Callable[..., Array] | None:
     """Makes (state, obs, ActOut, the policy's action, the action taken) -> the policy's log-probability [B], or None.
 
     Args:
-      player, spec: see `acting`.
       explore: whether actions are drawn.
       mixed: whether another action may have been taken.
+      has_distribution: whether the policy's outputs have the distribution of its actions.
     """
-    algo = player.algo
-    assert algo is not None
+    algo, cfg = actor.algo, actor.config
     if not explore:
         if any(isinstance(leaf, Box) for _, leaf in spaces.leaves(spec.action)):
             return None
@@ -235,12 +199,14 @@ def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -
             return jnp.where(same, 0.0, -jnp.inf)
 
         return of_best
-    if not mixed and LOG_PROB in _extras(player, spec):
+    obs = spaces.elements(spec.observation, 1)
+    act = lambda weights, obs: algo.act(weights, obs, algo.carry(1), jax.random.key(0)).extras
+    if not mixed and LOG_PROB in jax.eval_shape(act, actor.weights, obs):
         return lambda state, obs, out, best, action: out.extras[LOG_PROB]
-    exploration = player.cfg.algo.exploration
-    early = getattr(exploration, "random_timesteps", 0) > int(player.state.env_steps)
-    plain = isinstance(exploration, Stochastic) and not early and not player.cfg.network.recurrent
-    if not plain or not _has_distribution(player, spec):
+    exploration = cfg.algo.exploration
+    early = getattr(exploration, "random_timesteps", 0) > int(actor.state.env_steps)
+    plain = isinstance(exploration, Stochastic) and not early and not cfg.network.recurrent
+    if not plain or not has_distribution:
         return None
 
     def of_distribution(state: Any, obs: PyTree, out: ActOut, best: PyTree, action: PyTree) -> Array:
@@ -248,10 +214,3 @@ def _log_prob_of(player: Player, spec: EnvSpec, *, explore: bool, mixed: bool) -
         return jnp.maximum(algo.outputs(state, obs)["distribution"].log_prob(action), _FORBIDDEN)
 
     return of_distribution
-
-
-def _extras(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
-    algo = player.algo
-    assert algo is not None
-    act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(1), jax.random.key(0)).extras
-    return jax.eval_shape(act, player.state, spaces.elements(spec.observation, 1))

@@ -1,9 +1,9 @@
-"""A player plays evaluations in one vector of environments here; environment runners play them in several.
+"""Playing until a goal is reached, block by block: in one vector of environments here, or in several of runners.
 
-    play = evaluator(env, algo.act, num_episodes=100, carry=algo.carry)
-    print(play(actor, key).summary())
+    player = Player(env, algo.act, carry=algo.carry)
+    print(player.play(weights, key, Goal(100)).summary())
 
-A runner has a `Player` in its process. Both play block by block, and `rollout.tally` says which episodes count.
+A runner has a `Player` in its process; `jrl.play.tally` says which rows and episodes count.
 """
 
 import dataclasses
@@ -57,12 +57,8 @@ class Until:
     def over(self) -> bool:
         return self._stopped.is_set() or time.monotonic() >= self._end
 
-    def late(self) -> bool:
-        """Returns whether the wait for others is over."""
-        return self.left() <= 0
-
     def left(self) -> float:
-        """Returns the seconds until `late`, `_GRACE` after the end: processes look at the clock between two blocks."""
+        """Returns the seconds to wait for others: `_GRACE` after the end, as they look at the clock between blocks."""
         return self._end + _GRACE - time.monotonic()
 
 
@@ -85,7 +81,7 @@ class _Evaluating:
         return sum(tally.missing for tally in self._tallies.values())
 
     def _take(self, index: int, block: Block, watch: Watch | None) -> None:
-        rows, seen = block
+        rows, whole = block
         tally = self._tallies[index]
         counts = tally.add(rows)
         if tally.stalled >= _LONG and not self._warned:
@@ -96,8 +92,8 @@ class _Evaluating:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        if watch is not None and seen is not None:
-            rollout, infos = seen
+        if watch is not None and whole is not None:
+            rollout, infos = whole
             counts = np.repeat(counts, rollout.mask.shape[1] // counts.shape[1], 1)  # of a game: of all its agents
             watch(dataclasses.replace(rollout, mask=rollout.mask & counts), infos)
 
@@ -124,65 +120,59 @@ class Player(_Evaluating):
       explore: passed to `act`.
       length: rows of a block.
       infos: record what host environments say beside observations and rewards, for a watch.
+      record: record the ends of episodes as data sets need them, for a watch; see `rollout.unroll.finish`.
     """
 
     healthy: int | None = None  # of environment runners: there are none
     recreated: Sequence[int] = ()
 
     def __init__(
-        self,
-        env: JaxEnv | Env | AsyncEnv,
-        act: Callable[..., ActOut],
-        *,
-        carry: Callable[[int], PyTree] = lambda batch_size: (),
-        explore: bool = False,
-        length: int = LENGTH,
-        infos: bool = False,
-    ):
+        self, env: JaxEnv | Env | AsyncEnv, act: Callable[..., ActOut], *,
+        carry: Callable[[int], PyTree] = lambda batch_size: (), explore: bool = False, length: int = LENGTH,
+        infos: bool = False, record: bool = False,
+    ):  # fmt: skip
         self.spec, self.num_envs, self.length = env.spec, env.spec.games, length
         self.in_program = isinstance(env, JaxEnv)
         self._tallies = {}
         self._left: list[Episode] = []  # `Tally.rest` of the last evaluation
-        self._env, self._act = env, act
+        self._env = env
         self._lock = threading.RLock()  # between two blocks others may ask for the environments
-        self._options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore}
+        options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore, "record": record}
         if not self.in_program:
-            self._options |= {"cut": False} | ({"record_infos": True} if infos else {})
+            options |= {"cut": False} | ({"record_infos": True} if infos else {})
+        self._make = functools.partial(sources.make, env, act, **options)
         self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.to_games)
         self._source: Source | None = None
         self._columns: episodes.EpisodeState  # of the games
         self._of_agents: episodes.EpisodeState  # of each agent in the game under way, where there are several
-        self._at_start = False  # environments that stand where their making, or a reset, has left them
-
-    def _made(self, key: Key | None = None) -> Source:
-        if self._source is None:
-            key = jax.random.key(0) if key is None else key
-            self._source = sources.make(self._env, self._act, key=key, **self._options)
-            self._forget()
-            self._at_start = True
-        return self._source
-
-    def _forget(self) -> None:
-        self._columns, self._of_agents = episodes.init(self.num_envs), episodes.init(self.spec.num_envs)
+        self._at_start = False  # nothing has happened since the environments were made or reset
 
     def begin(self, key: Key, *, reset: bool = True) -> None:
         """Brings all environments to the start of an episode; with `reset` False only if there has been none."""
         with self._lock:
             if self._source is None:
-                self._made(key)
+                self._source, self._at_start = self._make(key=key), True
             elif reset and (self.in_program or not self._at_start):
                 self._source.reset(key)
-                self._forget()
                 self._left = []
+            else:
+                return
+            self._columns, self._of_agents = episodes.init(self.num_envs), episodes.init(self.spec.num_envs)
 
-    def block(self, actor: PyTree, key: Key, *, whole: bool = False) -> Block:
+    def _begun(self) -> Source:
+        """Returns the source, after which its environments do not stand at their start."""
+        self.begin(jax.random.key(0), reset=False)
+        self._at_start = False
+        assert self._source is not None
+        return self._source
+
+    def block(self, weights: PyTree, key: Key, *, whole: bool = False) -> Block:
         """Returns the next rows, with `whole` also for a watch."""
         with self._lock:
-            source = self._made()
-            self._at_start = False
+            source = self._begun()
             if self.in_program:
-                actor = jax.device_put(actor, jax.local_devices()[0])  # where the environments are
-            rollout, _ = source.next(actor, key)
+                weights = jax.device_put(weights, jax.local_devices()[0])  # where the environments are
+            rollout, _ = source.next(weights, key)
             # an episode whose environment broke is followed by a masked row, too: it does not count
             reward, mask, done = rollout.reward, rollout.mask, rollout.terminated | rollout.truncated
             if rollout.over is not None:
@@ -196,11 +186,8 @@ class Player(_Evaluating):
             return rows, (jax.device_get(rollout), source.infos) if whole else None
 
     def _by_agent(self, rollout: Rollout, done: Any) -> list[Any]:
-        """Returns what each agent has earned in its game so far, [T, G, A], and the policy it follows where recorded.
-
-        Args:
-          rollout: the block.
-          done: [T, G] bool, where games end.
+        """Returns what each agent has earned in its game so far, [T, G, A], and the policy it follows where recorded;
+        `done` [T, G]: where games end.
         """
         split = lambda x: x.reshape(*done.shape, -1)
         everyone = done.repeat(len(self.spec.agents), -1)
@@ -211,24 +198,19 @@ class Player(_Evaluating):
         ]
 
     def play(
-        self,
-        actor: PyTree,
-        key: Key,
-        goal: Goal,
-        until: Until | None = None,
-        watches: Sequence[Watch | None] | None = None,
-        *,
-        max_steps: int = MAX_STEPS,
-    ) -> Evaluation:
+        self, weights: PyTree, key: Key, goal: Goal, until: Until | None = None,
+        watches: Sequence[Watch | None] | None = None, *, max_steps: int = MAX_STEPS, first: int = 0,
+    ) -> Evaluation:  # fmt: skip
         """Plays until the goal is reached or, after a block, `until` is over.
 
         Args:
-          actor: of `Algo.act`.
+          weights: of `Algo.act`.
           key: of the evaluation; the same one gives the same episodes of environments that follow keys.
           goal: how long, and whether it begins with new episodes.
           until: None: without a limit.
           watches: of each vector of environments, here of the one: sees the rows that count.
           max_steps: per environment.
+          first: number of the first block, from which the keys of blocks follow.
         Raises:
           EnvironmentFailed: it was not complete within `max_steps`, as episodes do not end.
         """
@@ -236,8 +218,8 @@ class Player(_Evaluating):
         self._tallies = {0: tally}
         watch = watches[0] if watches else None
         self.begin(key, reset=goal.reset)
-        for number in range(-(-max_steps // self.length)):
-            self._take(0, self.block(actor, jax.random.fold_in(key, number), whole=watch is not None), watch)
+        for number in range(first, first - (-max_steps // self.length)):
+            self._take(0, self.block(weights, jax.random.fold_in(key, number), whole=watch is not None), watch)
             if not tally.missing or (until is not None and until.over()):
                 self._left = tally.rest()
                 return self.found()
@@ -246,9 +228,7 @@ class Player(_Evaluating):
     def call(self, fn: Callable[[Source], Any]) -> Any:
         """Returns `fn` of the environments' source, between two blocks."""
         with self._lock:
-            source = self._made()
-            self._at_start = False  # what it did may matter from the next reset on
-            return fn(source)
+            return fn(self._begun())  # what it did may matter from the next reset on
 
     def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
         """Calls fn(source), as of one process that plays, between two blocks."""
@@ -262,37 +242,11 @@ class Player(_Evaluating):
         (self._env if self._source is None else self._source).close()
 
 
-def evaluator(
-    env: JaxEnv | Env | AsyncEnv,
-    act: Callable[..., ActOut],
-    *,
-    num_episodes: int,
-    carry: Callable[[int], PyTree] = lambda batch_size: (),
-    explore: bool = False,
-    max_steps: int = MAX_STEPS,
-) -> Callable[[PyTree, Key], Evaluation]:
-    """Builds `evaluate(actor, key)`, which plays `num_episodes` episodes from a reset, a share in each environment.
-
-    An episode that broke off with its environment does not count.
-
-    Args:
-      env: B environments of its own.
-      act, carry: of the Algo.
-      explore: passed to `act`.
-      max_steps: per environment, against environments that never end.
-    Raises (by evaluate):
-      EnvironmentFailed: the episodes have not ended within `max_steps`.
-    """
-    player = Player(env, act, carry=carry, explore=explore)
-
-    return lambda actor, key: player.play(actor, key, Goal(num_episodes), max_steps=max_steps)
-
-
 # ---------------------------------------------------------------- in runners
 
 
 class Host:
-    """Holds the player of a runner, in its process, and makes another when it is told to."""
+    """Holds the player of a runner, in its process, and makes another on request."""
 
     def __init__(self, make: Callable[..., Player], index: int, restarts: int, count: int):
         self._make: Callable[[int], Player] = functools.partial(make, index=index, restarts=restarts)
@@ -301,12 +255,12 @@ class Host:
     def started(self) -> None:
         pass
 
-    def block(self, actor: PyTree, data: np.ndarray, impl: str, number: int, reset: bool, whole: bool) -> Block:
+    def block(self, weights: PyTree, data: np.ndarray, impl: str, number: int, reset: bool, whole: bool) -> Block:
         """Returns block `number` of an evaluation; the first begins it."""
         key = received(data, impl)
         if number == 0:
             self._player.begin(key, reset=reset)
-        return self._player.block(jax.device_put(actor), jax.random.fold_in(key, number), whole=whole)
+        return self._player.block(jax.device_put(weights), jax.random.fold_in(key, number), whole=whole)
 
     def remake(self, count: int) -> None:
         self._player.close()
@@ -346,14 +300,9 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
     _without = "the others play its share"
 
     def __init__(
-        self,
-        make: Callable[..., Player],
-        options: RunnerOptions,
-        *,
-        num_envs: Sequence[int],
-        length: int,
+        self, make: Callable[..., Player], options: RunnerOptions, *, num_envs: Sequence[int], length: int,
         count: int = 0,
-    ):
+    ):  # fmt: skip
         self._num_envs, self._length, self._count = list(num_envs), length, count
         self._left: list[list[Episode]] = [[] for _ in num_envs]
         self._tallies: dict[int, Tally] = {}
@@ -365,14 +314,10 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         return len(self._ready())
 
     def play(
-        self,
-        actor: PyTree,
-        key: Key,
-        goal: Goal,
-        until: Until | None = None,
+        self, weights: PyTree, key: Key, goal: Goal, until: Until | None = None,
         watches: Sequence[Watch | None] | None = None,
-    ) -> Evaluation:
-        """Plays until the goal is reached, or it is told to end; arguments and errors as `Player.play`."""
+    ) -> Evaluation:  # fmt: skip
+        """Plays until the goal is reached or `until` is over; arguments and errors as `Player.play`."""
         until = until or Until()
         self._tallies = {}
         while (self._starting() or not self._runners) and not until.over():
@@ -381,7 +326,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         for runner, share in zip(ready, goal.split(len(ready)) if ready else ()):
             left = [] if share.reset else self._left[runner.index]
             self._tallies[runner.index] = Tally(share, self._num_envs[runner.index], left)
-        weights = self._cluster.put(jax.device_get(actor))
+        sent = self._cluster.put(jax.device_get(weights))
         self._forget(ready)
         for runner in ready:
             runner.ordered = 0  # blocks of this evaluation
@@ -392,12 +337,12 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
                 # at least one block each, however little time there is
                 more = self._tallies[runner.index].missing and not (runner.ordered and until.over())
                 if more and not runner.requests:
-                    self._order(runner, weights, key, goal, watch(runner.index) is not None)
+                    self._order(runner, sent, key, goal, watch(runner.index) is not None)
             under_way = [r for r in playing if r.requests]
             coming = [r for r in self._starting() if r.index in self._tallies and self._tallies[r.index].missing]
             if not under_way and (not coming or until.over()):
                 break
-            if until.late():
+            if until.left() <= 0:
                 self._replace(under_way)
                 break
             if found := self._event(under_way, seconds=_POLL):

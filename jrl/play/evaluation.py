@@ -1,4 +1,4 @@
-"""Evaluation beside training, after the training step or parallel to it: its results, and when one is due.
+"""Evaluation beside training, after the training step or parallel to it.
 
     evaluations = Evaluations(cfg)
     row = evaluations.play(actor, count=3, version=3)                        # blocks
@@ -13,24 +13,21 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from jrl import agents, callbacks, registry
-from jrl.config import RunConfig, datasets, plan
-from jrl.learn.clock import StepInfo
+import jax
+import numpy as np
+
+from jrl import agents, registry, spaces
+from jrl.config import RunConfig, plan
+from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
-from jrl.play import build_evaluation, video
-from jrl.play.evaluate import EvaluationRunners, Player, Until, Watch
+from jrl.play import build_evaluation
+from jrl.play.evaluate import LENGTH, EvaluationRunners, Player, Until, Watch
 from jrl.play.tally import SUMMARY, Evaluation, Goal
 from jrl.rollout.sources import copied
-from jrl.run import reporter
-from jrl.run.workers import EvaluationWorkers, numbers
 from jrl.types import EnvSpec, Key, PyTree
-
-if TYPE_CHECKING:
-    from jrl.run.session import Session
 
 
 @dataclasses.dataclass
@@ -38,7 +35,7 @@ class _Running:
     """An evaluation that has begun."""
 
     group: Player | EvaluationRunners
-    actor: PyTree
+    weights: PyTree
     key: Key
     goal: Goal
     version: int
@@ -46,6 +43,7 @@ class _Running:
     until: Until
     found: concurrent.futures.Future
     start: float = dataclasses.field(default_factory=time.perf_counter)
+    parts: int = 0  # that a custom function has played
 
 
 class Evaluations:
@@ -57,6 +55,7 @@ class Evaluations:
     Attributes:
       config: of the evaluation, the run's with `evaluation.config` over it.
       workers: the environments, for callbacks and custom evaluation functions.
+      num_envs: over all processes.
       plays_for: the run with the policies that it has by now: their names are those of the results.
       names: keys of every result; of a custom function's none is known.
       latest: the episodes of the latest evaluation; of a custom function's none are known.
@@ -78,8 +77,7 @@ class Evaluations:
         self.plays_for = cfg
         self._cfg, self._settings, self._callbacks, self._spec = cfg, cfg.evaluation, callbacks, spec
         self._sizes = build_evaluation.num_envs(cfg)
-        limit = cfg.evaluation.timeout_s
-        self.workers = EvaluationWorkers(self.prepare, num_envs=sum(self._sizes), timeout_s=limit)
+        self.num_envs, self.workers = sum(self._sizes), EvaluationWorkers(self)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
         self._group: Player | EvaluationRunners | None = None
         self._host: Evaluations | None = None  # whose environments these are, too
@@ -133,11 +131,11 @@ class Evaluations:
 
     # ------------------------------------------------------------ one evaluation
 
-    def play(self, actor: PyTree, *, count: int, version: int, duration: int | None = None) -> dict[str, float]:
+    def play(self, weights: PyTree, *, count: int, version: int, duration: int | None = None) -> dict[str, float]:
         """Plays now.
 
         Args:
-          actor: of the algorithm; the caller's, not copied.
+          weights: of `Algo.act`; the caller's, not copied.
           count: of evaluations or iterations; decides the random numbers.
           version: of the weights, reported as `weights_version`.
           duration: in the place of `evaluation.duration`. Without it `auto` means an episode of each environment.
@@ -153,21 +151,21 @@ class Evaluations:
         # where one hangs, only another thread can go on
         threaded = self._may_hang and self._settings.timeout_s is not None
         amount = self._settings.duration if duration is None else duration
-        goal = Goal(sum(self._sizes), "episodes", self._settings.force_reset)
+        goal = Goal(self.num_envs, "episodes", self._settings.force_reset)
         if amount != "auto":
             goal = Goal(amount, self._settings.unit, self._settings.force_reset)
-        self._begin(actor, goal, count, version, threaded=threaded)
+        self._begin(weights, goal, count, version, threaded=threaded)
         return self._result()
 
-    def begin(self, actor: PyTree, *, count: int, version: int) -> None:
-        """Begins to play, in a thread of its own and with a copy of the actor; `finish` has the result.
+    def begin(self, weights: PyTree, *, count: int, version: int) -> None:
+        """Begins to play, in a thread of its own and with a copy of the weights; `finish` has the result.
 
         Arguments and errors as `play`; with `evaluation.duration` auto until `finish` is called, at least one block of
         rows, whose episodes that end count.
         """
         amount = self._settings.duration
         goal = Goal(None if amount == "auto" else amount, self._settings.unit, self._settings.force_reset)
-        self._begin(copied(actor), goal, count, version, threaded=True)
+        self._begin(copied(weights), goal, count, version, threaded=True)
 
     def finish(self) -> dict[str, float] | None:
         """Waits for what `begin` has begun, and tells it to end if it is to last as long as training. None: nothing
@@ -179,17 +177,14 @@ class Evaluations:
             self._running.until.stop(self._settings.timeout_s)
         return self._result()
 
-    def _begin(self, actor: PyTree, goal: Goal, count: int, version: int, *, threaded: bool) -> None:
+    def _begin(self, weights: PyTree, goal: Goal, count: int, version: int, *, threaded: bool) -> None:
         if self._running is not None:
             raise RuntimeError("an evaluation is under way: finish it first")
         limit = None if goal.amount is None or self._custom else self._settings.timeout_s
         key = role_key(self._cfg.run.seed, Role.EVALUATE, count)
         future: concurrent.futures.Future = concurrent.futures.Future()
-        self._running = running = _Running(
-            self.prepare(), actor, key, goal, version, self.plays_for, Until(limit), future
-        )
-        if self._custom:
-            self.workers.begin(actor, key)
+        group = self.prepare()
+        self._running = running = _Running(group, weights, key, goal, version, self.plays_for, Until(limit), future)
         if threaded:
             # a daemon: an environment that hangs must not keep the process
             threading.Thread(target=self._fill, args=(running,), name="jrl-evaluate", daemon=True).start()
@@ -208,12 +203,25 @@ class Evaluations:
         if self._callbacks is not None and self._watches is None:
             agents = plan.columns(self._cfg) // self._cfg.env.num_envs  # each has a column
             self._watches = [self._callbacks.episode_watch(n * agents, evaluation=True) for n in self._sizes]
-        self.latest = running.group.play(running.actor, running.key, running.goal, running.until, self._watches)
-        return self._row(self.latest, running)
+        self.latest = running.group.play(running.weights, running.key, running.goal, running.until, self._watches)
+        return _row(self.latest, running)
 
-    def _row(self, found: Evaluation, running: _Running) -> dict[str, float]:
-        of_agents = agents.make(running.plays_for).returns(found)
-        return {**found.summary(), "timesteps": found.timesteps, **of_agents}
+    def play_part(self, goal: Goal) -> Evaluation:
+        """Plays with the weights of the evaluation under way, for its custom function. Raises RuntimeError: none is."""
+        running = self._running
+        if running is None or not self._custom:
+            raise RuntimeError("evaluation_workers has weights to play with while a custom evaluation function runs")
+        key = jax.random.fold_in(running.key, 2**31 + running.parts) if running.parts else running.key
+        running.parts += 1
+        group, limit = self.prepare(), self._settings.timeout_s
+        found = group.play(running.weights, key, goal, Until(limit))
+        if group.missing:
+            warnings.warn(
+                f"evaluation.timeout_s: {group.missing} {goal.unit} are missing after {limit:g} s",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return found
 
     def _result(self) -> dict[str, float]:
         running = self._running
@@ -221,14 +229,12 @@ class Evaluations:
         group = running.group
         left = running.until.left() if self._may_hang else math.inf
         concurrent.futures.wait([running.found], timeout=None if left == math.inf else max(0.0, left))
-        self._running = None
-        self.workers.end()
-        timed_out = False
+        self._running, timed_out = None, False
         if running.found.done():
             row = running.found.result()
         else:
             self.latest, timed_out = group.found(), True
-            row = self._row(self.latest, running)
+            row = _row(self.latest, running)
             self._abandon(running)
         if not self._custom and running.goal.amount is not None and group.missing:
             timed_out = True
@@ -279,150 +285,64 @@ class Evaluations:
             group.close()
 
 
-_MOST_EPISODES = 1000  # whose returns and lengths a row lists
+def _row(found: Evaluation, running: _Running) -> dict[str, float]:
+    return {**found.summary(), "timesteps": found.timesteps, **agents.make(running.plays_for).returns(found)}
 
 
-class Schedule:
-    """Says when a session evaluates, tells callbacks of it, and puts the numbers into result rows.
+# ---------------------------------------------------------------- a custom evaluation function
 
-    Attributes:
-      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
-        beside training is played again then, with the weights as they are.
-      evaluations: who plays them.
 
-    Args:
-      session: of the run, which calls `prepare`, `start` once it has a reporter, and `close`.
-      told: the user's callbacks.
-      face: what callbacks and a custom evaluation function are given as `algorithm`.
-      directory: of the run, for videos; None: `run.out`.
-    Raises:
-      InputError: see `Evaluations`.
+class EvaluationWorkers:
+    """The environments of evaluation: `algorithm.evaluation_workers`, with which a custom evaluation function plays.
+
+    def corridors(algorithm, evaluation_workers):
+        evaluation_workers.foreach_env(lambda env: env.unwrapped.set_length(7))
+        return {"long": evaluation_workers.play(10).returns.mean()}
     """
 
-    def __init__(self, session: "Session", told: callbacks.CallbackList | None, face: Any, directory: Path | None):
-        cfg = session.config
-        self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
-        self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)
-        self._videos = video.of_run(self.evaluations.config, cfg, directory)
-        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
-        self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
-        self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
-        self._parallel = cfg.evaluation.parallel and self._plays
-        self._estimated: dict[str, float] = {}  # of the evaluation under way
-        self._reaches: Callable[[StepInfo], bool] | None = None
-        self._asked = False  # for the row that comes next
+    def __init__(self, evaluations: Evaluations):
+        self._evaluations = evaluations
 
-    def prepare(self) -> None:
-        """Makes the environments, where evaluations are due by the config. Raises InputError."""
-        if self._some and self._plays:
-            self.evaluations.prepare()
-        if self._videos:
-            self._videos.prepare(self._session.run.spec)
+    def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with the source of each process that plays, in its process, between two blocks of rows."""
+        return self._evaluations.prepare().foreach_worker(func)
 
-    def start(self) -> None:
-        """Puts the keys into result rows, and counts from where the session stands."""
-        if self._some and self._plays:
-            self._session.reporter.extra.update(self.evaluations.nothing())
-        if self._settings.every:
-            most, done = self._session.steps_per_call, self._session.env_steps
-            self._reaches = reporter.reached(self._settings.every, most=most, env_steps=done)
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with each environment. Raises InputError where they are not Python objects."""
+        return self._evaluations.prepare().foreach_env(func)
 
-    def close(self) -> None:
-        self.evaluations.close()
-        if self._videos:
-            self._videos.close()
+    def play(self, episodes: int) -> Evaluation:
+        """Plays exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.
 
-    # ------------------------------------------------------------ when
-
-    def reached(self, info: StepInfo) -> bool:
-        """Returns whether a call takes the run to an evaluation by `evaluation.every`, whose result is in the row that
-        ends here. One beside training begins at once and ends with a later row, unless another is under way.
+        Raises:
+          RuntimeError: no evaluation is under way, so that there are no weights.
         """
-        if self._reaches is None or not self._reaches(info):
-            return False
-        if self._parallel and not self.evaluations.busy:
-            self._due()
-            return False
-        self._asked = True
-        return True
+        return self._evaluations.play_part(Goal(episodes))
 
-    def in_row(self, ahead: int) -> bool:
-        """Returns whether the row that is so many ahead of the latest has an evaluation by `evaluation.interval`."""
-        interval = self._settings.interval
-        return interval is not None and (self._session.reporter.count + ahead) % interval == 0
+    def sample(self, num_rollouts: int = 1) -> Evaluation:
+        """Plays on for 64 * `num_rollouts` steps of each environment; returns the episodes that end."""
+        steps = LENGTH * num_rollouts * self._evaluations.num_envs
+        return self._evaluations.play_part(Goal(steps, "timesteps", reset=False))
 
-    def begin_first(self) -> None:
-        """Begins the evaluation beside the first row, where it is to have one."""
-        if self._parallel and self.in_row(1):
-            self._begin()
 
-    def before_row(self) -> None:
-        """Finishes the evaluation for the row that is about to be made, or plays it."""
-        extra = self._session.reporter.extra
-        if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
-            extra.update(self.evaluations.nothing())
-        if self.evaluations.busy:
-            found = self._finish()
-            if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
-                self.play()  # those weights are gone
-        # beside training, that of the next row begins now
-        if self._asked or self.in_row(1 + self._parallel):
-            self._asked = False
-            self._due()
+def numbers(found: Any) -> dict[str, float]:
+    """Returns the numbers of a custom evaluation function's result, nested ones as `a/b`.
 
-    def _due(self) -> None:
-        self._finish()
-        if self._session.config.checkpoint.exact:  # environments that would go on where they were the last time
-            self.evaluations.restart(self._session.iteration)
-        if self._parallel:
-            self._begin()
+    Raises:
+      InputError: it is not a mapping of numbers.
+    """
+    if not isinstance(found, Mapping):
+        raise InputError(f"custom.evaluation: expected a mapping of names to numbers, got {type(found).__name__}")
+    named = dict(_numbers(found, ()))
+    return dict(zip(spaces.join_paths([*named]), named.values(), strict=True))
+
+
+def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, value in found.items():
+        path = (*at, str(name))
+        if isinstance(value, Mapping):
+            yield from _numbers(value, path)
+        elif np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "buif":
+            raise InputError(f"custom.evaluation: {'/'.join(path)} must be a number, got {value!r}")
         else:
-            self.play()
-
-    # ------------------------------------------------------------ one evaluation
-
-    def _begin(self) -> None:
-        self.evaluations.begin(self._actor(), **self._count())
-
-    def play(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation with the present weights, now; see `Session.evaluate`."""
-        self._finish()
-        actor = self._actor()
-        played = self._plays or not self._estimated
-        return self._attached(self.evaluations.play(actor, **self._count(), duration=duration) if played else {})
-
-    def _finish(self) -> dict[str, Any]:
-        found = self.evaluations.finish()
-        return {} if found is None else self._attached(found)
-
-    def _count(self) -> dict[str, int]:
-        return {"count": self._session.iteration, "version": self._session.iteration}
-
-    def _actor(self) -> PyTree:
-        """Returns the actor of an evaluation that begins, tells callbacks of it, and begins its video."""
-        if self._told:
-            self._told.call("on_evaluate_start", algorithm=self._face)
-        actor = self._session.actor()
-        self.evaluations.plays_for = self._session.config
-        judge = self._session.run.judge
-        if judge and judge.with_evaluations:
-            self._estimated = judge.of(actor, self._session.iteration)
-        if self._videos:
-            self._videos.begin(actor, self._session.counted())
-        return actor
-
-    def _attached(self, found: dict[str, Any]) -> dict[str, Any]:
-        if self._told:
-            self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
-            found.update(self._told.drain_evaluation())
-        estimated, self._estimated = self._estimated, {}
-        found.update(estimated)
-        if self._told:
-            self._told.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
-        in_row = lambda name: name if name in estimated else f"evaluation/{name}"
-        self._session.reporter.extra.update({in_row(name): value for name, value in found.items()})
-        if (played := self.evaluations.latest) is not None:
-            every = math.ceil(len(played.returns) / _MOST_EPISODES) or 1  # spread over the environments
-            lists = {"returns": played.returns[::every].tolist(), "lengths": played.lengths[::every].tolist()}
-            self._session.reporter.once.update({f"evaluation/{name}": values for name, values in lists.items()})
-        return found
+            yield path, np.asarray(value).item()

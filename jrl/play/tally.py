@@ -59,7 +59,7 @@ def joined(parts: Sequence[Evaluation]) -> Evaluation:
 class Goal(NamedTuple):
     """Goal of an evaluation: how long it lasts."""
 
-    amount: int | None  # None: until it is told to end
+    amount: int | None  # None: until it is stopped
     unit: Literal["episodes", "timesteps"] = "episodes"
     reset: bool = True  # begins with new episodes; False: goes on with those of the last evaluation
 

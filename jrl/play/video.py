@@ -2,26 +2,32 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import errno
+import functools
 import logging
 import math
+import os
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jrl import agents, config
+from jrl.config import RunConfig
+from jrl.envs import render
 from jrl.errors import InputError
 from jrl.fields import paths
 from jrl.host.installed import require
-
-if TYPE_CHECKING:
-    from jrl.config import RunConfig
-    from jrl.play.viewers import Watched
-    from jrl.types import EnvSpec, PyTree
+from jrl.play import actor, build_evaluation
+from jrl.play.actor import Actor, load, load_all
+from jrl.run.store import checkpoint
+from jrl.types import EnvSpec, PyTree
 
 MAX_STEPS = 10_000  # of an episode
 _GIF_FPS = 50.0  # the most that viewers show: a GIF counts in hundredths of a second, and 1 of them is read as 10
@@ -44,10 +50,8 @@ def check_file(out: Path, key: str) -> None:
 
 def check_fps(fps: float, key: str) -> None:
     """Raises InputError, about `key`, unless files can hold so many frames per second."""
-    from jrl.envs.render import MAX_FPS, MIN_FPS
-
-    if not MIN_FPS <= fps <= MAX_FPS:
-        raise InputError(f"{key}: expected a number in [{MIN_FPS:g}, {MAX_FPS:g}], got {fps:g}")
+    if not render.MIN_FPS <= fps <= render.MAX_FPS:
+        raise InputError(f"{key}: expected a number in [{render.MIN_FPS:g}, {render.MAX_FPS:g}], got {fps:g}")
 
 
 def check_encoder(key: str, otherwise: str) -> None:
@@ -170,32 +174,95 @@ def _thinned(frames: Iterable[np.ndarray], every: int) -> Iterator[np.ndarray]:
 # ---------------------------------------------------------------- episodes
 
 
+class Scene(NamedTuple):
+    """A policy in one environment that can be drawn, or all policies of several agents in their games."""
+
+    actor: Actor
+    env: render.Drawn | render.Games
+
+
+def of_checkpoint(path: str | os.PathLike[str], *, best: bool | None = None, seed: int | None = None) -> Scene:
+    """Makes the scene of a checkpoint's policies.
+
+    Args:
+      path, best: as `jrl.load`.
+      seed: of the environment, which is of the run's evaluations, never of training; None: the run's.
+    Raises:
+      InputError: no checkpoint is there, or nothing can draw its environment.
+    """
+    found = checkpoint.locate(Path(path), best=best)
+    meta = checkpoint.read_meta(found)
+    cfg = config.override(meta["config"], [] if seed is None else [f"run.seed={seed}"])
+    trained = load(found) if cfg.multi_agent is None else load_all(found)
+    made = of_training(cfg, trained.spec)
+    made.actor.use(trained.weights)
+    return made
+
+
+def of_training(cfg: RunConfig, spec: EnvSpec) -> Scene:
+    """Makes the scene of a run under way, with the weights that `Actor.use` gets.
+
+    Args:
+      cfg: of the run's evaluations.
+      spec: of the environments of training.
+    Raises:
+      InputError: nothing can draw the environment, or the policies cannot act in it.
+    """
+    if cfg.multi_agent is None:
+        made = actor.of_training(cfg, spec)  # which makes stacks of frames itself
+        plain = spec._replace(observation=made.observation_space)
+        return Scene(made, render.make(cfg.env, plain, seed=cfg.run.seed))
+    num = agents.make(cfg).whole_games(1)
+    make = lambda section: build_evaluation.environments(dataclasses.replace(cfg, env=section), num)
+    env = render.make_games(cfg.env, make, seed=cfg.run.seed)
+    try:
+        build_evaluation.check_spaces(env.spec, spec)
+    except BaseException:
+        env.close()
+        raise
+    return Scene(actor.of_training(cfg, env.spec, own=False, seed=cfg.run.seed), env)
+
+
 def frames(
-    watched: "Watched",
+    scene: Scene,
     *,
     episodes: int,
     max_steps: int = MAX_STEPS,
     explore: bool = False,
-    ended: Callable[[int, float, int, bool], Any] = lambda *_: None,
+    on_end: Callable[[int, float, int, bool], Any] = lambda *_: None,
 ) -> Iterator[np.ndarray]:
     """Yields the pictures [H, W, 3] u8 of episodes that are played meanwhile.
 
+    An episode of several agents is a game, until it is over for all, and its return is what its agents earn together.
+    Self-play has a block of games, which differ in the learner's seat or its opponent: episodes show them in turn.
+
     Args:
-      watched: as `jrl.play.viewers` makes it.
+      scene: who acts, and where.
       episodes: so many, one after the other.
       max_steps: an episode is cut there.
       explore: sample as in training.
-      ended: called after each episode with its number (from 1), return, steps, and whether it was cut by `max_steps`.
+      on_end: called after each episode with its number (from 1), return, steps, and whether it was cut by `max_steps`.
     """
-    for episode in range(1, episodes + 1):
-        watched.begin()
+    acting, env = scene
+    games = env.spec.games
+    # an environment of one agent is drawn without the options of the run
+    longest = math.inf if isinstance(env, render.Games) else acting.config.env.limit or math.inf
+    for episode in range(episodes):
+        game = episode % games
+        draw = functools.partial(env.render, game) if isinstance(env, render.Games) else env.render
+        acting.reset()
+        obs, reward, begins = env.reset(), None, None
         total, steps, done = 0.0, 0, False
-        yield watched.render()
+        yield draw()
         while not done and steps < max_steps:
-            reward, done = watched.step(explore=explore)
-            total, steps = total + reward, steps + 1
-            yield watched.render()
-        ended(episode, total, steps, not done)
+            result = env.step(acting.act(obs, explore, reset=begins, reward=reward))
+            obs, reward, over = result.obs, result.reward, result.terminated | result.truncated
+            if result.several is not None:  # an agent's memory begins with the row before its first
+                begins, over = result.several.absent, result.several.over
+            total, steps = total + float(np.asarray(reward).reshape(games, -1).sum(-1)[game]), steps + 1
+            done = bool(over[game]) or steps >= longest
+            yield draw()
+        on_end(episode + 1, total, steps, not done)
 
 
 # ---------------------------------------------------------------- of a run under way
@@ -204,61 +271,54 @@ def frames(
 class Videos:
     """Videos of the policy that a run trains: STEPS.mp4 of a directory, played and written in a thread of their own.
 
-    Training does not wait for a video, but for the one before it. One that fails is told as a warning and left out.
+    Training does not wait for a video, but for the one before it. A video that fails is a warning, and left out.
 
     Args:
-      cfg: of the evaluations: with the environment that is to be seen.
+      cfg: of the evaluations: with their environment.
       directory: where to; made with the first video.
       episodes: of each video.
     """
 
-    def __init__(self, cfg: "RunConfig", directory: Path, *, episodes: int):
+    def __init__(self, cfg: RunConfig, directory: Path, *, episodes: int):
         self._cfg, self._directory, self._episodes = cfg, directory, episodes
         self._stop = threading.Event()
         # one thread for all: what draws by OpenGL belongs to the thread that began it
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jrl-video")
         self._under_way: concurrent.futures.Future | None = None
-        self._watched: Watched | None = None
+        self._scene: Scene | None = None
 
-    def prepare(self, spec: "EnvSpec") -> None:
+    def prepare(self, spec: EnvSpec) -> None:
         """Makes the environment and draws a first picture of it; `spec` is of the environments of training.
 
         Raises:
           InputError: the environment cannot be drawn, or there is no encoder.
         """
         check_encoder("evaluation.record", "leave it out")
-        from jrl.play import viewers as watched
-
         try:
-            self._watched = self._thread.submit(watched.of_training, self._cfg, spec).result()
+            self._scene = self._thread.submit(of_training, self._cfg, spec).result()
         except InputError as e:
             raise InputError(*(f"evaluation.record: {line}" for line in e.errors)) from e
 
-    def begin(self, actor: "PyTree", steps: int) -> None:
+    def begin(self, weights: PyTree, steps: int) -> None:
         """Begins the video of a copy of these weights, after so many steps, once the one before is written."""
-        import jax
-
         if self._under_way is not None:
             self._under_way.result()
-        copied = jax.tree.map(lambda x: x.copy(), actor)  # the learner's own are donated to its next update
+        copied = jax.tree.map(lambda x: x.copy(), weights)  # the learner's own are donated to its next update
         self._under_way = self._thread.submit(self._record, copied, steps)
 
-    def _record(self, actor: "PyTree", steps: int) -> None:
-        assert self._watched is not None
+    def _record(self, weights: PyTree, steps: int) -> None:
+        assert self._scene is not None
         out = self._directory / f"{steps}.mp4"
         try:
-            self._watched.use(actor)
+            self._scene.actor.use(weights)
             self._directory.mkdir(parents=True, exist_ok=True)
             explore = self._cfg.rollout.explore
-            found = frames(self._watched, episodes=self._episodes, explore=explore, ended=self._told)
-            write(out, self._until_stopped(found), self._watched.fps)
+            found = frames(self._scene, episodes=self._episodes, explore=explore, on_end=_log_episode)
+            write(out, self._until_stopped(found), self._scene.env.fps)
         except _Stopped:
             _log.warning("evaluation.record: the run ended before %s was finished: it was left out", out)
         except Exception as e:  # a video is not worth a run
             _log.warning("evaluation.record: %s could not be written: %s: %s", out, type(e).__name__, e)
-
-    def _told(self, episode: int, total: float, steps: int, cut: bool) -> None:
-        _log.info("evaluation.record: episode %d: return %g, %d steps", episode, total, steps)
 
     def _until_stopped(self, found: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         for frame in found:
@@ -271,17 +331,21 @@ class Videos:
         if self._under_way is not None:
             concurrent.futures.wait([self._under_way], timeout=_SECONDS_TO_FINISH)
         self._stop.set()
-        if self._watched is not None:
-            self._thread.submit(self._watched.close)
-            self._watched = None
+        if self._scene is not None:
+            self._thread.submit(self._scene.env.close)
+            self._scene = None
         self._thread.shutdown(wait=True)
+
+
+def _log_episode(episode: int, total: float, steps: int, cut: bool) -> None:
+    _log.info("evaluation.record: episode %d: return %g, %d steps", episode, total, steps)
 
 
 class _Stopped(Exception):
     """The run is over."""
 
 
-def of_run(evaluated: "RunConfig", cfg: "RunConfig", directory: Path | None) -> Videos | None:
+def of_run(evaluated: RunConfig, cfg: RunConfig, directory: Path | None) -> Videos | None:
     """Makes the videos of the evaluations, where the run asks for them."""
     if not cfg.evaluation.record:
         return None

@@ -23,7 +23,7 @@ from jrl.errors import InputError
 from jrl.fields.paths import resolve
 from jrl.host import files, runtime
 from jrl.metrics import results
-from jrl.play import policy
+from jrl.play import actor
 from jrl.rllib import algorithm_class, config_class, hints
 from jrl.rllib.builder import AlgorithmConfig
 from jrl.rllib.migration import looks_like_rllib, migrate
@@ -271,8 +271,8 @@ class Algorithm(Learns):
             cfg, spec = session.config, session.run.spec
             if session.policies:
                 cfg, spec = session.run.policies.of(name)
-            trained = policy.of_training(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
-            self._policies[name] = ActionPolicy(session, trained, name)
+            acting = actor.of_training(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
+            self._policies[name] = ActionPolicy(session, acting, name)
         return self._policies[name]
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from jrl.envs import client_spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
-from jrl.play.policy import Memory, Past, Policy
+from jrl.play.actor import Actor, Memory, Past
 from jrl.rllib import hints
 from jrl.run.manual_steps import POLICY
 from jrl.run.workers import Worker, WorkerPolicy
@@ -22,22 +22,21 @@ class ActionPolicy(WorkerPolicy):
     """The policy with the present weights of the run, by RLlib's names.
 
     Args:
-      policy: acting part, of one environment; gets the weights of the run.
+      actor: of one environment; gets the weights of the run.
     Attributes:
       observation_space, action_space: jrl.types spaces of one environment in its own units.
       recurrent: whether actions depend on earlier steps: by memory, frame stacks, or the previous action or reward.
     """
 
-    def __init__(self, session: "Session", policy: Policy, policy_id: str = POLICY):
+    def __init__(self, session: "Session", actor: Actor, policy_id: str = POLICY):
         super().__init__(Worker(None, 0, session.actor, session, whole=True), policy_id)
         self._name = policy_id if session.policies else None
-        self._session, self._policy = session, policy
-        self._cfg, self._spec, self._inputs = policy.config, policy.spec, policy.inputs
-        self.observation_space, self.action_space = policy.observation_space, self._spec.env_action or self._spec.action
-        self.recurrent = self._cfg.network.recurrent or self._inputs.history is not None
-        self._version = -1  # version of the weights that the policy acts with
-        outputs = policy.algo.outputs
-        self._outputs = jax.jit(outputs) if outputs else None
+        self._session, self._actor, self._reader = session, actor, actor.reader
+        self._cfg, self._spec = actor.config, actor.spec
+        self.observation_space, self.action_space = actor.observation_space, self._spec.env_action or self._spec.action
+        self.recurrent = self._cfg.network.recurrent or actor.history is not None
+        self._version = -1  # version of the weights that the actor has
+        self._outputs = jax.jit(actor.algo.outputs) if actor.algo.outputs else None
 
     def _read(self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False) -> Any:
         """Returns observations [N, *], the items of their past among them, and N."""
@@ -45,7 +44,7 @@ class ActionPolicy(WorkerPolicy):
             space = self.observation_space
             if not (isinstance(space, Tuple) and len(space.items) == 2):
                 raise ValueError("observation: this is (obs, info), as reset returns it: pass obs")
-        found, items, alone = self._inputs.batch(obs, name="observation")
+        found, items, alone = self._reader.batch(obs, name="observation")
         if alone is not single:
             expected = "one observation: use compute_actions for many" if single else "a batch [N, *]"
             raise ValueError(f"observations: expected {expected}")
@@ -55,57 +54,45 @@ class ActionPolicy(WorkerPolicy):
         for name, x in ((PREV_ACTION, prev_action), (PREV_REWARD, prev_reward)):
             if x is None:
                 continue
-            if name not in self._inputs.added:
+            if name not in self._reader.added:
                 raise ValueError(f"{name}: this policy does not read it (network.use_{name}): leave it out")
-            items[name] = self._inputs.item(name, x, num, single=single)
+            items[name] = self._reader.item(name, x, num, single=single)
         return found, items, num
 
     def _act(
-        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool, **units: Any
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
-        """Returns (actions, state, extras); of one observation without the axis N. `units`: as `Policy.step`."""
-        obs, items, num = self._read(obs, *past, single=single)
+        self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool,
+        begins: Any = None, **units: Any,
+    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:  # fmt: skip
+        """Returns (actions, state, extras); of one observation without the axis N. `units`: as of `Actor.compute`."""
+        obs, given, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
-            self._policy.use(self._session.actor(self._name))
+            self._actor.use(self._session.actor(self._name))
             self._version = self._session.version
         if _is_empty(state):
-            memory = self._policy.start(num)
+            memory = self._actor.start(num)
         else:
             rows = jax.tree.map(lambda x: np.asarray(x)[None], state) if single else state
-            if self._inputs.history is None:
-                memory = Memory(num, rows, None)
-            else:
-                memory = Memory(num, rows[0], Past(*jax.tree.map(np.asarray, tuple(rows[1]))))
+            memory = Memory(rows, None) if self._actor.history is None else Memory(rows[0], Past(*rows[1]))
+            if begins is not None:
+                memory = self._actor.begin(np.broadcast_to(np.asarray(begins, bool), num), memory)
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
-        action, memory, extras = self._policy.step(obs, items, memory, explore=explore, extras=True, **units)
-        found = action, self._state(memory), extras
+        acted = self._actor.compute(obs, memory, given=given, explore=explore, extras=True, **units)
+        found = acted.action, _state(acted.memory), acted.extras
         return jax.tree.map(lambda x: x[0], found) if single else found
-
-    def _state(self, memory: Memory) -> PyTree:
-        return memory.carry if memory.past is None else (memory.carry, memory.past)
 
     def get_initial_state(self) -> PyTree:
         """Returns the state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
-        if not self.recurrent:
-            return []
-        return jax.tree.map(lambda x: np.asarray(x)[0], self._state(self._policy.start(1)))
+        return jax.tree.map(lambda x: np.asarray(x)[0], _state(self._actor.start(1))) if self.recurrent else []
 
     def is_recurrent(self) -> bool:
         """Returns `recurrent`, by RLlib's name."""
         return self.recurrent
 
     def compute_single_action(
-        self,
-        obs: Any,
-        state: PyTree = None,
-        *,
-        prev_action: PyTree = None,
-        prev_reward: Any = None,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        unsquash_action: bool | None = None,
+        self, obs: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
+        explore: bool | None = None, full_fetch: bool = False, unsquash_action: bool | None = None,
         clip_action: bool | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Returns the action for one observation, in the environment's own units. Observation statistics do not change.
 
         Args:
@@ -125,14 +112,9 @@ class ActionPolicy(WorkerPolicy):
         return found if full_fetch or self._gives_state(state) else found[0]
 
     def compute_actions(
-        self,
-        observations: Any,
-        state: PyTree = None,
-        *,
-        prev_action: PyTree = None,
-        prev_reward: Any = None,
+        self, observations: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
         explore: bool | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Returns the actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
 
         The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
@@ -154,12 +136,8 @@ class ActionPolicy(WorkerPolicy):
           episode_start: [N] bool, or one: where an episode begins with this observation, whatever the state.
           deterministic: the best action; otherwise one that is drawn as in training.
         """
-        alone = self._inputs.batch(observation, name="observation")[2]
-        if not _is_empty(state) and episode_start is not None:
-            begins = lambda x: np.reshape(np.asarray(episode_start, bool), (-1,) + (1,) * (np.ndim(x) - 1))
-            fresh = lambda x, first: np.where(np.any(episode_start) if alone else begins(x), first, x)
-            state = jax.tree.map(fresh, state, self.get_initial_state())
-        found = self._act(observation, state, not deterministic, (None, None), single=alone)
+        alone = self._reader.batch(observation, name="observation")[2]
+        found = self._act(observation, state, not deterministic, (None, None), single=alone, begins=episode_start)
         return found[0], found[1] if self._gives_state(state) else None
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
@@ -176,7 +154,7 @@ class ActionPolicy(WorkerPolicy):
         """Returns whether this is a batch of one Dict space, not observations by agent."""
         space = self.observation_space
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
-        return names <= set(observations) and set(observations) - names <= set(self._inputs.added)
+        return names <= set(observations) and set(observations) - names <= set(self._reader.added)
 
     # ------------------------------------------------------------ outputs of the networks
 
@@ -189,9 +167,8 @@ class ActionPolicy(WorkerPolicy):
         """
         if self._outputs is None:
             raise ValueError(f"{self._cfg.algo} has no outputs but its actions")
-        obs, items, num = self._read(observations)
-        if (past := self._inputs.past(num)) is not None:
-            _, obs = self._inputs.told(past, obs, items)
+        obs, given, num = self._read(observations)
+        obs = self._actor.observed(obs, self._actor.start(num), given=given)[0]
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
@@ -239,6 +216,10 @@ def _pick(found: dict[str, Any], name: str) -> Any:
     if name not in found:
         raise ValueError(f"this algorithm has no {name}: it has {', '.join(found)}")
     return found[name]
+
+
+def _state(memory: Memory) -> PyTree:
+    return memory.carry if memory.past is None else tuple(memory)
 
 
 def _is_empty(state: PyTree) -> bool:

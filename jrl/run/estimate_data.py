@@ -82,10 +82,10 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
 
     from jrl import data
     from jrl.config import datasets
-    from jrl.play import action_probabilities, policy
+    from jrl.play import action_probabilities, actor
     from jrl.run import data_sets, estimates
 
-    trained = policy.restore(args.checkpoint, best=args.best, policy=args.policy)
+    trained = actor.load(args.checkpoint, best=args.best, policy=args.policy)
     cfg, spec, algo = trained.config, trained.spec._replace(num_envs=1), trained.algo
     if args.gamma is not None:
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, gamma=args.gamma))
@@ -108,7 +108,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
         "judged": "as it acts in training" if explore else "its best actions",
         "gamma": float(cfg.algo.gamma),
     }
-    return judge(jax.device_put(trained.actor), jax.random.key(args.seed)), about
+    return judge(trained.weights, jax.random.key(args.seed)), about
 
 
 def _as_recorded(cfg: Any) -> bool | None:

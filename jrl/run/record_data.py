@@ -13,7 +13,7 @@ from jrl.host import command
 
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
-    from jrl.play.behaviour_policy import Player
+    from jrl.play.behaviour_policy import Behaviour
 
 _RANDOM = "random"
 _NUM_ENVS = 16
@@ -126,7 +126,7 @@ def record(args: argparse.Namespace) -> Iterator[str]:
         yield from _told(data.read(out / name), out / name)
 
 
-def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Player]":
+def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Behaviour]":
     from jrl import config
     from jrl.play import behaviour_policy
 
@@ -144,10 +144,10 @@ def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Pl
         cfg = next(iter(of_runs.values())).cfg
     else:
         cfg = config.load({"algo": {"name": "ppo"}, "env": {"id": args.env}, "stop": {"env_steps": 1}}, settings)
-    return [of_runs.get(name) or behaviour_policy.Player(name, share, cfg, None, ()) for name, share in who]
+    return [of_runs.get(name) or behaviour_policy.Behaviour(name, share, cfg, None) for name, share in who]
 
 
-def _play(args: argparse.Namespace, players: "list[Player]", directory: Path) -> list[str]:
+def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path) -> list[str]:
     """Writes the data sets into the directory; returns their paths in it, one for each kind of agents."""
     from jrl import data
     from jrl.config.datasets import OutputConfig

@@ -98,44 +98,44 @@ class ClientInference:
         choice, dist = self._choice, None
         actor = jax.device_get(weights.actor)
 
-        def outputs(actor: PyTree, seen: PyTree, nothing: PyTree, reward: Any, begins: Any) -> Any:
+        def outputs(weights: PyTree, inputs: PyTree, none: PyTree, reward: Any, begins: Any) -> Any:
             nonlocal dist
-            obs, memory = seen
-            dist, after = choice(actor, obs, jax.tree.unflatten(self._structure, memory), self._explore)
-            return [*(_numbers(part) for part in _parts(dist)), *jax.tree.leaves(after)], nothing
+            obs, memory = inputs
+            dist, after = choice(weights, obs, jax.tree.unflatten(self._structure, memory), self._explore)
+            return [*(_numbers(part) for part in _parts(dist)), *jax.tree.leaves(after)], none
 
-        nothing = lambda num: ()
+        no_memory = lambda num: ()
         try:
             # all of the memory goes in and out, that of a value function's own network, too: the learner begins with it
-            program = trace(outputs, Tuple((self._spec.observation, self._memory)), nothing, (actor,))
+            program = trace(outputs, Tuple((self._spec.observation, self._memory)), no_memory, (actor,))
             rest = self._split(program)
             listing, _ = npz.listed(rest._replace(constants=self._values(actor)))
             self._first = len(rest.inputs)
             to_env = None
             if self._to_env is not None:
                 change = self._to_env
-                made = trace(lambda x, memory, *rest: (change(x), memory), self._spec.action, nothing)
+                made = trace(lambda x, memory, *rest: (change(x), memory), self._spec.action, no_memory)
                 to_env, own = npz.listed(made)
                 self._constants |= {f"to_env/{number}": x for number, x in own.items()}
         except InputError as e:
             raise Refused(422, f"{self._name}: numpy cannot act for this policy ({e}): {_FIX}") from None
-        seen = [(path, *_array(leaf)) for path, leaf in spaces.leaves(self._spec.observation)]
+        observation = [(path, *_array(leaf)) for path, leaf in spaces.leaves(self._spec.observation)]
         taken = spaces.leaves(self._spec.action)
         parts = [self._part(path, leaf, part) for (path, leaf), part in zip(taken, _parts(dist), strict=True)]
         self._constants |= {f"memory/{i}": x for i, x in enumerate(self._start)}
         most = min(STEPS, _MEMORY // max(1, sum(x.nbytes for x in self._start)))
-        told = {"version": 1, "rows": self._rows, "most": max(1, most), "observation": seen, "actions": parts}
-        return {**told, "program": listing, "to_env": to_env}
+        sizes = {"version": 1, "rows": self._rows, "most": max(1, most)}
+        return {**sizes, "observation": observation, "actions": parts, "program": listing, "to_env": to_env}
 
     def _part(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
         """Describes how one array of the action is drawn."""
         kind = type(part).__name__ if is_distribution(part) else "Best"
-        told: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
+        found: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
         if kind == "MultiCategorical":
-            told["sizes"] = list(leaf.nvec)
+            found["sizes"] = list(leaf.nvec)
         if self._clips and isinstance(leaf, Box):
-            told["low"], told["high"] = (np.asarray(bound).tolist() for bound in leaf.bounds())
-        return told
+            found["low"], found["high"] = (np.asarray(bound).tolist() for bound in leaf.bounds())
+        return found
 
     def _split(self, program: Program) -> Program:
         """Returns a program without the part that depends on weights alone, such as schedules: it is computed here."""

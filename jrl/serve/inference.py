@@ -62,16 +62,13 @@ class Program:
         self, act: Callable[..., ActOut], to_env: Any, spec: EnvSpec, agents: Agents | None, *, explore: bool, most: int
     ):
         self.sizes = sorted({min(4**i, most) for i in range(12)})
-        self._spec, self._agents = spec, agents
-        self._size, self._kinds = spec.num_agents, spec.groups
-        # by agent: the number of its kind, and its own in it
-        seats = {k: (q, j) for q, kind in enumerate(self._kinds) for j, k in enumerate(kind)}
-        self._kind, self._place = zip(*(seats[k] for k in range(self._size)), strict=True)
-        self._nothing = [zeros(element(one.observation)) for one in spaces.by_kind(spec)]
+        self._spec, self._agents, self._size = spec, agents, spec.num_agents
+        self._unseen = [zeros(element(one.observation)) for one in spaces.by_kind(spec)]
+        per_row = len(spec.groups[0])  # agents of the first kind
 
-        def run(actor, obs, carry, key, count):
-            out = act(actor, obs, carry, jax.random.fold_in(key, count), explore)
-            num = len(jax.tree.leaves(obs)[0]) // len(self._kinds[0]) * self._size
+        def run(weights, obs, carry, key, count):
+            out = act(weights, obs, carry, jax.random.fold_in(key, count), explore)
+            num = len(jax.tree.leaves(obs)[0]) // per_row * self._size
             return out.action, out.action if to_env is None else to_env(out.action), self._whole(out, num), out.carry
 
         self._run = jax.jit(run)
@@ -88,44 +85,39 @@ class Program:
 
     def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
         """Acts for N items."""
-        taken = [0] * self._size
-        agent, row = [item.seat.agent for item in items], list[int]()
-        for k in agent:
-            row.append(taken[k])
-            taken[k] += 1
+        agents, taken, row = [item.seat.agent for item in items], [0] * self._size, list[int]()
+        for agent in agents:
+            row.append(taken[agent])
+            taken[agent] += 1
         size = next(size for size in self.sizes if size >= max(taken))
-        column = np.array(row) * self._size + np.array(agent)
-        # by kind: its items, and the rows of all items; row 0, which nobody reads, stands for items of other kinds
-        its: list[list[int]] = [[] for _ in self._kinds]
-        for i, k in enumerate(agent):
-            its[self._kind[k]].append(i)
-        rows = [np.zeros(len(items), np.int64) for _ in self._kinds]
-        obs = []
-        for own, index, kind, nothing in zip(its, rows, self._kinds, self._nothing, strict=True):
-            index[own] = [row[i] * len(kind) + self._place[agent[i]] for i in own]
-            parts = [items[i].obs for i in own] or [nothing]
-            obs.append(_placed(parts, index[own], size * len(kind)))
+        column = np.array(row) * self._size + np.array(agents)
+        # of each kind: its items, and the rows of all items; row 0, which nobody reads, stands for other kinds' items
+        kinds, obs = [], []
+        for kind, unseen in zip(self._spec.groups, self._unseen, strict=True):
+            own = [i for i, agent in enumerate(agents) if agent in kind]
+            rows = np.zeros(len(items), np.int64)
+            rows[own] = [row[i] * len(kind) + kind.index(agents[i]) for i in own]
+            obs.append(_placed([items[i].obs for i in own] or [unseen], rows[own], size * len(kind)))
+            kinds.append((own, rows))
         before = _placed([item.memory for item in items], column, size * self._size)
-        several = len(self._kinds) > 1
-        action, to_env, extras, after = self.run(weights, tuple(obs) if several else obs[0], before, count)
-        of_kinds = lambda tree: tree if several else (tree,)
-        joined = lambda parts: tuple(parts) if several else parts[0]
-        at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+        found = self.run(weights, spaces.from_parts(self._spec, obs), before, count)
+        action, to_env, extras, after = found
         if self._agents is not None:
             extras = extras | {STEP: np.zeros(size * self._size, bool), COUNTS_STEP: np.zeros(size * self._size, bool)}
             extras[STEP][column] = [item.first for item in items]
             extras[COUNTS_STEP][column] = [item.leads for item in items]
         acted: list[PyTree] = [None] * len(items)
-        for own, index, tree in zip(its, rows, of_kinds(to_env), strict=True):
-            for i, part in zip(own, _each(tree, index[own].tolist()), strict=True):
+        for (own, rows), tree in zip(kinds, spaces.parts_by_kind(self._spec, to_env), strict=True):
+            for i, part in zip(own, _each(tree, rows[own].tolist()), strict=True):
                 acted[i] = part
-        return Chosen(
-            joined([at(part, own) for part, own in zip(obs, rows, strict=True)]),
-            joined([at(part, own) for part, own in zip(of_kinds(action), rows, strict=True)]),
-            at(extras, column),
-            at(before, column),
-            list(zip(acted, _each(after, column.tolist()), strict=True)),
+        at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+        of_items = lambda parts: spaces.from_parts(
+            self._spec, [at(part, rows) for part, (_, rows) in zip(parts, kinds, strict=True)]
         )
+        return Chosen(
+            of_items(obs), of_items(spaces.parts_by_kind(self._spec, action)), at(extras, column), at(before, column),
+            list(zip(acted, _each(after, column.tolist()), strict=True)),
+        )  # fmt: skip
 
     def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
         """Returns (actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
@@ -266,13 +258,13 @@ class Inference:
     def _first(self) -> list[Item]:
         """Returns the items of the next call; a second item of a seat with memory waits for the call after it."""
         found: list[Item] = []
-        seen: set[Seat] = set()
+        answered: set[Seat] = set()
         now = time.perf_counter()
         while self._items and len(found) < self._most:
             item, asked = self._items[0]
-            if self._remembers and item.carry is None and item.seat in seen:
+            if self._remembers and item.carry is None and item.seat in answered:
                 break
-            seen.add(item.seat)
+            answered.add(item.seat)
             self._items.popleft()
             found.append(item)
             self.waits.add(now - asked)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,8 +13,8 @@ from jrl.config.external import ExternalConfig
 from jrl.envs import history
 from jrl.errors import InputError
 from jrl.host import gc_pauses, interruption
-from jrl.play import policy
-from jrl.play.policy import Trained
+from jrl.play import actor
+from jrl.play.actor import Actor
 from jrl.run.store import checkpoint
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
 from jrl.serve.http_server import Address
@@ -28,22 +27,14 @@ _LOOK_S = 2.0  # seconds between two looks for a better checkpoint
 _WHY = "these policies do not learn: there is nobody to log an action for"
 
 
-class Loaded(NamedTuple):
-    """A policy and its checkpoint."""
-
-    path: Path
-    trained: Trained
-
-
-def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
+def load(path: str, best: bool | None, one: str | None = None) -> Actor:
     """Returns the policy `one` of a run or a checkpoint. Raises InputError: it is missing, or cannot act here."""
-    found = checkpoint.locate(Path(path), best=best)
-    trained = policy.restore(found, policy=one)
-    if told := [history.KEYS[name] for name in history.history_options(trained.config)]:
+    found = actor.load(path, best=best, policy=one)
+    if asked := [history.KEYS[name] for name in history.history_options(found.config)]:
         raise InputError(
-            f"{path}: its observations tell of earlier steps ({', '.join(told)}): export it, and act there"
+            f"{path}: its observations tell of earlier steps ({', '.join(asked)}): export it, and act there"
         )
-    return Loaded(found, trained)
+    return found
 
 
 def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, str | None]]:
@@ -62,10 +53,9 @@ def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, 
     return found
 
 
-def weights(found: Loaded) -> Weights:
-    """Puts the weights that act on the device."""
-    actor, key = jax.device_put((found.trained.actor, jax.random.key(0)))
-    return Weights(actor, key, int(found.trained.meta["iteration"]))
+def weights(found: Actor) -> Weights:
+    """Returns the weights that act, on the device."""
+    return Weights(found.weights, jax.device_put(jax.random.key(0)), int(found.meta["iteration"]))
 
 
 def serve(
@@ -100,7 +90,7 @@ def serve(
                 if (later := _later(path, best, found[name], one)) is not None:
                     found[name] = later
                     inferences[name].publish(weights(later))
-                    print(f"{name}: {later.path}", flush=True)
+                    print(f"{name}: {later.checkpoint}", flush=True)
             for inference in inferences.values():
                 if inference.failure is not None:
                     raise inference.failure
@@ -109,33 +99,32 @@ def serve(
         gc_pauses.unfreeze_objects()
 
 
-def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> Inference:
+def _served(server: Server, name: str, found: Actor, cfg: ExternalConfig) -> Inference:
     """Puts a policy behind the server."""
-    trained = found.trained
-    before: PyTree = jax.tree.map(np.asarray, jax.device_get(trained.algo.carry(1)))
+    before: PyTree = jax.tree.map(np.asarray, jax.device_get(found.algo.carry(1)))
     initial = lambda column: jax.tree.map(lambda x: x[0], before)
-    spec = trained.spec._replace(agents=(), kinds=())  # each agent plays an episode of its own
-    program = Program(trained.algo.act, trained.to_env(), spec, None, explore=False, most=64)
+    spec = found.spec._replace(agents=(), kinds=())  # each agent plays an episode of its own
+    program = Program(found.algo.act, found.to_env(), spec, None, explore=False, most=64)
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
     inference.warm_up()
-    name_of_algo, taken = config.algo_name(trained.config), spec.env_action or spec.action
+    name_of_algo, taken = config.algo_name(found.config), spec.env_action or spec.action
     client_inference = ClientInference(
-        name_of_algo, best_actions(trained.algo.act), trained.algo.carry(1), spec, trained.to_env(),
+        name_of_algo, best_actions(found.algo.act), found.algo.carry(1), spec, found.to_env(),
         explore=False, clips=False, random_steps=0, rows=ROWS,
     )  # fmt: skip
-    agent = Agent(0, 0, trained.observation or spec.observation, taken, spec.action, None)
-    remembers = bool(jax.tree.leaves(before)) and trained.config.network.recurrent
+    agent = Agent(0, 0, found.observation_space, taken, spec.action, None)
+    remembers = bool(jax.tree.leaves(before)) and found.config.network.recurrent
     server.by_name[name] = Policy(
         name_of_algo, {ALONE: agent}, inference, client_inference, learns=False, why=_WHY, remembers=remembers
     )
     return inference
 
 
-def _later(path: str, best: bool | None, now: Loaded, one: str | None) -> Loaded | None:
+def _later(path: str, best: bool | None, now: Actor, one: str | None) -> Actor | None:
     """Returns the checkpoint of a run that acts from now on; None: the same, or it is still being written."""
     try:
-        return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best, one)
+        return None if checkpoint.locate(Path(path), best=best) == now.checkpoint else load(path, best, one)
     except InputError as e:
         print(f"{path}: {e}; the policy that was loaded before goes on", flush=True)
         return None

@@ -8,7 +8,7 @@ import pytest
 
 from jrl import config
 from jrl.envs.history import build_history
-from jrl.play.policy import Policy, Trained
+from jrl.play.actor import Actor
 from jrl.rllib.policy import ActionPolicy
 from jrl.run import build
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary
@@ -29,9 +29,8 @@ def policies(spec, *overrides, own=None):
     session = types.SimpleNamespace(
         version=0, policies=(), actor=lambda policy=None: algo.actor(state), learner_state=lambda policy=None: state
     )
-    trained = Trained(algo, algo.actor(state), spec, cfg, {"env_steps": 0}, own)
-    made: object = ActionPolicy(session, Policy(trained, seed=cfg.run.seed))
-    return made, Policy(trained)
+    made: object = ActionPolicy(session, Actor(algo, spec, cfg, seed=cfg.run.seed))
+    return made, Actor(algo, spec, cfg, state)
 
 
 def test_memory_goes_in_and_out():

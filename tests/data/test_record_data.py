@@ -57,8 +57,8 @@ def steps_of(store):
 
 
 def policy(run, obs):
-    player = behaviour_policy.trained(str(run), 1.0, best=None, settings=[])
-    return player.algo.outputs(player.state, obs)
+    actor = behaviour_policy.trained(str(run), 1.0, best=None, settings=[]).actor
+    return actor.algo.outputs(actor.state, obs)
 
 
 def test_a_policy_that_draws_has_its_own_log_probabilities(ppo, tmp_path):

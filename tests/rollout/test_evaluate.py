@@ -10,7 +10,7 @@ from jrl.envs.jax_env import Definition, build
 from jrl.envs.make import make
 from jrl.errors import EnvironmentFailed
 from jrl.play import evaluate as evaluation
-from jrl.play.evaluate import EvaluationRunners, Player, Until, evaluator
+from jrl.play.evaluate import EvaluationRunners, Player, Until
 from jrl.play.tally import Goal, Rows, Tally
 from jrl.rollout import runner_group
 from jrl.rollout.ray_cluster import RunnerOptions
@@ -37,8 +37,7 @@ def short_or_long() -> Definition:
 @pytest.mark.parametrize(("num_envs", "num_episodes"), [(400, 400), (40, 400)])
 def test_short_episodes_are_not_favoured(num_envs, num_episodes):
     """The first 400 to finish of 400 environments would be nearly all short: a mean of about 0.02 instead of 0.5."""
-    evaluate = evaluator(build(short_or_long(), num_envs), act, num_episodes=num_episodes)
-    found = evaluate((), jax.random.key(0))
+    found = Player(build(short_or_long(), num_envs), act).play((), jax.random.key(0), Goal(num_episodes))
     assert found.returns.shape == found.lengths.shape == (num_episodes,)
     assert abs(found.returns.mean() - 0.5) < 4 * 0.5 / np.sqrt(num_episodes)
     np.testing.assert_array_equal(found.lengths, np.where(found.returns > 0, 10, 1))
@@ -93,10 +92,10 @@ class Counting:
 
 def test_each_slot_plays_its_first_episodes():
     env = Counting(4)
-    evaluate = evaluator(env, act, num_episodes=10)
+    player = Player(env, act)
     expected = [0, 1, 2, 100, 101, 102, 200, 201, 300, 301]  # 3, 3, 2, 2
     for i in range(2):  # the second time as well: from a reset
-        found = evaluate((), jax.random.key(i))
+        found = player.play((), jax.random.key(i), Goal(10))
         np.testing.assert_array_equal(found.returns, expected)
         np.testing.assert_array_equal(found.lengths, [1, 2, 3, 2, 3, 4, 3, 4, 4, 5])
     assert env.resets == 2
@@ -105,13 +104,13 @@ def test_each_slot_plays_its_first_episodes():
 
 def test_exploration_on_request():
     env = Counting(2)
-    evaluator(env, act, num_episodes=2, explore=True)((), jax.random.key(0))
+    Player(env, act, explore=True).play((), jax.random.key(0), Goal(2))
     assert env.actions == {1}
 
 
 def test_graph_environments_are_reset_and_follow_the_key():
-    evaluate = evaluator(build(short_or_long(), 8), act, num_episodes=20)
-    first, again, other = (evaluate((), jax.random.key(k)) for k in (0, 0, 1))
+    player = Player(build(short_or_long(), 8), act)
+    first, again, other = (player.play((), jax.random.key(k), Goal(20)) for k in (0, 0, 1))
     np.testing.assert_array_equal(first.returns, again.returns)
     assert not np.array_equal(first.returns, other.returns)
 
@@ -122,7 +121,7 @@ def test_episodes_that_never_end(monkeypatch):
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
     words = "no episode has ended in the last 64 steps of each environment: end them by env.horizon"
     with pytest.warns(RuntimeWarning, match=words) as told, pytest.raises(EnvironmentFailed) as e:
-        evaluator(build(task, 2), act, num_episodes=3, max_steps=192)((), jax.random.key(0))
+        Player(build(task, 2), act).play((), jax.random.key(0), Goal(3), max_steps=192)
     assert len(told) == 1
     assert str(e.value).startswith(
         "evaluation: 0 of 3 episodes ended within 192 steps per environment: end them by env."

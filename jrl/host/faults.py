@@ -23,12 +23,15 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple, TextIO
 
-__all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Interrupted", "Signals", "Watchdog", "signals", "stacks_on_request"]
+__all__ = [
+    "FROM_THE_HOST", "IN_A_PROGRAM", "NOT_FINITE", "Interrupted", "Signals", "Watchdog", "signals", "stacks_on_request",
+]  # fmt: skip
 
 _TOGETHER = 0.1  # seconds: `timeout` and some shells send one interruption twice, to the process and to its group
 _PATIENCE = 1.0  # seconds for Python to answer a second Ctrl-C, before the process is ended over its head
 _CLOSING = 10.0  # seconds for environments and processes to be closed then
 SAVES = "saving after this call"
+NOT_FINITE = "not finite"  # how the end of a run begins whose update was not: it stays at its last good state
 _TWICE = "interrupted twice: ended at once, without a checkpoint of the latest steps"
 
 # where to look when an iteration does not return; for `Watchdog.beat`

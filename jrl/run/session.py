@@ -62,6 +62,7 @@ class Session(Policies):
       schedule: of evaluations.
       workers, evaluation_workers: collectors and evaluators.
       league: of self-play, takes copies and says who plays; None: there is none.
+      rows_wait: whether each row waits for the latest call and covers it.
       games: keeps the table of games to come, where the mapping depends on the game; None: it does not.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
@@ -113,6 +114,7 @@ class Session(Policies):
         self._tasks = 0
         # checkpoints are compared by data that are held out
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
+        self.rows_wait = False
 
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
@@ -281,15 +283,16 @@ class Session(Policies):
         Raises:
           Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
         """
+        count = self.ahead()
+        return None if count is None else self.advanced(*self.call(count))
+
+    def call(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
+        """Makes a call of so many iterations, for `advanced` to go on from. Raises as `advance`."""
         self._recompiles.check()
         if self.run.recorder:
             self.run.recorder.iteration = self.iteration
         with self._recompiles.iteration(self.reporter.count):
-            count = self.ahead()
-            if count is None:
-                return None
-            made = self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
-        return self.advanced(*made)
+            return self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
 
     @property
     def calls(self) -> loop.Calls:
@@ -309,7 +312,7 @@ class Session(Policies):
         return self._calls
 
     def ahead(self) -> int | None:
-        """Counts the iterations of the next call, for callers of the program; None: `stop.env_steps` is reached."""
+        """Counts the iterations of the next call; None: `stop.env_steps` is reached."""
         return self.calls.ahead()
 
     def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
@@ -345,11 +348,11 @@ class Session(Policies):
         if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
             self.reporter.extra.update(found)
             reached = True
-        # who plays from now on follows from the row, and must not depend on how far the device was; and what data that
-        # are held out say is of the weights after this call
-        if self.league or self._validates:
+        # the league decides by the row, and must not depend on how far the device was; validation metrics are those of
+        # the weights after this call
+        if self.league or self._validates or self.rows_wait:
             self.reporter.add(info)
-            return self.reporter.flush() if reached or self.reporter.due() else None
+            return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
         due = self.reporter.due_before(info)
         if reached or (due and (self.schedule.evaluations.busy or self.schedule.in_row(1))):
             self.reporter.add(info)

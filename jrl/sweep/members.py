@@ -14,7 +14,6 @@ from jrl.host import files
 from jrl.report.runs import MEMBERS
 
 _LIST = "population.json"
-NOT_FINITE = "not finite"  # how the end of a member begins whose update was not: it stays at its last good state
 
 
 class Member(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from jrl import config
 from jrl.errors import counted
 from jrl.host import faults, files
-from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete, reached
+from jrl.sweep.members import Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
 _CLOCKS = 1.0  # seconds by which the file system's clock may be behind
@@ -53,7 +53,7 @@ def train(
                     continue
                 del running[name]
                 if process.returncode and (fault := _fault(by_name[name], began[name])):
-                    found[name] = f"{NOT_FINITE}: {fault}"
+                    found[name] = f"{faults.NOT_FINITE}: {fault}"
                     ends.note(by_name[name], found[name], reached(by_name[name]) or 0)
                 elif process.returncode:
                     found[name] = f"failed: status {process.returncode}"

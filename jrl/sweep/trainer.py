@@ -26,7 +26,7 @@ class Trainer:
     processes: int | None = None  # so many members at once in processes of their own; None: one program, if possible
     most: int | None = None  # members that are one program at once; None: as many as the memory holds
     also: Sequence[RunConfig] = ()  # configs such as members may come to have
-    running: Any = None  # Together: members whose program waits for them
+    running: Any = None  # OneProgram: members whose program waits for them
     apart: set[str] = dataclasses.field(default_factory=set)  # members that cannot be one program
     is_announced: bool = False  # the plan was printed
 
@@ -34,7 +34,7 @@ class Trainer:
         """Trains members to so many environment steps.
 
         Returns:
-          Why each ended that did, by name, as `Together.ended` and `processes.train` say it.
+          Why each ended that did, by name, as `OneProgram.until` and `processes.train` say it.
         """
         ended = self._in_turn(self._groups(members), pause)
         if self.interrupted:
@@ -66,7 +66,7 @@ class Trainer:
         from jrl.run import build_population
 
         left = [member for member in members if member.name not in self.apart]
-        if not left or (self.running and {member.name for member in left} <= set(self.running.names)):
+        if not left or (self.running and {member.name for member in left} <= set(self.running.runs)):
             return [left] if left else []
         if self.processes is None:
             dealt = build_population.grouped([member.config for member in left])
@@ -82,13 +82,13 @@ class Trainer:
     def _together(self, group: Sequence[Member], pause: float) -> dict[str, str]:
         """Trains members in one program, if they are one after all; in several, in turn, if they do not fit."""
         from jrl.run import build_population
-        from jrl.sweep.together import DoNotFit, Together
+        from jrl.sweep.one_program import DoNotFit, OneProgram
 
-        if self.running is None or not {member.name for member in group} <= set(self.running.names):
+        if self.running is None or not {member.name for member in group} <= set(self.running.runs):
             self.close()
             args = group, self.directory, self.transcript, self.interrupted, self.ends, self.also
             try:
-                self.running = Together(*args)
+                self.running = OneProgram(*args)
             except build_population.NotOneProgram as e:
                 print(f"{told.named([member.name for member in group])}: not vmapped: {e}")
                 self.apart.update(member.name for member in group)
@@ -98,11 +98,10 @@ class Trainer:
                 self.most = e.most
                 return self._in_turn(self._chunks(group), pause)
         try:
-            self.running.until(pause)
+            return self.running.until(pause)
         except BaseException:
             self.close()
             raise
-        return dict(self.running.ended)
 
     def stop(self, why: Mapping[str, str]) -> None:
         """Ends members that have paused."""

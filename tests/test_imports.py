@@ -39,7 +39,7 @@ ARROWS = {
         "config", "envs", "errors", "host", "learn", "metrics", "ops", "registry", "rollout", "run", "types",
     },
     "play": {
-        "agents", "algos", "callbacks", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
+        "agents", "algos", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
         "registry", "rollout", "run", "run.store", "spaces", "types",
     },
     "run.store": {"agents", "config", "data", "errors", "fields", "host", "learn", "metrics", "replay", "run", "types"},
@@ -224,7 +224,8 @@ def test_arrows():
 
 # files that import each other, for type checkers
 CIRCLES = {
-    "jrl.play.evaluation", "jrl.run.manual_steps", "jrl.run.run_directory", "jrl.run.session", "jrl.run.workers",
+    "jrl.run.evaluation_schedule", "jrl.run.manual_steps", "jrl.run.run_directory", "jrl.run.session",
+    "jrl.run.workers",
     "jrl.rllib", "jrl.rllib.algorithm", "jrl.rllib.builder", "jrl.rllib.policy", "jrl.rllib.records",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Evaluation beside training, after the training step or parallel to it: its results, and when one is due.
+"""Evaluation beside training, after the training step or parallel to it.
 
     evaluations = Evaluations(cfg)
     row = evaluations.play(actor, count=3, version=3)                        # blocks
@@ -13,26 +13,21 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
-from jrl import callbacks, registry
-from jrl.config import RunConfig, datasets, multi_agent, plan, policy_mapping
-from jrl.learn.clock import StepInfo
+from jrl import registry, spaces
+from jrl.config import RunConfig, multi_agent, plan, policy_mapping
+from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
-from jrl.play import build_evaluation, video
-from jrl.play.evaluate import EvaluationRunners, Player, Until, Watch
+from jrl.play import build_evaluation
+from jrl.play.evaluate import LENGTH, EvaluationRunners, Player, Until, Watch
 from jrl.play.tally import SUMMARY, Evaluation, Goal
 from jrl.rollout.sources import copied
-from jrl.run import reporter
-from jrl.run.workers import EvaluationWorkers, numbers
 from jrl.types import EnvSpec, Key, PyTree
-
-if TYPE_CHECKING:
-    from jrl.run.session import Session
 
 
 @dataclasses.dataclass
@@ -318,150 +313,91 @@ def _named(cfg: RunConfig, actor: PyTree) -> dict[int, str]:
     return dict(enumerate(multi_agent.numbered(cfg)))
 
 
-_MOST_EPISODES = 1000  # whose returns and lengths a row lists
+# ---------------------------------------------------------------- a custom evaluation function
 
 
-class Schedule:
-    """Says when a session evaluates, tells callbacks of it, and puts the numbers into result rows.
+class EvaluationWorkers:
+    """The environments of evaluation: `algorithm.evaluation_workers`, with which a custom evaluation function plays.
 
-    Attributes:
-      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
-        beside training is played again then, with the weights as they are.
-      evaluations: who plays them.
+    def corridors(algorithm, evaluation_workers):
+        evaluation_workers.foreach_env(lambda env: env.unwrapped.set_length(7))
+        return {"long": evaluation_workers.play(10).returns.mean()}
 
     Args:
-      session: of the run, which calls `prepare`, `start` once it has a reporter, and `close`.
-      told: the user's callbacks.
-      face: what callbacks and a custom evaluation function are given as `algorithm`.
-      directory: of the run, for videos; None: `run.out`.
-    Raises:
-      InputError: see `Evaluations`.
+      group: who plays, made if need be.
+      num_envs: over all processes.
+      timeout_s: of one `play` or `sample`; None: without.
     """
 
-    def __init__(self, session: "Session", told: callbacks.CallbackList | None, face: Any, directory: Path | None):
-        cfg = session.config
-        self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
-        self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)
-        self._videos = video.of_run(self.evaluations.config, cfg, directory)
-        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
-        self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
-        self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
-        self._parallel = cfg.evaluation.parallel and self._plays
-        self._estimated: dict[str, float] = {}  # of the evaluation under way
-        self._reaches: Callable[[StepInfo], bool] | None = None
-        self._asked = False  # for the row that comes next
+    def __init__(self, group: Callable[[], Player | EvaluationRunners], *, num_envs: int, timeout_s: float | None):
+        self._group, self._num_envs, self._timeout_s = group, num_envs, timeout_s
+        self._weights: tuple[PyTree, Key] | None = None
+        self._plays = 0  # with these weights
 
-    def prepare(self) -> None:
-        """Makes the environments, where evaluations are due by the config. Raises InputError."""
-        if self._some and self._plays:
-            self.evaluations.prepare()
-        if self._videos:
-            self._videos.prepare(self._session.run.spec)
+    def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with the source of each process that plays, in its process, between two blocks of rows."""
+        return self._group().foreach_worker(func)
 
-    def start(self) -> None:
-        """Puts the keys into result rows, and counts from where the session stands."""
-        if self._some and self._plays:
-            self._session.reporter.extra.update(self.evaluations.nothing())
-        if self._settings.every:
-            most, done = self._session.steps_per_call, self._session.env_steps
-            self._reaches = reporter.reached(self._settings.every, most=most, env_steps=done)
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func` with each environment. Raises InputError where they are not Python objects."""
+        return self._group().foreach_env(func)
 
-    def close(self) -> None:
-        self.evaluations.close()
-        if self._videos:
-            self._videos.close()
+    def play(self, episodes: int) -> Evaluation:
+        """Plays exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.
 
-    # ------------------------------------------------------------ when
-
-    def reached(self, info: StepInfo) -> bool:
-        """Returns whether a call takes the run to an evaluation by `evaluation.every`, whose result is in the row that
-        ends here. One beside training begins at once and ends with a later row, unless another is under way.
+        Raises:
+          RuntimeError: no evaluation is under way, so that there are no weights.
         """
-        if self._reaches is None or not self._reaches(info):
-            return False
-        if self._parallel and not self.evaluations.busy:
-            self._due()
-            return False
-        self._asked = True
-        return True
+        return self._play(Goal(episodes))
 
-    def in_row(self, ahead: int) -> bool:
-        """Returns whether the row that is so many ahead of the latest has an evaluation by `evaluation.interval`."""
-        interval = self._settings.interval
-        return interval is not None and (self._session.reporter.count + ahead) % interval == 0
+    def sample(self, num_rollouts: int = 1) -> Evaluation:
+        """Plays on for 64 * `num_rollouts` steps of each environment; returns the episodes that end."""
+        return self._play(Goal(LENGTH * num_rollouts * self._num_envs, "timesteps", reset=False))
 
-    def begin_first(self) -> None:
-        """Begins the evaluation beside the first row, where it is to have one."""
-        if self._parallel and self.in_row(1):
-            self._begin()
+    def begin(self, actor: PyTree, key: Key) -> None:
+        """Begins an evaluation, with its weights and the root of its random numbers."""
+        self._weights, self._plays = (actor, key), 0
 
-    def before_row(self) -> None:
-        """Finishes the evaluation for the row that is about to be made, or plays it."""
-        extra = self._session.reporter.extra
-        if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
-            extra.update(self.evaluations.nothing())
-        if self.evaluations.busy:
-            found = self._finish()
-            if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
-                self.play()  # those weights are gone
-        # beside training, that of the next row begins now
-        if self._asked or self.in_row(1 + self._parallel):
-            self._asked = False
-            self._due()
+    def end(self) -> None:
+        """Ends it: the weights are the learner's again, which may overwrite them."""
+        self._weights = None
 
-    def _due(self) -> None:
-        self._finish()
-        if self._session.config.checkpoint.exact:  # environments that would go on where they were the last time
-            self.evaluations.restart(self._session.iteration)
-        if self._parallel:
-            self._begin()
-        else:
-            self.play()
-
-    # ------------------------------------------------------------ one evaluation
-
-    def _begin(self) -> None:
-        self.evaluations.begin(self._actor(), **self._count())
-
-    def play(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation with the present weights, now; see `Session.evaluate`."""
-        self._finish()
-        actor = self._actor()
-        played = self._plays or not self._estimated
-        return self._attached(self.evaluations.play(actor, **self._count(), duration=duration) if played else {})
-
-    def _finish(self) -> dict[str, Any]:
-        found = self.evaluations.finish()
-        return {} if found is None else self._attached(found)
-
-    def _count(self) -> dict[str, int]:
-        return {"count": self._session.iteration, "version": self._session.iteration}
-
-    def _actor(self) -> PyTree:
-        """Returns the actor of an evaluation that begins, tells callbacks of it, and begins its video."""
-        if self._told:
-            self._told.call("on_evaluate_start", algorithm=self._face)
-        actor = self._session.actor()
-        self.evaluations.plays_for = self._session.config
-        judge = self._session.run.judge
-        if judge and judge.with_evaluations:
-            self._estimated = judge.of(actor, self._session.iteration)
-        if self._videos:
-            self._videos.begin(actor, self._session.counted())
-        return actor
-
-    def _attached(self, found: dict[str, Any]) -> dict[str, Any]:
-        if self._told:
-            self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
-            found.update(self._told.drain_evaluation())
-        estimated, self._estimated = self._estimated, {}
-        found.update(estimated)
-        if self._told:
-            self._told.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
-        in_row = lambda name: name if name in estimated else f"evaluation/{name}"
-        self._session.reporter.extra.update({in_row(name): value for name, value in found.items()})
-        if (played := self.evaluations.latest) is not None:
-            every = math.ceil(len(played.returns) / _MOST_EPISODES) or 1  # spread over the environments
-            lists = {"returns": played.returns[::every].tolist(), "lengths": played.lengths[::every].tolist()}
-            self._session.reporter.once.update({f"evaluation/{name}": values for name, values in lists.items()})
+    def _play(self, goal: Goal) -> Evaluation:
+        if self._weights is None:
+            raise RuntimeError("evaluation_workers has weights to play with while a custom evaluation function runs")
+        actor, key = self._weights
+        if self._plays:
+            key = jax.random.fold_in(key, 2**31 + self._plays)
+        self._plays += 1
+        group = self._group()
+        found = group.play(actor, key, goal, Until(self._timeout_s))
+        if group.missing:
+            warnings.warn(
+                f"evaluation.timeout_s: {group.missing} {goal.unit} are missing after {self._timeout_s:g} s",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         return found
+
+
+def numbers(found: Any) -> dict[str, float]:
+    """Returns the numbers of a custom evaluation function's result, nested ones as `a/b`.
+
+    Raises:
+      InputError: it is not a mapping of numbers.
+    """
+    if not isinstance(found, Mapping):
+        raise InputError(f"custom.evaluation: expected a mapping of names to numbers, got {type(found).__name__}")
+    named = dict(_numbers(found, ()))
+    return dict(zip(spaces.joined([*named]), named.values(), strict=True))
+
+
+def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, value in found.items():
+        path = (*at, str(name))
+        if isinstance(value, Mapping):
+            yield from _numbers(value, path)
+        elif np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "buif":
+            raise InputError(f"custom.evaluation: {'/'.join(path)} must be a number, got {value!r}")
+        else:
+            yield path, np.asarray(value).item()

@@ -29,8 +29,8 @@ from jrl.learn.program import LoopState
 from jrl.learn.staged import Step
 from jrl.metrics import criteria, loggers, results
 from jrl.metrics.timers import RECOMPILES, Timers
-from jrl.play import evaluation
 from jrl.run import build, build_policies, reporter
+from jrl.run.evaluation_schedule import Schedule
 from jrl.run.manual_steps import ByHand, known
 from jrl.run.policies import Policies
 from jrl.run.store import checkpoint, resume
@@ -119,7 +119,7 @@ class Session(Policies):
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.schedule = evaluation.Schedule(self, self.callback_list, self._face, self._directory_of_videos)
+        self.schedule = Schedule(self, self.callback_list, self._face, self._directory_of_videos)
         self.run = run or build.run(
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list,
             training_step=self._training_step, external=self._external,

@@ -1,24 +1,20 @@
-"""Workers that collect and evaluate for a run, as callbacks, curricula, examples and custom evaluations address them:
-`algorithm.workers.foreach_worker(fn)`, `algorithm.evaluation_workers.play(10)`.
+"""Workers that collect for a run, as callbacks, curricula and examples address them:
+`algorithm.workers.foreach_worker(fn)`.
 """
 
 import functools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import spaces
 from jrl.errors import InputError
 from jrl.learn.keys import Role
 from jrl.metrics.episodes import Columns
-from jrl.play.evaluate import LENGTH, EvaluationRunners, Player, Until
-from jrl.play.tally import Evaluation, Goal
 from jrl.run.manual_steps import POLICY, Known, Learns, known, set_by_policy
-from jrl.types import Episodes, Key, PyTree, Rollout
+from jrl.types import Episodes, PyTree, Rollout
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
@@ -339,90 +335,3 @@ def _in_runner(fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, 
     index = source.worker_index
     own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)))
     return fn(Worker(source, index, weights, key=own, policies=policies), index)
-
-
-class EvaluationWorkers:
-    """The environments of evaluation: `algorithm.evaluation_workers`, with which a custom evaluation function plays.
-
-    def corridors(algorithm, evaluation_workers):
-        evaluation_workers.foreach_env(lambda env: env.unwrapped.set_length(7))
-        return {"long": evaluation_workers.play(10).returns.mean()}
-
-    Args:
-      group: who plays, made if need be.
-      num_envs: over all processes.
-      timeout_s: of one `play` or `sample`; None: without.
-    """
-
-    def __init__(self, group: Callable[[], Player | EvaluationRunners], *, num_envs: int, timeout_s: float | None):
-        self._group, self._num_envs, self._timeout_s = group, num_envs, timeout_s
-        self._weights: tuple[PyTree, Key] | None = None
-        self._plays = 0  # with these weights
-
-    def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls `func` with the source of each process that plays, in its process, between two blocks of rows."""
-        return self._group().foreach_worker(func)
-
-    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls `func` with each environment. Raises InputError where they are not Python objects."""
-        return self._group().foreach_env(func)
-
-    def play(self, episodes: int) -> Evaluation:
-        """Plays exactly so many episodes from a reset: `returns` [N] f32, `lengths` [N] i32, and `summary()`.
-
-        Raises:
-          RuntimeError: no evaluation is under way, so that there are no weights.
-        """
-        return self._play(Goal(episodes))
-
-    def sample(self, num_rollouts: int = 1) -> Evaluation:
-        """Plays on for 64 * `num_rollouts` steps of each environment; returns the episodes that end."""
-        return self._play(Goal(LENGTH * num_rollouts * self._num_envs, "timesteps", reset=False))
-
-    def begin(self, actor: PyTree, key: Key) -> None:
-        """Begins an evaluation, with its weights and the root of its random numbers."""
-        self._weights, self._plays = (actor, key), 0
-
-    def end(self) -> None:
-        """Ends it: the weights are the learner's again, which may overwrite them."""
-        self._weights = None
-
-    def _play(self, goal: Goal) -> Evaluation:
-        if self._weights is None:
-            raise RuntimeError("evaluation_workers has weights to play with while a custom evaluation function runs")
-        actor, key = self._weights
-        if self._plays:
-            key = jax.random.fold_in(key, 2**31 + self._plays)
-        self._plays += 1
-        group = self._group()
-        found = group.play(actor, key, goal, Until(self._timeout_s))
-        if group.missing:
-            warnings.warn(
-                f"evaluation.timeout_s: {group.missing} {goal.unit} are missing after {self._timeout_s:g} s",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return found
-
-
-def numbers(found: Any) -> dict[str, float]:
-    """Returns the numbers of a custom evaluation function's result, nested ones as `a/b`.
-
-    Raises:
-      InputError: it is not a mapping of numbers.
-    """
-    if not isinstance(found, Mapping):
-        raise InputError(f"custom.evaluation: expected a mapping of names to numbers, got {type(found).__name__}")
-    named = dict(_numbers(found, ()))
-    return dict(zip(spaces.joined([*named]), named.values(), strict=True))
-
-
-def _numbers(found: Mapping[Any, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    for name, value in found.items():
-        path = (*at, str(name))
-        if isinstance(value, Mapping):
-            yield from _numbers(value, path)
-        elif np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "buif":
-            raise InputError(f"custom.evaluation: {'/'.join(path)} must be a number, got {value!r}")
-        else:
-            yield path, np.asarray(value).item()

@@ -7,7 +7,7 @@ optimizer, guard and devices. Each compiles its program when it is first asked f
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,8 @@ from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
 from jrl.run import build, build_policies
+from jrl.run.policies import BaseSession
 from jrl.types import LEADS, NOT_FINITE, PLACE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
-
-if TYPE_CHECKING:
-    from jrl.run.session import Session
 
 POLICY = "default_policy"  # the id of the one policy, whatever its name
 _FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
@@ -55,7 +53,7 @@ class Known(NamedTuple):
         return fixed.by_policy_name(self.groups, actor)
 
 
-def known(session: "Session") -> Known:
+def known(session: BaseSession) -> Known:
     """Lists the policies of a run; the one of a run with one agent is `default_policy`."""
     names = session.policies or (POLICY,)
     trained = tuple(name for name in names if multi_agent.is_trained(session.config, name))
@@ -67,7 +65,7 @@ class Learns(abc.ABC):
     """Weights and updates of a run by RLlib's names: what its Algorithm, its workers and its policy share."""
 
     @abc.abstractmethod
-    def _learns(self, what: str) -> "Session":
+    def _learns(self, what: str) -> BaseSession:
         """Returns the run. Raises InputError where there is none for `what`."""
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -110,7 +108,7 @@ class Learns(abc.ABC):
         self._learns("apply_gradients").by_hand.apply(grads)
 
 
-def set_by_policy(session: "Session", what: str, weights: Mapping[str, Any]) -> None:
+def set_by_policy(session: BaseSession, what: str, weights: Mapping[str, Any]) -> None:
     """Gives each policy the fields of its State under its id."""
     there = known(session)
     if not weights or set(weights) - {*there.ids, *([POLICY] if len(there.ids) == 1 else [])}:
@@ -127,7 +125,7 @@ class ByHand:
       session: of the run.
     """
 
-    def __init__(self, session: "Session"):
+    def __init__(self, session: BaseSession):
         self._session = session
         self._calls = _FIRST
         self._programs: dict[str, Callable[..., Any]] = {}

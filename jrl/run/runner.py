@@ -102,7 +102,7 @@ class Member:
             write = self._files.enter_context(run_directory.opened(self.session, self.directory, rows_until))
 
         def sink(row: dict[str, Any]) -> str | None:
-            row.update(told | row)
+            row.update({**told, **row})
             return write(row)
 
         self._write = sink

@@ -32,7 +32,7 @@ from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, build_policies, reporter
 from jrl.run.evaluation_schedule import Schedule
 from jrl.run.manual_steps import ByHand, known
-from jrl.run.policies import Policies
+from jrl.run.policies import BaseSession
 from jrl.run.store import checkpoint, resume
 from jrl.run.workers import Workers
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
@@ -40,7 +40,7 @@ from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 _log = logging.getLogger(__name__)
 
 
-class Session(Policies):
+class Session(BaseSession):
     """Parts and progress of one run.
 
     Args:

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jrl import config
 from jrl.config import datasets, plan
@@ -21,24 +21,6 @@ from jrl.host import command, faults, files, output, runtime
 
 if TYPE_CHECKING:
     from jrl.run.runner import Member
-
-
-class Clients(Protocol):
-    """Clients that play the episodes of a run, as `jrl.serve` hands them to this process."""
-
-    def open(self, cfg: config.RunConfig) -> contextlib.AbstractContextManager[Any]:
-        """Takes the address at which they come, while the context is open. Raises InputError."""
-
-    def source(self, cfg: config.RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Any]:
-        """Returns the maker of the source of a run (`build.MakeSource`) that goes on after so many iterations."""
-
-
-class _Start(NamedTuple):
-    """Start of training."""
-
-    saved: Path | None = None  # checkpoint to continue from
-    weights: Path | None = None  # checkpoint whose weights are taken over
-    rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -106,8 +88,15 @@ def without_file(argv: Sequence[str]) -> Sequence[str]:
     return argv[1:] if is_word else argv
 
 
-def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
-    """Trains as a command line of `parser` says; `clients` play where the config has a section external."""
+def run(args: argparse.Namespace, clients: Callable[[], Any] | None = None) -> int:
+    """Trains as a command line of `parser` says.
+
+    Args:
+      args: of the command line.
+      clients: makes a `jrl.serve.clients.Clients`, who play the episodes; None: there are none.
+    Returns:
+      The exit status.
+    """
     verbose = args.verbose > 0
     with output.recorded() as transcript:
         try:
@@ -123,12 +112,12 @@ def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
             return command.refused(InputError(f"{where}: free space, then go on with --resume"))
 
 
-def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Clients | None) -> int:
+def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients: Callable[[], Any] | None) -> int:
     _resolve_paths(args)
     over_it = _rllib(args.rllib)
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
-    if cfg.external is not None and clients is None:
+    if cfg.external is not None and make_clients is None:
         raise InputError(f"external: clients play the episodes of this run: start it with {command.typed('serve')}")
     criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
     if args.as_test and not criteria:
@@ -146,7 +135,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
     if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
         return status
     with contextlib.ExitStack() as stack:
-        if clients is not None:
+        if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
         from jrl.run.store import checkpoint, resume
@@ -156,15 +145,14 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
             asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
             cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)
             print(*(f"resume: {line}\n" for line in lines), sep="", end="")
-        weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
-        # a run that was killed before its first checkpoint begins anew: its rows do not count
-        start = _Start(saved, weights, 0 if args.resume else None)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
         for count in range(cfg.run.max_rollbacks + 1):
             if count:
-                cfg, start = _rolled_back(cfg, directory, start, count)
-            member = _run(args, cfg, directory, start, transcript, interrupted, clients)
+                cfg, saved = _rolled_back(cfg, directory, saved, count)
+            # a run that was killed before its first checkpoint begins anew: its rows do not count
+            anew = saved is None and bool(args.resume or count)
+            member = _run(args, cfg, directory, saved, anew, transcript, interrupted, clients)
             if member.fault is None or cfg.run.on_nonfinite != "rollback":
                 break
         return _tell_end(args, member, interrupted)
@@ -276,19 +264,21 @@ def _mapping(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
+def _rolled_back(
+    cfg: config.RunConfig, directory: Path, saved: Path | None, count: int
+) -> tuple[config.RunConfig, Path | None]:
     """Returns the run from its last checkpoint, or else from its beginning, with smaller step sizes."""
     from jrl.run.store import checkpoint
 
     with contextlib.suppress(InputError):
-        start = start._replace(saved=checkpoint.locate(directory))
+        saved = checkpoint.locate(directory)
     factor = cfg.run.rollback_lr
     smaller = lambda lr: tuple((n, v * factor) for n, v in lr) if isinstance(lr, tuple) else lr * factor
     names = [f.name for f in dataclasses.fields(cfg.algo) if f.name == "lr" or f.name.endswith("_lr")]
     rates = {name: smaller(rate) for name in names if (rate := getattr(cfg.algo, name)) is not None}
-    where = start.saved or "the beginning"
+    where = saved or "the beginning"
     print(f"rollback {count} of {cfg.run.max_rollbacks}: from {where}, with", *(f"{n}={r}" for n, r in rates.items()))
-    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, **rates)), start._replace(rows_until=0)
+    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, **rates)), saved
 
 
 def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
@@ -353,16 +343,16 @@ def _run(
     args: argparse.Namespace,
     cfg: config.RunConfig,
     directory: Path,
-    start: _Start,
+    saved: Path | None,
+    anew: bool,
     transcript: output.Transcript,
     interrupted: faults.Signals,
-    clients: Clients | None,
+    clients: Any,
 ) -> "Member":
     """Trains until a criterion, the step budget, a pause, a signal or an update that is not finite."""
     import jax
 
-    from jrl.metrics import progress
-    from jrl.run import build, reporter, run_directory, runner
+    from jrl.run import build, run_directory, runner
     from jrl.run.session import Session
     from jrl.run.store import checkpoint
 
@@ -372,7 +362,8 @@ def _run(
         jax.config.update("jax_disable_jit", True)
     if cfg.run.compile_cache:
         build.enable_compile_cache()
-    meta = checkpoint.read_meta(start.saved, resumable=True) if start.saved else None
+    meta = checkpoint.read_meta(saved, resumable=True) if saved else None
+    weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
     key = plan.counts_by(cfg)
     total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0
     until = math.inf if args.until is None else args.until
@@ -393,20 +384,14 @@ def _run(
         member = runner.Member(session, directory, watchdog)
         member.open_checkpoints(stack)
         print(*run_directory.introduction(session, verbose=args.verbose > 0), sep="\n")
-        anew = start.rows_until == 0
-        for note in session.start(start.saved, start.weights, policy_only=args.policy_only, anew=anew):
+        for note in session.start(saved, weights, policy_only=args.policy_only, anew=anew):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
-        with files.opening(directory):
-            transcript.open(directory / "log.txt")
-        sinks: list[reporter.Sink] = []
-        for stream in (transcript.screen, transcript.file):
-            display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
-            stack.callback(display.close)
-            sinks.append(display.update)
-        transcript.listen()
+        window = cfg.run.smoothing_episodes
+        sinks = run_directory.displays(stack, directory, transcript, cfg.stop, window=window)
         sinks += [_print_stages] if args.verbose else []
-        member.open(stack, session.reporter.row_steps if meta else start.rows_until, *sinks, told=_told(args.rows))
+        rows_until = session.reporter.row_steps if meta or anew else None
+        member.open(stack, rows_until, *sinks, told=_told(args.rows))
         runner.Runner([member], watchdog, interrupted).run(until)
     if member.info is None or member.fault:
         return member

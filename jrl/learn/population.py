@@ -284,7 +284,7 @@ class Place:
     source = property(lambda self: self._population.of(self._member).source)
 
 
-class Member(Program):
+class MemberProgram(Program):
     """A member of a population as a Program. Whoever advances all of them calls `Population.advance`."""
 
     def __init__(self, population: Population, member: int):

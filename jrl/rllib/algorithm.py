@@ -120,7 +120,7 @@ class Algorithm(Learns):
         self.config = made
         self._begun = False
         self._policies: dict[str, ActionPolicy] = {}
-        self._member: runner.Member | None = None
+        self._directory: Path | None = None  # of the run, if there is one yet; a restored run goes on with it
         self._open(None if checkpoint is None else path_of(checkpoint))
 
     @classmethod
@@ -192,9 +192,8 @@ class Algorithm(Learns):
             sampled = 0 if datasets.alone(cfg) else self.session.env_steps
             counts = {"training_iteration": count, "timesteps_total": sampled, "time_total_s": time_s}
             self._restored: dict[str, float] = counts if found else dict.fromkeys(counts, 0)
-            before = None if self._member is None else self._member.directory  # a restored run goes on with it
-            self._member = runner.Member(self.session, Path(cfg.run.out) if cfg.run.out else before)
-            self._runs, self._is_open = runs, False
+            self._runs = runs
+            self._member: runner.Member | None = None  # while files are open
             self._continues, self._saved = found is not None, self.session.iteration if found else 0
             if cfg.run.out:
                 self._open_files()
@@ -202,20 +201,19 @@ class Algorithm(Learns):
 
     def _open_files(self) -> None:
         """Opens the files of result rows, if they are wanted and not open."""
-        session, member, cfg = self.session, self._member, self.session.config
-        assert member is not None
-        if self._is_open or not (cfg.run.log or cfg.run.out):
+        session, cfg = self.session, self.session.config
+        if self._member or not (cfg.run.log or cfg.run.out):
             return
-        is_new, self._is_open = member.directory is None, True
-        directory = self.logdir
+        is_new = not self._directory and not cfg.run.out
+        member = self._member = runner.Member(session, self.logdir)
         if not cfg.run.out:
-            self._files.enter_context(files.held(directory, made=True))
+            self._files.enter_context(files.held(member.directory, made=True))
         if cfg.checkpoint.every is not None:
             member.open_checkpoints(self._files)
         member.open(self._files, session.reporter.row_steps if self._continues else None)
-        session.sinks.append(self._files.enter_context(run_directory.logged(session, directory)))
+        session.sinks.append(self._files.enter_context(run_directory.logged(session, member.directory)))
         if is_new:
-            print(f"run: {directory}")
+            print(f"run: {member.directory}")
 
     def training_step(self, step: Any) -> None:
         """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.learn.staged.Step."""
@@ -243,21 +241,21 @@ class Algorithm(Learns):
         """
         if self._stopped:
             raise RuntimeError("this Algorithm was stopped: build another, or restore a checkpoint")
-        session, member = self.session, self._member
-        assert member is not None
+        session = self.session
         self._open_files()
         if session.callback_list:
             session.callback_list.ended = None  # another call goes on
         rows = session.reporter.count
         while session.reporter.count == rows:
-            info = member.info = session.advance()
+            info = session.advance()
             assert info is not None  # a session without an end
             if reporter.not_finite(info):
                 path = session.write_fault(self.logdir, info)
                 self._close_files(ended=False)
                 raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
             session.after(info)
-        member.save_if_due()
+            if self._member and session.reporter.count > rows:
+                self._member.save_if_due(info)
         assert session.result is not None
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = plan.total_steps(session.config)
@@ -419,12 +417,13 @@ class Algorithm(Learns):
     @property
     def logdir(self) -> Path:
         """The run directory, with the command's files: `run.out`, or runs/<algorithm>_<env>_<time>; made on demand."""
-        assert self._member is not None
-        if self._member.directory is None:
-            cfg = self.session.config
+        cfg = self.session.config
+        if cfg.run.out:
+            self._directory = Path(cfg.run.out)
+        if self._directory is None:
             name = f"{algo_name(cfg)}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
-            self._member.directory = files.new(self._runs / name.replace("/", "-").replace(":", "-"))
-        return self._member.directory
+            self._directory = files.new(self._runs / name.replace("/", "-").replace(":", "-"))
+        return self._directory
 
     def save(self, path: str | Path | None = None) -> Saved:
         """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
@@ -432,10 +431,10 @@ class Algorithm(Learns):
         Args:
           path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
         """
-        assert self._member is not None
         session = self.session
         if path is None:
-            self._member.check(whole=True)  # of the same iteration, perhaps
+            if self._member:
+                self._member.check(whole=True)  # one of the same iteration may be under way
             target = self.logdir / "checkpoints" / str(session.iteration)
             again = itertools.count(2)
             while target.exists():
@@ -538,19 +537,19 @@ class Algorithm(Learns):
 
     def _close_files(self, *, ended: bool) -> None:
         """Closes the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
-        session, is_open, self._is_open = self.session, self._is_open, False
-        assert self._member is not None
-        written = self._member.checkpoints
+        session, member = self.session, self._member
+        written = member and member.checkpoints
+        saved = (0, self._saved, written and written.last_saved)
         try:
-            alive = ended and is_open and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner))
-            saved = (0, self._saved, written and written.last_saved)
+            alive = ended and member and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner))
             if alive and session.iteration not in saved:
                 self.save()
         finally:
+            self._member = None
             self._files.close()
             session.sinks.clear()
-        if ended and is_open and "jsonl" in session.config.run.log:
-            run_directory.plot(session, self.logdir)
+        if ended and member and "jsonl" in session.config.run.log:
+            run_directory.plot(session, member.directory)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""

@@ -119,11 +119,7 @@ def set_by_policy(session: BaseSession, what: str, weights: Mapping[str, Any]) -
 
 
 class ByHand:
-    """The single steps of one run.
-
-    Args:
-      session: of the run.
-    """
+    """The single steps of one run."""
 
     def __init__(self, session: BaseSession):
         self._session = session
@@ -203,17 +199,7 @@ class ByHand:
     # ------------------------------------------------------------ learning
 
     def learn(self, batch: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """Makes one update of the run on a batch or rollout.
-
-        A rollout goes the way of those that training collects: on-policy all epochs on it, with replay it is added and
-        learned from as `learning_starts` says. A batch is one gradient step of an algorithm with replay.
-
-        Returns:
-          The update's metrics.
-        Raises:
-          InputError: the algorithm does not learn from such a thing, or not of that size.
-          FloatingPointError: the update was not finite, and was not made.
-        """
+        """Makes one update of the run on a batch or rollout: see `Learns.learn_on_batch`."""
         session = self._session
         self._check("learn_on_batch", batch)
         if isinstance(batch, Rollout):
@@ -253,16 +239,7 @@ class ByHand:
     # ------------------------------------------------------------ gradients
 
     def gradients(self, batch: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """Returns the gradient of the algorithm's loss at the present parameters, and its metrics; changes nothing.
-
-        Where an update makes several steps, on parts of a rollout or one parameter after another, all are taken at
-        these parameters, and the mean of the parts is the gradient over the whole.
-
-        Returns:
-          Gradients as the State's `params`, before clipping; metrics.
-        Raises:
-          InputError: the algorithm does not learn from such a thing; or its optimizer is its own.
-        """
+        """Returns the gradient of the algorithm's loss, and its metrics: see `Learns.compute_gradients`."""
         session, run = self._session, self._session.run
         self._alone("compute_gradients")
         self._check("compute_gradients", batch)
@@ -292,11 +269,7 @@ class ByHand:
         return found, {name: float(x) for name, x in metrics.items()}
 
     def apply(self, given: PyTree) -> None:
-        """Makes one step of the run's optimizer by gradients of `gradients`; target networks move with it.
-
-        Raises:
-          ValueError: they are not of the parameters' shapes, or not finite.
-        """
+        """Makes one step of the run's optimizer by gradients of `gradients`: see `Learns.apply_gradients`."""
         session, run = self._session, self._session.run
         self._alone("apply_gradients")
         state = run.program.keep(session.state).learner
@@ -344,19 +317,16 @@ class ByHand:
     def _like(self, algo: Algo, key: Key) -> PyTree:
         run = self._session.run
         if algo.on_policy:
-            sizes = {"length": self._length, "num_envs": self._columns // run.learners}
+            length, columns = self._rollout_shape()
+            sizes = {"length": length, "num_envs": columns // run.learners}
             return build_policies.rollout_like(self._session.config, run.spec, algo, **sizes)
         assert run.learn.sample is not None
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
 
-    @property
-    def _length(self) -> int:
+    def _rollout_shape(self) -> tuple[int, int]:
+        """Returns steps and columns of a rollout."""
         cfg = self._session.config
-        return plan.rollout_length(cfg) + build.whole_episodes(cfg, self._session.run.spec)
-
-    @property
-    def _columns(self) -> int:
-        return plan.columns(self._session.config)
+        return plan.rollout_length(cfg) + build.whole_episodes(cfg, self._session.run.spec), plan.columns(cfg)
 
     def _alone(self, what: str) -> None:
         """Raises InputError where several policies learn, each by itself."""
@@ -372,7 +342,7 @@ class ByHand:
         cfg, name = session.config, algo_name(session.config)
         from_data = isinstance(session.run.program, Offline)  # which takes no rollouts
         if isinstance(batch, Rollout) and (session.run.algo.on_policy or what == "learn_on_batch") and not from_data:
-            shape, wanted = tuple(batch.reward.shape), (self._length, self._columns)
+            shape, wanted = tuple(batch.reward.shape), self._rollout_shape()
             if shape != wanted:
                 raise InputError(
                     f"{what}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: those "

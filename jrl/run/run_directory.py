@@ -1,8 +1,8 @@
-"""The files of a run directory beside its checkpoints, opened in one way for the command and for `jrl.api`."""
+"""The files of a run directory beside its checkpoints, and the progress that a command shows."""
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from jrl import config
 from jrl.agents import league
 from jrl.config import datasets, multi_agent, plan
 from jrl.errors import counted
-from jrl.host import output
+from jrl.host import files, output
 from jrl.metrics import loggers, progress, report
 from jrl.run import build, build_policies
 
@@ -40,6 +40,23 @@ def opened(session: "Session", directory: Path, rows_until: int | None) -> Itera
         yield log.write
     finally:
         log.close()
+
+
+def displays(
+    stack: contextlib.ExitStack,
+    directory: Path,
+    transcript: output.Transcript,
+    stop: Mapping[str, float],
+    window: int = 0,
+) -> "list[Sink]":
+    """Begins log.txt and the progress on the screen and in it, until `stack` ends; returns takers of result rows."""
+    with files.opening(directory):
+        transcript.open(directory / "log.txt")
+    shown = [progress.open_progress(stop, stream, window=window) for stream in (transcript.screen, transcript.file)]
+    for display in shown:
+        stack.callback(display.close)
+    transcript.listen()
+    return [display.update for display in shown]
 
 
 def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:

@@ -13,6 +13,7 @@ import jax
 from jrl.errors import counted
 from jrl.host import faults, files
 from jrl.learn import parallel
+from jrl.learn.clock import StepInfo
 from jrl.run import reporter, run_directory
 from jrl.run.session import Session
 from jrl.run.store.writer import Checkpointer
@@ -26,7 +27,7 @@ class Member:
 
     Args:
       session: of the run.
-      directory: of the run; None: it is given before `open`.
+      directory: of the run.
       watchdog: is told of what takes long.
       note: is called before the last checkpoint with the reason for an end that is not the budget, and the steps.
     Attributes:
@@ -41,14 +42,14 @@ class Member:
     def __init__(
         self,
         session: Session,
-        directory: Path | None = None,
+        directory: Path,
         watchdog: faults.Watchdog | None = None,
         note: Callable[[str, int], None] | None = None,
     ):
         self.session, self.directory, self._note = session, directory, note
         self._watchdog = watchdog or faults.Watchdog(None)
         self.checkpoints: Checkpointer | None = None
-        self.info: Any = None
+        self.info: StepInfo | None = None
         self.ended: str | None = None
         self.ended_at = math.inf
         self.reason: str | None = None
@@ -61,7 +62,6 @@ class Member:
 
     def open_checkpoints(self, stack: contextlib.ExitStack, pool: ThreadPoolExecutor | None = None) -> None:
         """Prepares the directory of checkpoints; a pool, which runs may share, writes them until `stack` ends."""
-        assert self.directory is not None
         directory = self.directory / "checkpoints"
         self.checkpoints = stack.enter_context(Checkpointer(directory, self.session.config.checkpoint, pool))
 
@@ -96,7 +96,6 @@ class Member:
 
     def open_rows(self, rows_until: int | None, told: Mapping[str, Any]) -> None:
         """Opens the files of result rows anew: arguments as `open`."""
-        assert self.directory is not None
         self._files.close()
         with files.opening(self.directory):
             write = self._files.enter_context(run_directory.opened(self.session, self.directory, rows_until))
@@ -130,7 +129,7 @@ class Member:
             reason = session.reporter.flush()
         if reason and self._note:
             self._note(reason, info.env_steps_after())
-        self.save_if_due()  # the last of all: a checkpoint knows of the row before it
+        self.save_if_due(info)  # the last of all: a checkpoint knows of the row before it
         if reason:
             self.finish(reason)
         elif self.paused:
@@ -141,7 +140,6 @@ class Member:
         self._watchdog.beat("the end of the run", grace=60.0)
         session, info = self.session, self.info
         if info is not None and reporter.not_finite(info):
-            assert self.directory is not None
             interrupted = False
             self.fault = session.write_fault(self.directory, info)
             reason = f"{faults.NOT_FINITE}: {self.fault}"
@@ -170,12 +168,12 @@ class Member:
         assert self.checkpoints is not None
         self.checkpoints.save(self.session.iteration, *self.session.to_save())
 
-    def save_if_due(self) -> None:
+    def save_if_due(self, info: StepInfo) -> None:
         """Saves after a call where it is time to, or where its weights are the best so far. Raises as `check`."""
         if self.checkpoints is None:
             return
         self.checkpoints.check()
-        if not (self._due(self.info) or self._is_best()):
+        if not (self._due(info) or self._is_best()):
             return
         self._watchdog.beat("checkpoint", grace=60.0)
         self.checkpoints.wait()

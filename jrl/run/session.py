@@ -5,7 +5,7 @@
         while info := session.advance():
             ...
 
-`python -m jrl.train` drives it to the end of the step budget, `jrl.api.Algorithm` as long as it is asked to. Callbacks,
+`jrl.run.runner` drives it to its end, `jrl.api.Algorithm` as long as it is asked to. Callbacks,
 curricula and custom evaluations are given it as `algorithm` (or the Algorithm in front of it).
 """
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from jrl.config import RunConfig
 from jrl.errors import InputError, counted
-from jrl.host import faults, files, output
-from jrl.metrics import progress
+from jrl.host import faults, output
 from jrl.run import build, build_population, run_directory, runner
 from jrl.run.session import Session
 from jrl.run.store import checkpoint, resume
@@ -28,7 +27,7 @@ class DoNotFit(InputError):
         self.most = max(most, 1)
 
 
-class Run(runner.Member):
+class MemberRun(runner.Member):
     """The run of a member.
 
     Attributes:
@@ -60,7 +59,7 @@ class Run(runner.Member):
         self.session.start(self.saved, anew=meta is None)
         self.open(stack, self.session.reporter.row_steps if meta else 0, told=self.member.told)
 
-    def take_over(self, source: "Run", member: Member) -> None:
+    def take_over(self, source: "MemberRun", member: Member) -> None:
         """Goes on from where another member is, with a config of its own, as if from a copy of its checkpoint."""
         self.member = member
         self.session.go_on_as(source.session, member.config)
@@ -99,7 +98,7 @@ class OneProgram:
             if fit is not None and fit < len(members):
                 raise DoNotFit(fit)
             watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds))
-            runs = [Run(member, own, watchdog, ends) for member, own in zip(members, parts, strict=True)]
+            runs = [MemberRun(member, own, watchdog, ends) for member, own in zip(members, parts, strict=True)]
             self.runs = {run.member.name: run for run in runs}
             for run in runs[1:]:
                 run.session.schedule.evaluations.share(runs[0].session.schedule.evaluations)
@@ -108,13 +107,7 @@ class OneProgram:
             stack.callback(writer.shutdown)
             for run in runs:
                 run.start(stack, writer)
-            with files.opening(directory):
-                transcript.open(directory / "log.txt")
-            shown = [progress.open_progress(cfg.stop, out) for out in (transcript.screen, transcript.file)]
-            for display in shown:
-                stack.callback(display.close)
-            transcript.listen()
-            show = MeanRow(runs, [display.update for display in shown])
+            show = MeanRow(runs, run_directory.displays(stack, directory, transcript, cfg.stop))
             self._runner = runner.Runner(runs, watchdog, interrupted, self._population, show)
             self.close = stack.pop_all().close
 
@@ -165,7 +158,7 @@ class MeanRow:
             show({**first, **of_all, **now})
 
 
-def introduction(runs: Sequence[Run], fit: int | None) -> list[str]:
+def introduction(runs: Sequence[MemberRun], fit: int | None) -> list[str]:
     """Describes a population whose program holds `fit` members at most (None: unknown), in lines of text."""
     keys = sorted({key for run in runs for key in run.member.changed})
     lines = list(run_directory.introduction(runs[0].session))

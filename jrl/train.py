@@ -304,39 +304,23 @@ def _directory(
     """Returns the run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run.store import checkpoint
 
-    name = _title(args, cfg)
-
-    def fresh() -> Path:
-        given = cfg.run.out is not None
-        path = Path(cfg.run.out or f"runs/{_name(args, cfg)}")
-        path = path if given else files.new(path)
-        stack.enter_context(files.held(path, made=not given))
-        return path
-
-    if args.resume is None:
-        directory = fresh()
-        if (directory / "config.yaml").exists():
-            raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
-        return directory, None
+    given = Path(cfg.run.out) if cfg.run.out else None
+    own, saved = given, None
     if args.resume == "auto":
-        runs = (
-            [Path(cfg.run.out)]
-            if cfg.run.out
-            else sorted(Path("runs").absolute().glob(f"{glob.escape(name)}_*"), reverse=True)
-        )
-        latest = next(filter(checkpoint.exists, runs), None)
+        named = Path("runs").absolute().glob(f"{glob.escape(_title(args, cfg))}_*")
+        latest = next(filter(checkpoint.exists, [given] if given else sorted(named, reverse=True)), None)
         if latest is None:
             print("resume: no checkpoint found, starting afresh")
-            return fresh(), None
-        stack.enter_context(files.held(latest))
-        return latest, checkpoint.locate(latest)
-    found = Path(args.resume)
-    own = Path(cfg.run.out) if cfg.run.out else checkpoint.run_of(found)
-    if own is None or not found.exists():
-        saved = checkpoint.locate(found)
-        return fresh(), saved
-    stack.enter_context(files.held(own))
-    return own, checkpoint.locate(found)
+        else:
+            own, saved = latest, checkpoint.locate(latest)
+    elif args.resume:
+        saved = checkpoint.locate(Path(args.resume))
+        own = given or checkpoint.run_of(Path(args.resume))
+    directory = own or files.new(Path(f"runs/{_name(args, cfg)}"))
+    stack.enter_context(files.held(directory, made=own is None))
+    if args.resume is None and (directory / "config.yaml").exists():
+        raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
+    return directory, saved
 
 
 def _run(

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -14,6 +14,7 @@ from jrl.errors import counted
 from jrl.host import faults, files
 from jrl.learn import parallel
 from jrl.learn.clock import StepInfo
+from jrl.learn.population import Population
 from jrl.run import reporter, run_directory
 from jrl.run.session import Session
 from jrl.run.store.writer import Checkpointer
@@ -55,8 +56,6 @@ class Member:
         self.reason: str | None = None
         self.fault: Path | None = None
         self.paused = False
-        self._files = contextlib.ExitStack()
-        self._write: reporter.Sink = lambda row: None
 
     # ------------------------------------------------------------ files
 
@@ -206,14 +205,6 @@ class Member:
         """Raises InputError: it could not be saved. `whole`: waits until it is."""
         if self.checkpoints is not None:
             self.checkpoints.wait() if whole else self.checkpoints.check()
-
-
-class Population(Protocol):
-    """The program of several members, by number: see `jrl.learn.population`."""
-
-    def advance(self, calls: Mapping[int, tuple[int, int]], *, hold: bool = False) -> Mapping[int, tuple[Any, Any]]: ...
-
-    def narrow(self, ended_at: Sequence[float], iteration: int) -> None: ...
 
 
 class Runner:

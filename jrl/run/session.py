@@ -45,7 +45,6 @@ class Session(BaseSession):
 
     Args:
       cfg: of the run.
-      timers: where stages are timed.
       restarts: differs between a run and its continuations.
       face: what callbacks are given as `algorithm`; None: this.
       sinks: get each result row, after callbacks have seen it; more may be appended.
@@ -73,7 +72,6 @@ class Session(BaseSession):
         self,
         cfg: RunConfig,
         *,
-        timers: Timers | None = None,
         restarts: int = 0,
         face: Any = None,
         sinks: list[reporter.Sink] | None = None,
@@ -86,7 +84,7 @@ class Session(BaseSession):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
         cfg = build_policies.resolved(cfg)
-        self.config, self.timers = cfg, timers or Timers()
+        self.config, self.timers = cfg, Timers()
         _log_at(cfg.run.log_level)
         self._face = face or self
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
@@ -353,13 +351,11 @@ class Session(BaseSession):
         if self.league or self._validates or self.rows_wait:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
-        due = self.reporter.due_before(info)
-        if reached or (due and (self.schedule.evaluations.busy or self.schedule.in_row(1))):
+        evaluates = self.schedule.evaluations.busy or self.schedule.in_row(1)
+        if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
-        reason = self.reporter.flush() if due else None
-        self.reporter.add(info)
-        return reason
+        return self.reporter(info)
 
     def _to_sinks(self, row: dict[str, Any]) -> str | None:
         reasons = [sink(row) for sink in self.sinks]

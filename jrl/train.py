@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jrl import config
 from jrl.config import datasets, plan
@@ -20,48 +20,7 @@ from jrl.fields import paths, plain_yaml
 from jrl.host import command, files, interruption, output, runtime
 
 if TYPE_CHECKING:
-    from jrl.run.reporter import Sink
-    from jrl.run.session import Session
-
-
-class Clients(Protocol):
-    """Clients that play the episodes of a run, as `jrl.serve` hands them to this process."""
-
-    def open(self, cfg: config.RunConfig) -> contextlib.AbstractContextManager[Any]:
-        """Takes the address at which they come, while the context is open. Raises InputError."""
-
-    def source(self, cfg: config.RunConfig, iteration: int, interrupted: interruption.Signals) -> Callable[..., Any]:
-        """Returns the maker of the source of a run (`build.MakeSource`) that goes on after so many iterations."""
-
-
-class _Start(NamedTuple):
-    """Start of training."""
-
-    saved: Path | None = None  # checkpoint to continue from
-    weights: Path | None = None  # checkpoint whose weights are taken over
-    policy_only: bool = False  # of them those of the policy alone
-    rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
-
-
-class _Options(NamedTuple):
-    """Settings that all parts of a run share."""
-
-    directory: Path
-    transcript: output.Transcript
-    verbose: int
-    until: float  # environment steps at which the run pauses, saved
-    told: dict[str, Any]  # what each of its rows has besides
-    clients: "Clients | None" = None
-
-
-class _End(NamedTuple):
-    """End of training, and its reason."""
-
-    reason: str | None  # the criterion that was met
-    fault: Path | None = None  # bundle of an update that was not finite
-    paused: bool = False  # as --until says
-    without_update: str = ""  # explanation of a run that made no update
-    by_callback: bool = False  # the reason is that of a callback, and not a criterion
+    from jrl.run.runner import Member
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -129,8 +88,15 @@ def without_file(argv: Sequence[str]) -> Sequence[str]:
     return argv[1:] if is_word else argv
 
 
-def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
-    """Trains as a command line of `parser` says; `clients` play where the config has a section external."""
+def run(args: argparse.Namespace, clients: Callable[[], Any] | None = None) -> int:
+    """Trains as a command line of `parser` says.
+
+    Args:
+      args: of the command line.
+      clients: makes a `jrl.serve.clients.Clients`, who play the episodes; None: there are none.
+    Returns:
+      The exit status.
+    """
     verbose = args.verbose > 0
     with output.record_output() as transcript:
         try:
@@ -146,12 +112,12 @@ def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
             return command.report_input_error(InputError(f"{where}: free space, then go on with --resume"))
 
 
-def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Clients | None) -> int:
+def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients: Callable[[], Any] | None) -> int:
     _resolve_paths(args)
     over_it = _rllib(args.rllib)
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
-    if cfg.external is not None and clients is None:
+    if cfg.external is not None and make_clients is None:
         raise InputError(
             f"external: clients play the episodes of this run: start it with {command.format_command('serve')}"
         )
@@ -160,7 +126,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
     if args.policy_only and not args.init_from:
         raise InputError("--policy-only says what --init-from takes: give that, too")
-    told = _told(args.rows)
+    _told(args.rows)
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
     settings = runtime.apply(cfg.runtime)
@@ -171,7 +137,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
     if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
         return status
     with contextlib.ExitStack() as stack:
-        if clients is not None:
+        if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
         from jrl.run.store import checkpoint, resume
@@ -181,20 +147,17 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
             asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
             cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)
             print(*(f"resume: {line}\n" for line in lines), sep="", end="")
-        weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
-        # a run that was killed before its first checkpoint begins anew: its rows do not count
-        start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
-        until = math.inf if args.until is None else args.until
-        options = _Options(directory, transcript, args.verbose, until, told, clients)
         interrupted = stack.enter_context(interruption.watch_signals())
         stack.enter_context(interruption.enable_stack_dumps())
-        end = _run(cfg, start, options, interrupted)
-        for count in range(1, cfg.run.max_rollbacks + 1):
-            if end.fault is None or cfg.run.on_nonfinite != "rollback":
+        for count in range(cfg.run.max_rollbacks + 1):
+            if count:
+                cfg, saved = _rolled_back(cfg, directory, saved, count)
+            # a run that was killed before its first checkpoint begins anew: its rows do not count
+            anew = saved is None and bool(args.resume or count)
+            member = _run(args, cfg, directory, saved, anew, transcript, interrupted, clients)
+            if member.fault is None or cfg.run.on_nonfinite != "rollback":
                 break
-            cfg, start = _rolled_back(cfg, directory, start, count)
-            end = _run(cfg, start, options, interrupted)
-        return _tell_end(args, cfg, directory, end, interrupted)
+        return _tell_end(args, member, interrupted)
 
 
 def _resolve_paths(args: argparse.Namespace) -> None:
@@ -217,31 +180,37 @@ def _title(args: argparse.Namespace, cfg: config.RunConfig) -> str:
     return name.replace("/", "-").replace(":", "-")
 
 
-def _tell_end(
-    args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: interruption.Signals
-) -> int:
+def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interruption.Signals) -> int:
     """Prints why the run ended and what can be done with it; returns the exit status."""
+    from jrl.run import reporter
     from jrl.run.store import checkpoint
 
+    cfg, directory, reason = member.session.config, member.directory, member.reason
+    assert directory is not None
     key = plan.counts_by(cfg)
-    criteria = [name for name in cfg.stop if name != key]
     kept = checkpoint.exists(directory)
     typed = shlex.quote(str(directory))
-    if end.fault:
+    # a criterion: a callback's reason is none
+    missed = args.as_test and (not reason or reason == member.session.ended)
+    without_update = ""
+    if member.fault:
         print(
-            f"ended by an update that was not finite; {command.format_command('debug')} {end.fault} explains it",
+            f"ended by an update that was not finite; {command.format_command('debug')} {member.fault} explains it",
             file=sys.stderr,
         )
     elif interrupted and kept:
         print("interrupted: continue with --resume", typed)
     elif interrupted:
         print("interrupted before the first checkpoint: there is nothing to continue")
-    elif end.paused:
+    elif member.ended is None:
         print(f"paused as --until says: continue with --resume {typed}")
     else:
-        print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
-        if args.as_test and (end.by_callback or not end.reason):
-            print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
+        print("stopped:", reason or f"{key} reached {cfg.stop[key]:,}")
+        if missed:
+            criteria = (f"{name} {value:g}" for name, value in cfg.stop.items() if name != key)
+            print(f"not met within the step budget: {', '.join(criteria)}")
+        if not reason or reason != member.session.ended:
+            without_update = reporter.without_update(member.session.reporter.row or {}, cfg)
     where = "" if cfg.env.id else " --set env.id=NAME"
     if kept and (best := _best(directory)):
         print(best)
@@ -251,10 +220,9 @@ def _tell_end(
     )
     if interrupted:
         return interrupted.exit_status or 1
-    if end.without_update:
-        print(end.without_update, file=sys.stderr)
-    failed = end.fault or end.without_update
-    return 1 if failed or (args.as_test and (end.by_callback or not end.reason)) else 0
+    if without_update:
+        print(without_update, file=sys.stderr)
+    return 1 if member.fault or without_update or missed else 0
 
 
 def _best(directory: Path) -> str:
@@ -302,19 +270,21 @@ def _mapping(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
+def _rolled_back(
+    cfg: config.RunConfig, directory: Path, saved: Path | None, count: int
+) -> tuple[config.RunConfig, Path | None]:
     """Returns the run from its last checkpoint, or else from its beginning, with smaller step sizes."""
     from jrl.run.store import checkpoint
 
     with contextlib.suppress(InputError):
-        start = start._replace(saved=checkpoint.locate(directory))
+        saved = checkpoint.locate(directory)
     factor = cfg.run.rollback_lr
     smaller = lambda lr: tuple((n, v * factor) for n, v in lr) if isinstance(lr, tuple) else lr * factor
     names = [f.name for f in dataclasses.fields(cfg.algo) if f.name == "lr" or f.name.endswith("_lr")]
     rates = {name: smaller(rate) for name in names if (rate := getattr(cfg.algo, name)) is not None}
-    where = start.saved or "the beginning"
+    where = saved or "the beginning"
     print(f"rollback {count} of {cfg.run.max_rollbacks}: from {where}, with", *(f"{n}={r}" for n, r in rates.items()))
-    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, **rates)), start._replace(rows_until=0)
+    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, **rates)), saved
 
 
 def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
@@ -340,138 +310,86 @@ def _directory(
     """Returns the run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run.store import checkpoint
 
-    name = _title(args, cfg)
-
-    def fresh() -> Path:
-        given = cfg.run.out is not None
-        path = Path(cfg.run.out or f"runs/{_name(args, cfg)}")
-        path = path if given else files.make_numbered(path)
-        stack.enter_context(files.lock_directory(path, made=not given))
-        return path
-
-    if args.resume is None:
-        directory = fresh()
-        if (directory / "config.yaml").exists():
-            raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
-        return directory, None
+    given = Path(cfg.run.out) if cfg.run.out else None
+    own, saved = given, None
     if args.resume == "auto":
-        runs = (
-            [Path(cfg.run.out)]
-            if cfg.run.out
-            else sorted(Path("runs").absolute().glob(f"{glob.escape(name)}_*"), reverse=True)
-        )
-        latest = next(filter(checkpoint.exists, runs), None)
+        named = Path("runs").absolute().glob(f"{glob.escape(_title(args, cfg))}_*")
+        latest = next(filter(checkpoint.exists, [given] if given else sorted(named, reverse=True)), None)
         if latest is None:
             print("resume: no checkpoint found, starting afresh")
-            return fresh(), None
-        stack.enter_context(files.lock_directory(latest))
-        return latest, checkpoint.locate(latest)
-    found = Path(args.resume)
-    own = Path(cfg.run.out) if cfg.run.out else checkpoint.run_of(found)
-    if own is None or not found.exists():
-        saved = checkpoint.locate(found)
-        return fresh(), saved
-    stack.enter_context(files.lock_directory(own))
-    return own, checkpoint.locate(found)
+        else:
+            own, saved = latest, checkpoint.locate(latest)
+    elif args.resume:
+        saved = checkpoint.locate(Path(args.resume))
+        own = given or checkpoint.run_of(Path(args.resume))
+    directory = own or files.make_numbered(Path(f"runs/{_name(args, cfg)}"))
+    stack.enter_context(files.lock_directory(directory, made=own is None))
+    if args.resume is None and (directory / "config.yaml").exists():
+        raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
+    return directory, saved
 
 
-def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: interruption.Signals) -> _End:
-    """Trains until a criterion, the step budget, a signal or an update that is not finite."""
+def _run(
+    args: argparse.Namespace,
+    cfg: config.RunConfig,
+    directory: Path,
+    saved: Path | None,
+    anew: bool,
+    transcript: output.Transcript,
+    interrupted: interruption.Signals,
+    clients: Any,
+) -> "Member":
+    """Trains until a criterion, the step budget, a pause, a signal or an update that is not finite."""
     import jax
 
-    from jrl.learn import parallel
-    from jrl.metrics import timers
-    from jrl.run import build, reporter, run_directory, runner
+    from jrl.run import build, run_directory, runner
     from jrl.run.session import Session
     from jrl.run.store import checkpoint
-    from jrl.run.store.schedule import Saving
-    from jrl.run.store.writer import Checkpointer
 
-    directory = options.directory
-    if options.verbose > 1:
+    if args.verbose > 1:
         jax.config.update("jax_log_compiles", True)
     if cfg.run.disable_jit:
         jax.config.update("jax_disable_jit", True)
     if cfg.run.compile_cache:
         build.enable_compile_cache()
-    meta = checkpoint.read_meta(start.saved, resumable=True) if start.saved else None
+    meta = checkpoint.read_meta(saved, resumable=True) if saved else None
+    weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
     key = plan.counts_by(cfg)
     total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0
+    until = math.inf if args.until is None else args.until
     if done >= total:
         raise InputError(
             f"--resume: the run is complete, with {done:,} of {total:,} steps: "
             f"to train on, raise the budget, e.g. --stop {key}={2 * max(total, done)}"
         )
-    if done >= options.until:
-        raise InputError(f"--until {options.until:.0f}: the run is at {done:,} steps already: give more")
-    stages = timers.Timers()
-    sinks: list[Sink] = []
+    if done >= until:
+        raise InputError(f"--until {until:.0f}: the run is at {done:,} steps already: give more")
     restarts = meta["iteration"] if meta else 0
-    external = options.clients and options.clients.source(cfg, restarts, interrupted)
-    session = Session(
-        cfg, timers=stages, restarts=restarts, sinks=sinks, directory=directory, external=external or None
-    )
+    external = clients.source(cfg, restarts, interrupted) if clients else None
+    session = Session(cfg, restarts=restarts, directory=directory, external=external)
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(interruption.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
+        pulse = lambda: session.timers.latest
+        watchdog = stack.enter_context(interruption.Watchdog(cfg.run.stall_seconds, pulse=pulse))
         stack.enter_context(session)
-        checkpoints = stack.enter_context(Checkpointer(directory / "checkpoints", cfg.checkpoint))
-        print(*run_directory.introduction(session, verbose=options.verbose > 0), sep="\n")
-        for one in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
-            print(one)
+        member = runner.Member(session, directory, watchdog)
+        member.open_checkpoints(stack)
+        print(*run_directory.introduction(session, verbose=args.verbose > 0), sep="\n")
+        for note in session.start(saved, weights, policy_only=args.policy_only, anew=anew):
+            print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
-        rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
-        sinks += _sinks(stack, session, options, rows_until)
-        session.schedule.decides = lambda found: (
-            reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
-        )
-        saving = Saving(session, checkpoints, watchdog, done)
-        info, reason, paused = runner.to_the_end(session, saving, watchdog, interrupted, options.until)
-        watchdog.beat("the end of the run", grace=60.0)
-        if info is None:
-            return _End(None)
-        if reporter.not_finite(info):
-            bundle = session.write_fault(directory, info)
-            session.reporter.flush()
-            return _End(None, bundle)
-        if apart := parallel.find_diverged(session.state.learner):
-            raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
-        if not interrupted and not paused:  # a row of its own would be one that an uninterrupted run does not have
-            last = session.reporter.flush()
-            reason = reason or last
-        saving.last(info, interrupted=bool(interrupted))
-        last_row = session.reporter.row or {}
+        window = cfg.run.smoothing_episodes
+        sinks = run_directory.displays(stack, directory, transcript, cfg.stop, window=window)
+        sinks += [_print_stages] if args.verbose else []
+        rows_until = session.reporter.row_steps if meta or anew else None
+        member.open(stack, rows_until, *sinks, told=_told(args.rows))
+        runner.Runner([member], watchdog, interrupted).run(until)
+    if member.info is None or member.fault:
+        return member
     try:
         run_directory.plot(session, directory)
     except (OSError, InputError) as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {getattr(e, 'strerror', None) or e}", file=sys.stderr)
-    by_callback = reason is not None and reason == session.ended
-    over = not interrupted and not paused and not by_callback
-    without_update = reporter.without_update(last_row, cfg) if over else ""
-    return _End(reason, paused=paused, without_update=without_update, by_callback=by_callback)
-
-
-def _sinks(
-    stack: contextlib.ExitStack,
-    session: "Session",
-    options: _Options,
-    rows_until: int | None,
-) -> "list[Sink]":
-    """Opens the files of the run directory and the displays until `stack` ends; returns the takers of result rows."""
-    from jrl.metrics import progress
-    from jrl.run import reporter, run_directory
-
-    directory, transcript, cfg = options.directory, options.transcript, session.config
-    sinks: list[Sink] = [lambda row: row.update(options.told | row)]  # what the run itself tells counts
-    with files.report_unwritable(directory):
-        transcript.open(directory / "log.txt")
-        write_row = stack.enter_context(run_directory.opened(session, directory, rows_until))
-    for stream in (transcript.screen, transcript.file):
-        display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
-        stack.callback(display.close)
-        sinks.append(display.update)
-    transcript.listen()
-    sinks += [write_row, reporter.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
-    return [*sinks, _print_stages] if options.verbose else sinks
+    return member
 
 
 def _print_stages(row: dict[str, Any]) -> None:

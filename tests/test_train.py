@@ -162,13 +162,13 @@ def test_a_run_ends_with_the_weights_that_met_its_criterion(parallel, tmp_path):
 
 
 def test_a_run_without_a_checkpoint_does_not_advertise_one(tmp_path, capsys, monkeypatch):
-    advance = Session.advance
+    call = Session.call
 
-    def hang_up(self):
+    def hang_up(self, count):
         os.kill(os.getpid(), signal.SIGHUP)  # the terminal is closed
-        return advance(self)
+        return call(self, count)
 
-    monkeypatch.setattr(Session, "advance", hang_up)
+    monkeypatch.setattr(Session, "call", hang_up)
     options = ["--set=checkpoint.exact=true", "--set=checkpoint.every=100000", "--stop=env_steps=50000"]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the suite runs under nohup
     try:

@@ -23,12 +23,16 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple, TextIO
 
-__all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Interrupted", "Signals", "Watchdog", "enable_stack_dumps", "watch_signals"]
+__all__ = [
+    "FROM_THE_HOST", "IN_A_PROGRAM", "NOT_FINITE", "Interrupted", "Signals", "Watchdog", "enable_stack_dumps",
+    "watch_signals",
+]  # fmt: skip
 
 _DUPLICATE_S = 0.1  # `timeout` and some shells send one interruption twice, to the process and to its group
 _ANSWER_S = 1.0  # time for Python to answer a second Ctrl-C before the process is ended
 _CLOSE_S = 10.0  # time to close environments and processes after that answer
 SAVES = "saving after this call"
+NOT_FINITE = "not finite"  # how the end of a run begins whose update was not: it stays at its last good state
 _TWICE = "interrupted twice: ended at once, without a checkpoint of the latest steps"
 
 # hints for `Watchdog.beat`

@@ -25,6 +25,8 @@ from jrl.replay import memory
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
 _MEMBERS = "member"  # the axis of the mesh
+_FEW = 4  # the part of a program's members that is few enough for a smaller program
+_PATIENCE = 1.25  # until so many times the iterations at which they became few: they may end before it is compiled
 _OWN, _SAME = P(_MEMBERS), P()
 _ADVANCED = (_OWN, _OWN, _OWN, _SAME, _SAME)  # floats, state, roots, iteration, count
 _NUMBERS = (jax.ShapeDtypeStruct((), np.uint32),) * 2
@@ -166,6 +168,24 @@ class Population:
         taken = jax.jit(lambda tree: jax.tree.map(lambda x: x[places], tree))(self._state)
         self._state = jax.device_put(taken, NamedSharding(self._mesh, _OWN))
 
+    def narrow(self, ended_at: Sequence[float], iteration: int) -> None:
+        """Goes on in a smaller program before an iteration where few members have been left for long.
+
+        The ends alone decide it: members that come back from their checkpoints are as many to a program as they were,
+        whose number may be in the last bit of what is computed.
+
+        Args:
+          ended_at: iteration at which each member ended, by number; inf: it goes on.
+          iteration: of the members that go on, which are all as far.
+        """
+        while True:
+            ends = sorted(ended_at[number] for number in self.members)
+            few = len(ends) // _FEW
+            until = _PATIENCE * ends[len(ends) - few - 1]
+            if not few or iteration < until:
+                return
+            self.keep_alone([number for number in self.members if ended_at[number] > until])
+
     def actor(self, member: int) -> PyTree:
         """Returns the actor of a member."""
         return parallel.first_copy(self._acting(self._own(member)[0], self.of(member).learner))
@@ -247,7 +267,7 @@ _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _taken = jax.jit(lambda tree, place: jax.tree.map(lambda x: x[place], tree))
 
 
-@jax.jit
+@functools.partial(jax.jit, donate_argnums=(1,))
 def _chosen(mine: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     choose = lambda a, b: jnp.where(mine.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(choose, new, old)
@@ -264,7 +284,7 @@ class Place:
     source = property(lambda self: self._population.of(self._member).source)
 
 
-class Member(Program):
+class MemberProgram(Program):
     """A member of a population as a Program. Whoever advances all of them calls `Population.advance`."""
 
     def __init__(self, population: Population, member: int):

@@ -8,11 +8,7 @@ Classes of a module of one's own are `config_class("my_project.my_ppo")` and `al
 import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jrl.rllib.algorithm import Algorithm
-    from jrl.rllib.builder import AlgorithmConfig
+from typing import Any
 
 _HOMES = {
     "Algorithm": "jrl.rllib.algorithm",
@@ -45,21 +41,19 @@ _ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX
 
 
 @functools.cache
-def config_class(name: str) -> "type[AlgorithmConfig]":
+def config_class(name: str) -> Any:
     """Returns the config class of an algorithm: PPOConfig of ppo, or that of the user's module. Raises InputError."""
-    from jrl.rllib.builder import make_class, make_variant
-
+    builder = importlib.import_module("jrl.rllib.builder")
     if name in _VARIANTS:
         base, settings = _VARIANTS[name]
-        return make_variant(name, config_class(base), settings)
-    return make_class(_known(name))
+        return builder.make_variant(name, config_class(base), settings)
+    return builder.make_class(_known(name))
 
 
 @functools.cache
-def algorithm_class(name: str) -> "type[Algorithm]":
+def algorithm_class(name: str) -> Any:
     """Returns the Algorithm class of an algorithm: PPO of ppo, or that of the user's module. Raises InputError."""
     from jrl import algos
-    from jrl.rllib.algorithm import Algorithm
 
     if name in _VARIANTS:
         base = algorithm_class(_VARIANTS[name][0])
@@ -68,7 +62,7 @@ def algorithm_class(name: str) -> "type[Algorithm]":
     known = _known(name)
     title = algos.title(known)
     doc = f"{title}, as an Algorithm: see {algos.get(known).__name__} and {title}Config."
-    return type(title, (Algorithm,), {"__doc__": doc, "__module__": "jrl.api", "algo_name": known})
+    return type(title, (public("Algorithm"),), {"__doc__": doc, "__module__": "jrl.api", "algo_name": known})
 
 
 def _known(name: Any) -> str:

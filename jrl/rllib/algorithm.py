@@ -10,17 +10,22 @@ import dataclasses
 import datetime
 import functools
 import inspect
+import itertools
 import os
+import shutil
 import socket
 import tempfile
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import jax
+
 from jrl import config, registry
 from jrl.config import algo_name, datasets, plan
 from jrl.errors import InputError
-from jrl.fields.paths import resolve
+from jrl.fields.paths import resolve, unwritable
 from jrl.host import files, runtime
 from jrl.metrics import results
 from jrl.play import actor
@@ -28,11 +33,10 @@ from jrl.rllib import algorithm_class, config_class, hints
 from jrl.rllib.builder import AlgorithmConfig
 from jrl.rllib.migration import looks_like_rllib, migrate
 from jrl.rllib.policy import ActionPolicy
-from jrl.rllib.records import Records, Saved, hold, path_of
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import canonical
 from jrl.rllib.weights_file import read_weights
-from jrl.run import build, policies, reporter
+from jrl.run import build, policies, reporter, run_directory, runner
 from jrl.run.manual_steps import POLICY, Learns, known
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
@@ -51,6 +55,39 @@ _OF_MODULES = {
 }
 _Mapping = Callable[..., str] | Mapping[str, str] | None  # (agent, episode) -> policy, or {agent: policy}
 _Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, or a function of a name
+
+
+class Saved(str):
+    """The path of a checkpoint, with the attributes of RLlib's results: `algo.save().checkpoint.path`.
+
+    Attributes:
+      metrics: the result of the iteration before, if there was one.
+    """
+
+    metrics: Mapping[str, Any] = types.MappingProxyType({})
+
+    @property
+    def path(self) -> str:
+        return str(self)
+
+    @property
+    def checkpoint(self) -> "Saved":
+        return self
+
+    def to_directory(self, path: str | Path | None = None) -> str:
+        """Returns the path; of a copy at `path`, if that is given."""
+        return self.path if path is None else str(shutil.copytree(self, path, dirs_exist_ok=True))
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Any:
+        """Yields the path."""
+        yield self.path
+
+
+def path_of(given: Any) -> Path:
+    """Returns the path of a `Saved`, of a Ray checkpoint, or of a path."""
+    given = getattr(given, "checkpoint", given)
+    return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
 class Algorithm(Learns):
@@ -83,7 +120,7 @@ class Algorithm(Learns):
         self.config = made
         self._begun = False
         self._policies: dict[str, ActionPolicy] = {}
-        self._records: Records | None = None
+        self._directory: Path | None = None  # of the run, if there is one yet; a restored run goes on with it
         self._open(None if checkpoint is None else path_of(checkpoint))
 
     @classmethod
@@ -138,10 +175,14 @@ class Algorithm(Learns):
         if found and cfg.run.out and files.is_locked_here(Path(cfg.run.out)):  # by the Algorithm that wrote it
             print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one has a directory anew")
             cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
-        held = hold(cfg.run.out, continued=found is not None)
         with contextlib.ExitStack() as failed:
-            failed.callback(held.close)
+            self._files = failed.enter_context(contextlib.ExitStack())
+            if out := cfg.run.out:
+                self._files.enter_context(files.lock_directory(Path(out)))
+                if not found and (Path(out) / "config.yaml").exists():
+                    raise InputError(f"run.out: {out} holds a run already: name another, or go on from a checkpoint")
             self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
+            self.session.rows_wait = True
             failed.callback(self.session.close)
             self._stopped = False
             self.workers = self.env_runner_group = self.session.workers
@@ -151,9 +192,28 @@ class Algorithm(Learns):
             sampled = 0 if datasets.alone(cfg) else self.session.env_steps
             counts = {"training_iteration": count, "timesteps_total": sampled, "time_total_s": time_s}
             self._restored: dict[str, float] = counts if found else dict.fromkeys(counts, 0)
-            directory = None if self._records is None else self._records.made
-            self._records = Records(self.session, held, continued=found is not None, directory=directory, runs=runs)
+            self._runs = runs
+            self._member: runner.Member | None = None  # while files are open
+            self._continues, self._saved = found is not None, self.session.iteration if found else 0
+            if cfg.run.out:
+                self._open_files()
             failed.pop_all()  # nothing did
+
+    def _open_files(self) -> None:
+        """Opens the files of result rows, if they are wanted and not open."""
+        session, cfg = self.session, self.session.config
+        if self._member or not (cfg.run.log or cfg.run.out):
+            return
+        is_new = not self._directory and not cfg.run.out
+        member = self._member = runner.Member(session, self.logdir)
+        if not cfg.run.out:
+            self._files.enter_context(files.lock_directory(member.directory, made=True))
+        if cfg.checkpoint.every is not None:
+            member.open_checkpoints(self._files)
+        member.open(self._files, session.reporter.row_steps if self._continues else None)
+        session.sinks.append(self._files.enter_context(run_directory.logged(session, member.directory)))
+        if is_new:
+            print(f"run: {member.directory}")
 
     def training_step(self, step: Any) -> None:
         """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.learn.staged.Step."""
@@ -181,22 +241,21 @@ class Algorithm(Learns):
         """
         if self._stopped:
             raise RuntimeError("this Algorithm was stopped: build another, or restore a checkpoint")
-        session, records = self.session, self._files
-        records.begin()
+        session = self.session
+        self._open_files()
         if session.callback_list:
             session.callback_list.ended = None  # another call goes on
-        while True:
+        rows = session.reporter.count
+        while session.reporter.count == rows:
             info = session.advance()
             assert info is not None  # a session without an end
-            session.reporter.add(info)
-            if session.schedule.reached(info) or session.reporter.due() or session.ended:
-                break
-        if session.config.run.on_nonfinite != "ignore" and reporter.not_finite(info):
-            path = session.write_fault(self.logdir, info)
-            records.close(ended=False)
-            raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
-        session.reporter.flush()
-        records.after()
+            if reporter.not_finite(info):
+                path = session.write_fault(self.logdir, info)
+                self._close_files(ended=False)
+                raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
+            session.after(info)
+            if self._member and session.reporter.count > rows:
+                self._member.save_if_due(info)
         assert session.result is not None
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = plan.total_steps(session.config)
@@ -217,11 +276,6 @@ class Algorithm(Learns):
             "pid": os.getpid(), "date": f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}", "trial_id": "default",
             **{f"{name}_since_restore": result[key] - since[key] for name, key in named.items()},
         }  # fmt: skip
-
-    @property
-    def _files(self) -> Records:
-        assert self._records is not None
-        return self._records
 
     @property
     def iteration(self) -> int:
@@ -363,7 +417,13 @@ class Algorithm(Learns):
     @property
     def logdir(self) -> Path:
         """The run directory, with the command's files: `run.out`, or runs/<algorithm>_<env>_<time>; made on demand."""
-        return self._files.directory
+        cfg = self.session.config
+        if cfg.run.out:
+            self._directory = Path(cfg.run.out)
+        if self._directory is None:
+            name = f"{algo_name(cfg)}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
+            self._directory = files.make_numbered(self._runs / name.replace("/", "-").replace(":", "-"))
+        return self._directory
 
     def save(self, path: str | Path | None = None) -> Saved:
         """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
@@ -371,7 +431,28 @@ class Algorithm(Learns):
         Args:
           path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
         """
-        return self._files.save(path)
+        session = self.session
+        if path is None:
+            if self._member:
+                self._member.check(whole=True)  # one of the same iteration may be under way
+            target = self.logdir / "checkpoints" / str(session.iteration)
+            again = itertools.count(2)
+            while target.exists():
+                target = target.with_name(f"{session.iteration}-{next(again)}")
+        else:
+            target = resolve(path_of(path), "save", "new directory")
+            if target.exists() and any(target.iterdir()):
+                raise InputError(f"save: {target} exists already: name another, or leave the path out")
+        parts, description = session.to_save()
+        try:
+            checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
+        except OSError as e:
+            raise unwritable(target, "save", e) from e
+        if path is None:
+            self._saved = session.iteration
+        made = Saved(target)
+        made.metrics = dict(session.result or {})
+        return made
 
     save_to_path = save_checkpoint = save
 
@@ -450,9 +531,25 @@ class Algorithm(Learns):
     def _close(self, *, ended: bool) -> None:
         self._policies, self._stopped = {}, True
         try:
-            self._files.close(ended=ended)
+            self._close_files(ended=ended)
         finally:
             self.session.close()
+
+    def _close_files(self, *, ended: bool) -> None:
+        """Closes the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
+        session, member = self.session, self._member
+        written = member and member.checkpoints
+        saved = (0, self._saved, written and written.last_saved)
+        try:
+            alive = ended and member and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner))
+            if alive and session.iteration not in saved:
+                self.save()
+        finally:
+            self._member = None
+            self._files.close()
+            session.sinks.clear()
+        if ended and member and "jsonl" in session.config.run.log:
+            run_directory.plot(session, member.directory)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from jrl import algos, config, envs, registry
 from jrl.config import RunConfig, sb3_names
@@ -26,9 +26,6 @@ from jrl.rllib.arguments import RULED, Argument
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate, value_at
 from jrl.run import preflight
-
-if TYPE_CHECKING:
-    from jrl.rllib.algorithm import Algorithm
 
 assert migration.RULES  # registered by the import
 # a section that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are jrl's
@@ -63,14 +60,14 @@ class AlgorithmConfig:
     variant: ClassVar[str] = ""  # name of an algorithm that is another with settings of its own, such as cql
     _settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
 
-    def __new__(cls, algo_class: "type[Algorithm] | None" = None) -> Self:
+    def __new__(cls, algo_class: type[Any] | None = None) -> Self:
         if algo_class is not None and not cls.algo_name and algo_class.algo_name:
             from jrl.rllib import config_class
 
             cls = cast(type[Self], config_class(algo_class.variant or algo_class.algo_name))
         return super().__new__(cls)
 
-    def __init__(self, algo_class: "type[Algorithm] | None" = None):
+    def __init__(self, algo_class: type[Any] | None = None):
         self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))  # tree of the keys set by jrl's names
         self._rllib: dict[str, Any] = {}  # RLlib's names as the table has them, and their values
         self._renamed: dict[str, str] = {}  # older name of an argument -> the line about it
@@ -401,7 +398,7 @@ class AlgorithmConfig:
         """Freezes the config: setting raises AttributeError from now on."""
         self._frozen = True
 
-    def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> "Algorithm":
+    def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
         """Builds the Algorithm, in `env` if given, with a frozen copy of this config. Raises InputError.
 
         Args:

@@ -13,7 +13,7 @@ from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.learn import parallel
-from jrl.learn.population import Member, Population
+from jrl.learn.population import MemberProgram, Population
 from jrl.run import build
 from jrl.types import PyTree
 
@@ -114,7 +114,7 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
 
     seeds = [each.run.seed for each in configs]
     population = Population(fused, with_values, seeds=seeds, floats=floats, devices=devices)
-    runs = [run._replace(program=Member(population, i)) for i in range(len(configs))]
+    runs = [run._replace(program=MemberProgram(population, i)) for i in range(len(configs))]
     return population, runs
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jrl import callbacks
 from jrl.config import datasets
@@ -11,10 +11,8 @@ from jrl.learn.clock import StepInfo
 from jrl.play import video
 from jrl.play.evaluation import Evaluations
 from jrl.run import reporter
+from jrl.run.policies import BaseSession
 from jrl.types import PyTree
-
-if TYPE_CHECKING:
-    from jrl.run.session import Session
 
 _MOST_EPISODES = 1000  # whose returns and lengths a row lists
 
@@ -36,7 +34,7 @@ class Schedule:
       InputError: see `Evaluations`.
     """
 
-    def __init__(self, session: "Session", told: callbacks.CallbackList | None, face: Any, directory: Path | None):
+    def __init__(self, session: BaseSession, told: callbacks.CallbackList | None, face: Any, directory: Path | None):
         cfg = session.config
         self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
         self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)

@@ -7,7 +7,7 @@ optimizer, guard and devices. Each compiles its program when it is first asked f
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,8 @@ from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
 from jrl.run import build
+from jrl.run.policies import BaseSession
 from jrl.types import COUNTS_STEP, NOT_FINITE, POLICY_ID, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
-
-if TYPE_CHECKING:
-    from jrl.run.session import Session
 
 POLICY = "default_policy"  # the id of the one policy, whatever its name
 _FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
@@ -55,7 +53,7 @@ class Known(NamedTuple):
         return self.policies.by_name(actor) if self.policies.several else {self.ids[0]: actor}
 
 
-def known(session: "Session") -> Known:
+def known(session: BaseSession) -> Known:
     """Lists the policies of a run; the one of a run with one agent is `default_policy`."""
     policies = agents.make(session.config, session.run.spec)
     return Known(policies.names or (POLICY,), policies.trained or (() if policies.names else (POLICY,)), policies)
@@ -65,7 +63,7 @@ class Learns(abc.ABC):
     """Weights and updates of a run by RLlib's names: what its Algorithm, its workers and its policy share."""
 
     @abc.abstractmethod
-    def _learns(self, what: str) -> "Session":
+    def _learns(self, what: str) -> BaseSession:
         """Returns the run. Raises InputError where there is none for `what`."""
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -108,7 +106,7 @@ class Learns(abc.ABC):
         self._learns("apply_gradients").by_hand.apply(grads)
 
 
-def set_by_policy(session: "Session", what: str, weights: Mapping[str, Any]) -> None:
+def set_by_policy(session: BaseSession, what: str, weights: Mapping[str, Any]) -> None:
     """Gives each policy the fields of its State under its id."""
     there = known(session)
     if not weights or set(weights) - {*there.ids, *([POLICY] if len(there.ids) == 1 else [])}:
@@ -119,13 +117,9 @@ def set_by_policy(session: "Session", what: str, weights: Mapping[str, Any]) -> 
 
 
 class ByHand:
-    """The single steps of one run.
+    """The single steps of one run."""
 
-    Args:
-      session: of the run.
-    """
-
-    def __init__(self, session: "Session"):
+    def __init__(self, session: BaseSession):
         self._session = session
         self._calls = _FIRST
         self._programs: dict[str, Callable[..., Any]] = {}
@@ -203,17 +197,7 @@ class ByHand:
     # ------------------------------------------------------------ learning
 
     def learn(self, batch: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """Makes one update of the run on a batch or rollout.
-
-        A rollout goes the way of those that training collects: on-policy all epochs on it, with replay it is added and
-        learned from as `learning_starts` says. A batch is one gradient step of an algorithm with replay.
-
-        Returns:
-          The update's metrics.
-        Raises:
-          InputError: the algorithm does not learn from such a thing, or not of that size.
-          FloatingPointError: the update was not finite, and was not made.
-        """
+        """Makes one update of the run on a batch or rollout: see `Learns.learn_on_batch`."""
         session = self._session
         self._check("learn_on_batch", batch)
         if isinstance(batch, Rollout):
@@ -253,16 +237,7 @@ class ByHand:
     # ------------------------------------------------------------ gradients
 
     def gradients(self, batch: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """Returns the gradient of the algorithm's loss at the present parameters, and its metrics; changes nothing.
-
-        Where an update makes several steps, on parts of a rollout or one parameter after another, all are taken at
-        these parameters, and the mean of the parts is the gradient over the whole.
-
-        Returns:
-          Gradients as the State's `params`, before clipping; metrics.
-        Raises:
-          InputError: the algorithm does not learn from such a thing; or its optimizer is its own.
-        """
+        """Returns the gradient of the algorithm's loss, and its metrics: see `Learns.compute_gradients`."""
         session, run = self._session, self._session.run
         self._alone("compute_gradients")
         self._check("compute_gradients", batch)
@@ -292,11 +267,7 @@ class ByHand:
         return found, {name: float(x) for name, x in metrics.items()}
 
     def apply(self, given: PyTree) -> None:
-        """Makes one step of the run's optimizer by gradients of `gradients`; target networks move with it.
-
-        Raises:
-          ValueError: they are not of the parameters' shapes, or not finite.
-        """
+        """Makes one step of the run's optimizer by gradients of `gradients`: see `Learns.apply_gradients`."""
         session, run = self._session, self._session.run
         self._alone("apply_gradients")
         state = run.program.keep(session.state).learner
@@ -344,19 +315,16 @@ class ByHand:
     def _like(self, algo: Algo, key: Key) -> PyTree:
         run = self._session.run
         if algo.on_policy:
-            sizes = {"length": self._length, "num_envs": self._columns // run.learners}
+            length, columns = self._rollout_shape()
+            sizes = {"length": length, "num_envs": columns // run.learners}
             return rollout_like(self._session.config, run.spec, algo, **sizes)
         assert run.learn.sample is not None
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
 
-    @property
-    def _length(self) -> int:
+    def _rollout_shape(self) -> tuple[int, int]:
+        """Returns steps and columns of a rollout."""
         cfg = self._session.config
-        return plan.rollout_length(cfg) + build.whole_episodes(cfg, self._session.run.spec)
-
-    @property
-    def _columns(self) -> int:
-        return plan.columns(self._session.config)
+        return plan.rollout_length(cfg) + build.whole_episodes(cfg, self._session.run.spec), plan.columns(cfg)
 
     def _alone(self, what: str) -> None:
         """Raises InputError where several policies learn, each by itself."""
@@ -372,7 +340,7 @@ class ByHand:
         cfg, name = session.config, algo_name(session.config)
         from_data = isinstance(session.run.program, Offline)  # which takes no rollouts
         if isinstance(batch, Rollout) and (session.run.algo.on_policy or what == "learn_on_batch") and not from_data:
-            shape, wanted = tuple(batch.reward.shape), (self._length, self._columns)
+            shape, wanted = tuple(batch.reward.shape), self._rollout_shape()
             if shape != wanted:
                 raise InputError(
                     f"{what}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: those "

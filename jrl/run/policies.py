@@ -9,29 +9,45 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import agents, config, registry
+from jrl import agents, callbacks, config, registry
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.fields.schema import merge
 from jrl.learn.clock import NO_STEPS, Clock
 from jrl.learn.program import LoopState
-from jrl.run import build
+from jrl.run import build, reporter
 from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint, resume
 from jrl.types import PyTree
 
 
-class PolicyStates(abc.ABC):
-    """Access of a session to its policies.
+class BaseSession(abc.ABC):
+    """What the parts of a session know of it, and its policies.
 
-    Attributes:
-      config, run: the run and its parts.
-      state: LoopState; taken over by the next call.
+    Attributes: see `jrl.run.session.Session`.
     """
 
     config: RunConfig
     run: build.Run
     state: LoopState
+    iteration: int
+    reporter: reporter.Reporter
+    callback_list: callbacks.CallbackList | None
+    by_hand: Any  # manual_steps.ByHand
+
+    @property
+    @abc.abstractmethod
+    def steps_per_call(self) -> int:
+        """Returns the most steps of a call."""
+
+    @property
+    @abc.abstractmethod
+    def env_steps(self) -> int:
+        """Returns environment steps of the calls that are counted."""
+
+    @abc.abstractmethod
+    def counted(self) -> int:
+        """Returns the environment steps so far, the latest call's included."""
 
     @abc.abstractmethod
     def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:

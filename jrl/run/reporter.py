@@ -145,6 +145,11 @@ class Reporter:
         """Makes a row of what is pending. Waits for the device."""
         return self._write(self._pending[-1].clock_after()) if self._pending else None
 
+    @property
+    def row_steps(self) -> int:
+        """Returns the environment steps at the latest row, those of a run before included."""
+        return self._marks[-1][1]
+
     def seconds(self) -> float:
         """Returns the seconds of training so far, those before a resume included."""
         return round(self._clock() - self._started, 3)
@@ -284,7 +289,7 @@ def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
     return look
 
 
-def reached(steps: int, *, most: int = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
+def reached(steps: int, *, most: float = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
     """Makes a test whether a call takes the run to the next multiple of `steps` environment steps; once for each.
 
     Args:

@@ -1,8 +1,8 @@
-"""The files of a run directory beside its checkpoints, opened in one way for the command and for `jrl.api`."""
+"""The files of a run directory beside its checkpoints, and the progress that a command shows."""
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import jax
 from jrl import config
 from jrl.config import datasets, multi_agent, plan
 from jrl.errors import counted
-from jrl.host import env_json, output
+from jrl.host import env_json, files, output
 from jrl.metrics import loggers, plots, progress
 from jrl.run import build
 
@@ -39,6 +39,23 @@ def opened(session: "Session", directory: Path, rows_until: int | None) -> Itera
         yield log.write
     finally:
         log.close()
+
+
+def displays(
+    stack: contextlib.ExitStack,
+    directory: Path,
+    transcript: output.Transcript,
+    stop: Mapping[str, float],
+    window: int = 0,
+) -> "list[Sink]":
+    """Begins log.txt and the progress on the screen and in it, until `stack` ends; returns takers of result rows."""
+    with files.report_unwritable(directory):
+        transcript.open(directory / "log.txt")
+    shown = [progress.open_progress(stop, stream, window=window) for stream in (transcript.screen, transcript.file)]
+    for display in shown:
+        stack.callback(display.close)
+    transcript.listen()
+    return [display.update for display in shown]
 
 
 def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:

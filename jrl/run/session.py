@@ -5,7 +5,7 @@
         while info := session.advance():
             ...
 
-`python -m jrl.train` drives it to the end of the step budget, `jrl.api.Algorithm` as long as it is asked to. Callbacks,
+`jrl.run.runner` drives it to its end, `jrl.api.Algorithm` as long as it is asked to. Callbacks,
 curricula and custom evaluations are given it as `algorithm` (or the Algorithm in front of it).
 """
 
@@ -32,7 +32,7 @@ from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
 from jrl.run.evaluation_schedule import Schedule
 from jrl.run.manual_steps import ByHand, known
-from jrl.run.policies import PolicyStates
+from jrl.run.policies import BaseSession
 from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint, resume
 from jrl.run.workers import Workers
@@ -41,12 +41,11 @@ from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 _log = logging.getLogger(__name__)
 
 
-class Session(PolicyStates):
+class Session(BaseSession):
     """Parts and progress of one run.
 
     Args:
       cfg: of the run.
-      timers: where stages are timed.
       restarts: differs between a run and its continuations.
       face: what callbacks are given as `algorithm`; None: this.
       sinks: get each result row, after callbacks have seen it; more may be appended.
@@ -62,6 +61,7 @@ class Session(PolicyStates):
       reporter: makes the result rows.
       schedule: of evaluations.
       workers, evaluation_workers: collectors and evaluators.
+      rows_wait: whether each row waits for the latest call and covers it.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
       InputError: what cannot be run.
@@ -71,7 +71,6 @@ class Session(PolicyStates):
         self,
         cfg: RunConfig,
         *,
-        timers: Timers | None = None,
         restarts: int = 0,
         face: Any = None,
         sinks: list[reporter.Sink] | None = None,
@@ -84,7 +83,7 @@ class Session(PolicyStates):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
         cfg = resolved(cfg)
-        self.config, self.timers = cfg, timers or Timers()
+        self.config, self.timers = cfg, Timers()
         _log_at(cfg.run.log_level)
         self._face = face or self
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
@@ -112,6 +111,7 @@ class Session(PolicyStates):
         self._tasks = 0
         # checkpoints are compared by data that are held out
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
+        self.rows_wait = False
 
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
@@ -268,15 +268,16 @@ class Session(PolicyStates):
         Raises:
           Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
         """
+        count = self.ahead()
+        return None if count is None else self.advanced(*self.call(count))
+
+    def call(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
+        """Makes a call of so many iterations, for `advanced` to go on from. Raises as `advance`."""
         self._recompiles.check()
         if self.run.recorder:
             self.run.recorder.iteration = self.iteration
         with self._recompiles.iteration(self.reporter.count):
-            count = self.ahead()
-            if count is None:
-                return None
-            made = self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
-        return self.advanced(*made)
+            return self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
 
     @property
     def calls(self) -> loop.Calls:
@@ -296,7 +297,7 @@ class Session(PolicyStates):
         return self._calls
 
     def ahead(self) -> int | None:
-        """Counts the iterations of the next call, for callers of the program; None: `stop.env_steps` is reached."""
+        """Counts the iterations of the next call; None: `stop.env_steps` is reached."""
         return self.calls.ahead()
 
     def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
@@ -333,16 +334,14 @@ class Session(PolicyStates):
             self.reporter.extra.update(found)
             reached = True
         # metrics of held-out data belong to the weights after this call
-        if self.run.policies.decides_by_row or self._validates:
+        if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
-            return self.reporter.flush() if reached or self.reporter.due() else None
-        due = self.reporter.due_before(info)
-        if reached or (due and (self.schedule.evaluations.busy or self.schedule.in_row(1))):
+            return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
+        evaluates = self.schedule.evaluations.busy or self.schedule.in_row(1)
+        if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
-        reason = self.reporter.flush() if due else None
-        self.reporter.add(info)
-        return reason
+        return self.reporter(info)
 
     def _to_sinks(self, row: dict[str, Any]) -> str | None:
         reasons = [sink(row) for sink in self.sinks]

@@ -4,7 +4,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,8 @@ from jrl.errors import InputError
 from jrl.learn.keys import Role
 from jrl.metrics.episodes import EpisodeState
 from jrl.run.manual_steps import POLICY, Known, Learns, known, set_by_policy
+from jrl.run.policies import BaseSession
 from jrl.types import Episodes, PyTree, Rollout
-
-if TYPE_CHECKING:
-    from jrl.run.session import Session
 
 # methods of RLlib's workers -> what to use
 _INSTEAD = {
@@ -59,7 +57,7 @@ class Worker(Learns):
         source: Any,
         worker_index: int,
         weights: Any,
-        session: "Session | None" = None,
+        session: BaseSession | None = None,
         *,
         whole: bool = False,
         key: np.ndarray | None = None,
@@ -80,7 +78,7 @@ class Worker(Learns):
     def _actor(self) -> PyTree:
         return self._weights() if callable(self._weights) else self._weights
 
-    def _learns(self, what: str) -> "Session":
+    def _learns(self, what: str) -> BaseSession:
         """Returns the run. Raises InputError in an environment runner."""
         if self._session is None:
             raise InputError(
@@ -217,7 +215,7 @@ class WorkerPolicy(Learns):
     def __init__(self, worker: Worker, policy_id: str = POLICY):
         self.worker, self.policy_id = worker, policy_id
 
-    def _learns(self, what: str) -> "Session":
+    def _learns(self, what: str) -> BaseSession:
         return self.worker._learns(what)
 
     @property
@@ -252,7 +250,7 @@ class WorkerPolicy(Learns):
 class Workers:
     """All workers that collect for a run."""
 
-    def __init__(self, session: "Session"):
+    def __init__(self, session: BaseSession):
         self._session = session
 
     def __getattr__(self, name: str) -> Any:

@@ -5,7 +5,6 @@ python -m jrl.serve --write-client FILE: the client as one file, to be copied.
 """
 
 import argparse
-import functools
 import importlib.util
 import pprint
 import sys
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("error: --policy, --follow and --latest are for --no-learn: give that, too", file=sys.stderr)
             return 2
         args.overrides = ["external={}", *args.overrides]
-        return train.run(args, _Clients())
+        return train.run(args, _clients)
     try:
         return _no_learn(args)
     except InputError as e:
@@ -130,20 +129,10 @@ def _write_client(path: str) -> None:
         part.write_text(f"{client}\n\n_INTERPRETER = {pprint.pformat(interpreter, width=118)}\n", encoding="utf-8")
 
 
-class _Clients:
-    """`jrl.serve.clients.Clients`, which imports jax once it is asked."""
+def _clients() -> Any:
+    from jrl.serve.clients import Clients
 
-    @functools.cached_property
-    def _clients(self) -> Any:
-        from jrl.serve.clients import Clients
-
-        return Clients()
-
-    def open(self, *given: Any) -> Any:
-        return self._clients.open(*given)
-
-    def source(self, *given: Any) -> Any:
-        return self._clients.source(*given)
+    return Clients()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from jrl.types import ActOut, EnvSpec, PyTree, element
 
 
 class Clients:
-    """Clients that play the episodes of a run; see `jrl.train.Clients`.
+    """Clients that play the episodes of a run.
 
     Attributes:
       address: http://HOST:PORT where they come; "" before `open`.

@@ -13,11 +13,11 @@ from jrl.errors import InputError, counted
 from jrl.host import command, files, interruption
 from jrl.metrics import loggers
 from jrl.report import figures
-from jrl.sweep.members import NOT_FINITE, Member
+from jrl.sweep.members import Member
 from jrl.sweep.schedule import point_of
 
 BEST = "best"
-FAILED = ("failed", NOT_FINITE)  # how the end of a member begins that did not end well
+FAILED = ("failed", interruption.NOT_FINITE)  # how the end of a member begins that did not end well
 STOPPED = "stopped at"  # how the end of a member begins that a scheduler has stopped
 _OBJECTIVES = ("evaluation/return", "episode/return")  # the first that rows have
 _MOST = 10  # points that are told
@@ -34,7 +34,8 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
         last, why = rows[-1] if rows else {}, ended.get(member.name, "")
         why = _failure(member, why) or why
         table.append({
-            "member": member.name, **member.changed, "ended": why, "frozen": int(why.startswith(NOT_FINITE)),
+            "member": member.name, **member.changed, "ended": why,
+            "frozen": int(why.startswith(interruption.NOT_FINITE)),
             "env_steps": last.get("env_steps"), "updates": last.get("updates"), "time_s": last.get("time_s"),
             "objective": name, "last": values[-1] if values else math.nan, "best": max(values, default=math.nan),
         })  # fmt: skip
@@ -132,7 +133,8 @@ def tell(
         more = ": see the end of their console.txt" if said else ""
         print(f"failed: {', '.join(other)}: {'; '.join(whys)}{more}", file=sys.stderr)
     if frozen:
-        path, names = frozen[0]["ended"].removeprefix(f"{NOT_FINITE}: "), ", ".join(row["member"] for row in frozen)
+        path = frozen[0]["ended"].removeprefix(f"{interruption.NOT_FINITE}: ")
+        names = ", ".join(row["member"] for row in frozen)
         print(
             f"frozen: {len(frozen)} of {counted(len(table), 'member')}, at the last good state before an update that "
             f"was not finite ({names}); {command.format_command('debug')} {path} tells why",

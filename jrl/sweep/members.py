@@ -14,7 +14,6 @@ from jrl.host import files
 from jrl.report.runs import MEMBERS
 
 _LIST = "population.json"
-NOT_FINITE = "not finite"  # how the end of a member begins whose update was not: it stays at its last good state
 
 
 class Member(NamedTuple):
@@ -77,7 +76,7 @@ class Record(NamedTuple):
         What is kept is written before the last checkpoint: without that one the member goes on, to the same end.
         """
         own = self.ended.get(member.name)
-        if own is None or own["stop"] != member.config.stop or (reached(member) or 0) < own["at"]:
+        if own is None or own["stop"] != member.config.stop or reached(member) < own["at"]:
             return None
         return str(own["why"])
 
@@ -97,19 +96,18 @@ def begin(cfg: RunConfig, directory: Path, record: Record) -> None:
     record.write(directory)
 
 
-def reached(member: Member) -> int | None:
-    """Returns the steps of a member's latest checkpoint; None: it has none. Raises InputError: it cannot be read."""
+def reached(member: Member) -> int:
+    """Returns the steps of a member's latest checkpoint; 0: it has none. Raises InputError: it cannot be read."""
     from jrl.run.store import checkpoint
 
     if not checkpoint.exists(member.directory):
-        return None
+        return 0
     return int(checkpoint.read_meta(checkpoint.locate(member.directory), resumable=True)["env_steps"])
 
 
 def is_complete(member: Member) -> bool:
     """Returns whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
-    done = reached(member)
-    return done is not None and done >= member.config.stop[plan.counts_by(member.config)]
+    return reached(member) >= member.config.stop[plan.counts_by(member.config)]
 
 
 def is_population(directory: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jrl import config
 from jrl.errors import counted
 from jrl.host import files, interruption
-from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete, reached
+from jrl.sweep.members import Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
 _CLOCKS = 1.0  # seconds by which the file system's clock may be behind
@@ -37,7 +37,7 @@ def train(
     """
     found = {member.name: "complete" for member in members if is_complete(member)}
     found |= {member.name: why for member in members if (why := ends.why(member))}
-    away = {member.name for member in members if member.name not in found and (reached(member) or 0) >= pause}
+    away = {member.name for member in members if member.name not in found and reached(member) >= pause}
     left = [member for member in members if member.name not in found and member.name not in away]
     running, by_name = dict[str, subprocess.Popen](), {member.name: member for member in members}
     began: dict[str, float] = {}
@@ -53,15 +53,15 @@ def train(
                     continue
                 del running[name]
                 if process.returncode and (fault := _fault(by_name[name], began[name])):
-                    found[name] = f"{NOT_FINITE}: {fault}"
-                    ends.note(by_name[name], found[name], reached(by_name[name]) or 0)
+                    found[name] = f"{interruption.NOT_FINITE}: {fault}"
+                    ends.note(by_name[name], found[name], reached(by_name[name]))
                 elif process.returncode:
                     found[name] = f"failed: status {process.returncode}"
                 elif _paused(by_name[name], pause):
                     away.add(name)
                 else:
                     found[name] = "ended"
-                    ends.note(by_name[name], "ended", reached(by_name[name]) or 0)
+                    ends.note(by_name[name], "ended", reached(by_name[name]))
                 said = found.get(name, f"at {pause:,.0f} steps")
                 print(f"{name}: {said}  ({len(found) + len(away)} of {len(members)})", flush=True)
             if interrupted:
@@ -78,7 +78,7 @@ def train(
 
 
 def _paused(member: Member, pause: float) -> bool:
-    return not is_complete(member) and (reached(member) or 0) >= pause
+    return not is_complete(member) and reached(member) >= pause
 
 
 def _fault(member: Member, since: float) -> Path | None:

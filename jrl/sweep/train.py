@@ -48,7 +48,7 @@ def train(
         interrupted = stack.enter_context(interruption.watch_signals("saving all members after this call"))
         stack.enter_context(interruption.enable_stack_dumps())
         trainer = Trainer(
-            directory, transcript, interrupted, Ends(sweep.why_ended, sweep.note_end),
+            directory, transcript, interrupted, Ends(lambda member: sweep.record.why_ended(member), sweep.note_end),
             processes=processes, most=sweep.plan.settings.max_members if sweep.plan else None, also=sweep.also(),
         )  # fmt: skip
         stack.callback(trainer.close)
@@ -133,7 +133,7 @@ class Sweep:
         for member in members:
             rows = loggers.read_rows(member.directory / "result.jsonl")
             values = [row[self.objective] for row in rows if ends.is_number(row.get(self.objective))]
-            failed = (self.why_ended(member) or "").startswith(ends.FAILED)
+            failed = (self.record.why_ended(member) or "").startswith(ends.FAILED)
             found[member.name] = float(values[-1]) if values and not failed else math.nan
         return found
 
@@ -162,7 +162,7 @@ class Sweep:
             if number + 1 == len(self.record.rounds):
                 ended |= self._round(trainer, interrupted, number, places)
             else:  # it was over when the next began
-                ended |= {self.members[i].name: self.why_ended(self.members[i]) or "complete" for i in places}
+                ended |= {self.members[i].name: self.record.why_ended(self.members[i]) or "complete" for i in places}
             if interrupted:
                 return {**dict.fromkeys((member.name for member in self.members), "interrupted"), **ended}
             trainer.close()
@@ -183,11 +183,11 @@ class Sweep:
         # at a rung the program becomes one of those who go on, without who had ended before
         last = made[-1]["at"] if made and isinstance(self._scheduler, schedule.Asha) else 0
         before = [member for member in members if self.record.ended.get(member.name, {}).get("at", math.inf) <= last]
-        ended = {member.name: why for member in before if (why := self.why_ended(member))}
+        ended = {member.name: why for member in before if (why := self.record.why_ended(member))}
         for pause in [*self._pauses[number][len(made) :], math.inf]:
             gone = {**self._stopped(), **ended}
             left = [self.members[i] for i in places if self.members[i].name not in gone]
-            whys = {member.name: self.why_ended(member) for member in left}
+            whys = {member.name: self.record.why_ended(member) for member in left}
             if all(whys.values()):
                 return ended | {name: why or "" for name, why in whys.items()}
             ended |= trainer.until(left, pause)
@@ -199,10 +199,6 @@ class Sweep:
                 failed = [member for member in now if ended.get(member.name, "").startswith(ends.FAILED)]
                 self._decide(trainer, paused, failed, self._counted(places), number, int(pause))
         return ended
-
-    def why_ended(self, member: Member) -> str | None:
-        """Returns why the run of a member ended, as `Record.why_ended`: of the record as it is now."""
-        return self.record.why_ended(member)
 
     def note_end(self, member: Member, why: str, at: int) -> None:
         """Keeps that a member ended by a criterion of its own or by a fault; of its budget its checkpoint tells."""

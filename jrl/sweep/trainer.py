@@ -26,17 +26,42 @@ class Trainer:
     processes: int | None = None  # so many members at once in processes of their own; None: one program, if possible
     most: int | None = None  # members that are one program at once; None: as many as the memory holds
     also: Sequence[RunConfig] = ()  # configs such as members may come to have
-    running: Any = None  # Together: members whose program waits for them
+    running: Any = None  # OneProgram: members whose program waits for them
     apart: set[str] = dataclasses.field(default_factory=set)  # members that cannot be one program
     is_announced: bool = False  # the plan was printed
 
     def until(self, members: Sequence[Member], pause: float = math.inf) -> dict[str, str]:
-        """Trains members to so many environment steps.
+        """Trains members to so many environment steps, one program after the other; where there are several, members
+        come back from their checkpoints when it is their turn again.
 
         Returns:
-          Why each ended that did, by name, as `Together.ended` and `processes.train` say it.
+          Why each ended that did, by name, as `OneProgram.until` and `processes.train` say it.
         """
-        ended = self._in_turn(self._groups(members), pause)
+        from jrl.run import build_population
+        from jrl.sweep.one_program import DoNotFit, OneProgram
+
+        ended, groups = dict[str, str](), self._groups(members)
+        in_turn = len(groups) > 1
+        while groups and not self.interrupted:
+            group = groups.pop(0)
+            names = [member.name for member in group]
+            if in_turn or not self._is_running(group):
+                self.close()
+            try:
+                if self.running is None:
+                    shared = self.directory, self.transcript, self.interrupted, self.ends, self.also
+                    self.running = OneProgram(group, *shared)
+                ended |= self.running.until(pause)
+            except build_population.NotOneProgram as e:
+                print(f"{told.named(names)}: not vmapped: {e}")
+                self.apart.update(names)
+            except DoNotFit as e:
+                print(f"{len(group)} members take more memory than is free: {e.most} at once")
+                self.most, in_turn = e.most, True
+                groups = [*self._chunks(group), *groups]
+            except BaseException:
+                self.close()
+                raise
         if self.interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self.apart]:
@@ -46,16 +71,8 @@ class Trainer:
             ended |= apart.train(alone, self.directory, count, self.interrupted, self.ends, pause)
         return ended
 
-    def _in_turn(self, groups: Sequence[Sequence[Member]], pause: float) -> dict[str, str]:
-        """Trains one program after the other; members come back from their checkpoints when it is their turn again."""
-        ended: dict[str, str] = {}
-        for group in groups:
-            if len(groups) > 1:
-                self.close()
-            ended |= self._together(group, pause)
-            if self.interrupted:
-                break
-        return ended
+    def _is_running(self, members: Sequence[Member]) -> bool:
+        return self.running is not None and {member.name for member in members} <= self.running.runs.keys()
 
     def _chunks(self, group: Sequence[Member]) -> list[Sequence[Member]]:
         most = self.most or len(group)
@@ -66,7 +83,7 @@ class Trainer:
         from jrl.run import build_population
 
         left = [member for member in members if member.name not in self.apart]
-        if not left or (self.running and {member.name for member in left} <= set(self.running.names)):
+        if not left or self._is_running(left):
             return [left] if left else []
         if self.processes is None:
             dealt = build_population.grouped([member.config for member in left])
@@ -78,31 +95,6 @@ class Trainer:
             self.is_announced = True
         self.apart.update(member.name for group, why in groups if why for member in group)
         return [chunk for group, why in groups if not why for chunk in self._chunks(group)]
-
-    def _together(self, group: Sequence[Member], pause: float) -> dict[str, str]:
-        """Trains members in one program, if they are one after all; in several, in turn, if they do not fit."""
-        from jrl.run import build_population
-        from jrl.sweep.together import DoNotFit, Together
-
-        if self.running is None or not {member.name for member in group} <= set(self.running.names):
-            self.close()
-            args = group, self.directory, self.transcript, self.interrupted, self.ends, self.also
-            try:
-                self.running = Together(*args)
-            except build_population.NotOneProgram as e:
-                print(f"{told.named([member.name for member in group])}: not vmapped: {e}")
-                self.apart.update(member.name for member in group)
-                return {}
-            except DoNotFit as e:
-                print(f"{len(group)} members take more memory than is free: {e.most} at once")
-                self.most = e.most
-                return self._in_turn(self._chunks(group), pause)
-        try:
-            self.running.until(pause)
-        except BaseException:
-            self.close()
-            raise
-        return dict(self.running.ended)
 
     def stop(self, why: Mapping[str, str]) -> None:
         """Ends members that have paused."""

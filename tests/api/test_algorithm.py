@@ -18,7 +18,7 @@ from jrl import api, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from jrl.errors import InputError
 from jrl.rllib import hints
-from jrl.rllib.records import path_of
+from jrl.rllib.algorithm import path_of
 from jrl.rllib.table import KEYS
 from jrl.run.session import Session
 

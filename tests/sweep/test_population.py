@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from jrl import config
+from jrl.learn.population import Population
 from jrl.run import build_population
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
-from jrl.sweep import together
+from jrl.sweep import one_program
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
@@ -178,19 +179,18 @@ def test_members_go_on_from_their_checkpoints(members, tmp_path):
 
 def test_the_steps_of_a_population_never_go_back():
     """Members end at other steps than they are shown at; the last who is left ends, too."""
-    running, shown = together.Together.__new__(together.Together), []
+    shown, runs = [], []
     rows = [[(100, 0), (200, 1)], [(400, 0), (200, 1)], [(500, 1), (200, 1)]]  # (steps, whether it has ended)
-    running._rows = running._steps = -1
-    running._started, running._shown = 0.0, [types.SimpleNamespace(update=shown.append)]
+    show = one_program.MeanRow(runs, [shown.append])
     for count, now in enumerate(rows):
-        running.every = [
+        runs[:] = [
             types.SimpleNamespace(
-                ended="x" if ended else None, began=True,
+                ended="x" if ended else None, checkpoints=True,
                 session=types.SimpleNamespace(reporter=types.SimpleNamespace(count=count, row={"env_steps": steps})),
             )
             for steps, ended in now
         ]  # fmt: skip
-        running._show()
+        show()
     assert [row["env_steps"] for row in shown] == [100, 400, 400]
 
 
@@ -214,15 +214,12 @@ class Places:
         ([10.0] * 12 + [12.0] * 3 + [math.inf], 13, 1),  # had ended by then
         ([10.0] * 12 + [14.0] * 3 + [math.inf], 15, 4),  # as they were before it was killed
         ([10.0] * 12 + [14.0] * 3 + [math.inf], 18, 1),
-        ([10.0] * 16, 100, 16),
         ([10.0, 10.0, math.inf], 100, 3),
     ],
 )
 def test_who_goes_on_gets_a_smaller_program_at_an_iteration_that_the_ends_tell(ends, iteration, left):
-    running = together.Together.__new__(together.Together)
-    running.every = [types.SimpleNamespace(ended_at=at, ended=None if math.isinf(at) else "x") for at in ends]
-    running._population = Places(len(ends))
-    running._narrow(iteration)
-    assert len(running._population.members) == left
-    running._narrow(iteration)
-    assert len(running._population.members) == left
+    places = Places(len(ends))
+    Population.narrow(places, ends, iteration)
+    assert len(places.members) == left
+    Population.narrow(places, ends, iteration)
+    assert len(places.members) == left

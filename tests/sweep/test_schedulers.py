@@ -93,7 +93,7 @@ def test_who_reached_its_goal_counts_at_the_rung_with_its_last_score(tmp_path, c
     sweep._decide(trainer, sweep.members[1:], [], over, 0, 48)
     assert list(trainer.stopped) == ["02", "03"]  # and without the goal that was reached it would be "01"
     assert sweep.record.decisions[0]["scores"] == {"00": 99.0, "01": 1.0, "02": 9.0, "03": 9.0}
-    assert sweep.why_ended(sweep.members[0]) is None  # before its last checkpoint it goes on
+    assert sweep.record.why_ended(sweep.members[0]) is None  # before its last checkpoint it goes on
 
 
 def test_who_was_frozen_is_the_worst_and_counts_at_no_rung(tmp_path):
@@ -106,7 +106,7 @@ def test_who_was_frozen_is_the_worst_and_counts_at_no_rung(tmp_path):
         (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": 9.0}) + "\n")
     sweep.note_end(sweep.members[0], "not finite: x", 0)
     assert sweep._scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
-    assert sweep._counted(range(2)) == [] and sweep.why_ended(sweep.members[0]) == "not finite: x"
+    assert sweep._counted(range(2)) == [] and sweep.record.why_ended(sweep.members[0]) == "not finite: x"
     assert populations.read(tmp_path).why_ended(sweep.members[0]) == "not finite: x"
 
 

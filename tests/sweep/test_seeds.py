@@ -21,7 +21,7 @@ from jrl.learn.population import Population
 from jrl.metrics import loggers
 from jrl.replay import memory
 from jrl.run.store import checkpoint
-from jrl.sweep import __main__, members, processes, trainer
+from jrl.sweep import __main__, members, one_program, processes
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record
 
@@ -139,7 +139,7 @@ def test_the_plan_tells_which_keys_are_vmapped(tmp_path, monkeypatch, capsys):
     def begins(*_):
         raise Begun
 
-    monkeypatch.setattr(trainer.Trainer, "_together", begins)
+    monkeypatch.setattr(one_program.OneProgram, "__init__", begins)
     spaces = ["--set=algo.lr=choice(.1,.01)", "--set=network.hidden=choice([4],[5])"]
     with pytest.raises(Begun):
         __main__.main([*SMALL, *spaces, "--stop=env_steps=32", f"--out={tmp_path / 'a'}"])

@@ -20,7 +20,7 @@ from jrl.learn.keys import Role, vector_key
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import complete, fake, ray_hosts, sources
-from jrl.rollout.replay_episodes import Watch
+from jrl.rollout.watch import Watch
 from jrl.rollout.source import Source
 from jrl.run import build_policies
 from jrl.run.recorder import Recorder

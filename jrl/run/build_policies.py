@@ -125,8 +125,8 @@ def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
 
 
 def columns_of_games(cfg: RunConfig, spec: EnvSpec) -> dict[str, Any]:
-    """Returns what callbacks need to tell the agents of a game apart, options of `GameReplay`; {} with one agent."""
-    return {"kinds": spec.kinds, "agents": spec.agents, "follows": followed(cfg, spec)} if spec.agents else {}
+    """Returns what callbacks need to tell the agents of a game apart, options of `Stitch`; {} with one agent."""
+    return {"kinds": spec.kinds, "agents": spec.agents, "policies": followed(cfg, spec)} if spec.agents else {}
 
 
 def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:

@@ -19,8 +19,8 @@ from jrl.data.store import LOG_PROB, Episode
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
 from jrl.rollout import sources
-from jrl.run import build, build_collect, recorder
-from jrl.run.recorded import Columns
+from jrl.rollout.stitch import Stitch
+from jrl.run import build, build_collect, build_policies, data_output
 from jrl.run.store import checkpoint, resume
 from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, PyTree, Rollout
 
@@ -77,18 +77,13 @@ def play(
     cfg = player.cfg
     env = environment(cfg, seed=seed, index=index, num_envs=num_envs)
     act, known = acting(player, env.spec, acts)
-    columns = Columns(
-        take,
-        env.spec.num_envs,
-        who=recorder.who(cfg, env.spec),
-        wanted=(LOG_PROB,) if known and log_prob else (),
-        labels={"source": player.name},
-    )
+    write = lambda episode: take(episode.kind, data_output.as_data(episode, {"source": player.name}))
+    options = data_output.stitch_options(cfg, env.spec, (LOG_PROB,) if known and log_prob else ())
+    stitch = Stitch(env.spec.num_envs, take=write, **options)
     key = role_key(seed, Role.DATA, index)
     length = max(1, min(_LENGTH, -(-steps // env.spec.games)))
     carry = player.algo.carry if player.algo is not None else lambda batch_size: ()
-    options: dict[str, Any] = {"length": length, "carry": carry, "record": True}
-    source = sources.make(env, act, key=jax.random.fold_in(key, 0), **options)
+    source = sources.make(env, act, key=jax.random.fold_in(key, 0), length=length, carry=carry, record=True)
     given = None
     if player.algo is not None:
         given = jax.device_put((player.algo.actor(player.state), player.state), jax.local_devices()[0])
@@ -98,11 +93,11 @@ def play(
             number += 1
             rollout, _ = source.next(given, jax.random.fold_in(key, number))
             rollout, done = _first(jax.device_get(dataclasses.replace(rollout, carry=())), left, env.spec.games)
-            columns(rollout)
+            stitch.add(rollout)
             left -= done
     finally:
         source.close()
-    columns.reset()
+    stitch.reset()
     return env.spec
 
 
@@ -162,7 +157,7 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
 
         return at_random, True
     algo, epsilon = player.algo, acts.epsilon
-    is_one = not recorder.who(player.cfg, spec) or not _apart(player.cfg, spec)
+    is_one = not _apart(player.cfg, spec)
     if epsilon and not (alike and is_one):
         raise InputError("--epsilon: the run has several policies: leave it out")
     draws = _has_distribution(player, spec) if acts.explore is None else acts.explore
@@ -196,8 +191,8 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
 
 
 def _apart(cfg: RunConfig, spec: EnvSpec) -> bool:
-    found = recorder.who(cfg, spec)
-    return found is not None and bool(found.agents.extras)
+    agents = build_policies.agents_if_any(cfg, spec)
+    return agents is not None and bool(agents.extras)
 
 
 def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:

@@ -160,7 +160,7 @@ class Stitch:
         self._first, self._worker_index, self._in_evaluation = first, worker_index, in_evaluation
         self._iteration, self._num_envs, self._kinds = iteration, num_envs, kinds
         # columns of each kind, and of each column its kind and its place in it
-        self._own = spaces.of_kinds(kinds, np.arange(num_envs)) if kinds else [np.arange(num_envs)]
+        self._own = spaces.of_kinds(kinds, np.arange(num_envs))
         self._place = {c: (k, j) for k, own in enumerate(self._own) for j, c in enumerate(own.tolist())}
         self._open: dict[int, Episode] = {}
         self._open_games: dict[int, GameEpisode] = {}
@@ -299,7 +299,7 @@ class Stitch:
         by_game: dict[int, list[Piece]] = {}
         for b, piece in pieces:
             by_game.setdefault(b // size, []).append(piece)
-        there = rows.mask.reshape(len(rows.mask), -1, size).any(-1)
+        there: Any = rows.mask.reshape(len(rows.mask), -1, size).any(-1)
         found = []
         for g, start, stop, ends, goes_on in find_pieces(there, rows.over, count.reshape(-1, size).max(-1)):
             own = [piece for piece in by_game[g] if start <= piece.start < stop]

@@ -401,12 +401,11 @@ class CallbackList:
             return call if fns else None
 
         finished = lambda e: self._metrics[evaluation].add_episode(e.custom_metrics, e.hist_data)
-        moments = Moments(*map(one, EPISODE_MOMENTS), finished, self._ids[evaluation], self._lock)
-        place = {"first": first, "worker_index": worker_index, "in_evaluation": evaluation}
+        created, start, step, end = map(one, EPISODE_MOMENTS)
+        moments = Moments(created, start, step, end, finished, self._ids[evaluation], self._lock)
+        place: dict[str, Any] = {"first": first, "worker_index": worker_index, "in_evaluation": evaluation}
         games = bool(self.games) and (evaluation or not self.by_turns)
-        return Stitch(
-            num_envs, moments=moments, history=self.callbacks.history, games=games, **place, **self.games
-        )  # fmt: skip
+        return Stitch(num_envs, moments=moments, history=self.callbacks.history, games=games, **place, **self.games)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None

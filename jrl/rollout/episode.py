@@ -188,7 +188,10 @@ class Episode(Facts):
     def advance(self, stop: int) -> float:
         """Shows the rows before `stop`, and the observation there. Returns the sum of their rewards."""
         assert self._block is not None
-        reward = float(self._block.reward[self._stop : stop, self._column].sum(dtype=np.float64))
+        if stop == self._stop + 1:  # which takes a third of the time of a sum
+            reward = float(self._block.reward.item(self._stop, self._column))
+        else:
+            reward = float(self._block.reward[self._stop : stop, self._column].sum(dtype=np.float64))
         self.length += stop - self._stop
         self.total_reward += reward
         self._stop, self._is_shown = stop, True

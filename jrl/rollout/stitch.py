@@ -10,7 +10,6 @@ the columns do not go on, its environment or runner broke, or its agent is gone.
 """
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +56,8 @@ class Piece:
 
     def advance(self, stop: int) -> float:
         """Shows the rows before `stop`, and the observation there. Returns the sum of their rewards."""
+        if stop == self.shown > self.start:
+            return 0.0
         reward = self._show(stop)
         self.shown = stop
         if stop == self.stop and self.ends is not None:
@@ -106,16 +107,18 @@ def find_pieces(mask: np.ndarray, done: np.ndarray, count: np.ndarray) -> Iterab
 
 
 class _Rows(NamedTuple):
-    """A rollout's flags on the host, [T, B] each."""
+    """A rollout's flags on the host."""
 
-    mask: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    length: np.ndarray | None  # steps of the episode, this row included; None: rollouts without a record
+    mask: Any  # [T, B], as the next two
+    terminated: Any
+    truncated: Any
+    contiguous: Any  # [B]
+    count: Any  # [B]
+    length: Any  # [T, B], steps of the episode, this row included; None: rollouts without a record
     over: Any  # [T, G], of games
-    policy: Any  # the agents' policies by number, where they change from game to game
-    infos: Sequence[Sequence[Any]] | None
-    reset_infos: Sequence[Any] | None
+    policy: Any  # [T, B], the agents' policies by number, where they change from game to game
+    infos: Sequence[Sequence[Any]] | None = None
+    reset_infos: Sequence[Any] | None = None
 
 
 class Stitch:
@@ -195,27 +198,13 @@ class Stitch:
           reset_infos: [B] of the reset before the first rollout.
           goes_on: whether its columns continue those of the call before; None: as the rollout says.
         """
-        seen = (rollout.obs, rollout.last_obs, rollout.action) if self._history != 0 else (None, None, None)
-        if self._named is not None and self._history != 0:
-            seen = (rollout.obs[OBS], rollout.last_obs[OBS], rollout.action)
-        record: Any = rollout.extras.get(RECORD)
-        own = rollout if record is None else None
-        flag = lambda name: getattr(own, name) if record is None else record[name]
-        ends = (rollout.mask, flag("terminated"), flag("truncated"), None if record is None else record["length"])
-        over = record["over"][:, :: len(self._agents)] if record and "over" in record else rollout.over
-        about = (*ends, over if self._games else None, None if self._named is None else rollout.extras[PLACE])
-        columns = (rollout.contiguous, rollout.count)
-        rows, columns, *block = jax.device_get((about, columns, *seen, flag("reward"), self._extras(rollout.extras)))
-        found = _Rows(*rows, infos, reset_infos)
-        contiguous, count = columns
+        rows, whole = self._fetch(rollout, infos)
+        rows = rows._replace(reset_infos=reset_infos)
         if goes_on is not None:
-            contiguous = np.full_like(contiguous, goes_on)
-        count = np.full(self._num_envs, len(found.mask)) if count is None else count
-        self._cut(contiguous, found.mask[0] | (count == 0))
-        pieces = self._pieces(found, self._blocks(*block, infos), count)
-        units: Sequence[Piece] = (
-            self._game_pieces(found, pieces, count) if self._games else [piece for _, piece in pieces]
-        )
+            rows = rows._replace(contiguous=np.full_like(rows.contiguous, goes_on))
+        self._cut(rows.contiguous, rows.mask[0] | (rows.count == 0))
+        pieces = self._pieces(rows, self._blocks(whole))
+        units: Sequence[Piece] = self._game_pieces(rows, pieces) if self._games else [piece for _, piece in pieces]
         if self._moments is not None:
             with self._moments.lock:
                 _tell(units, self._moments)
@@ -229,8 +218,28 @@ class Stitch:
             for episode in game.agent_episodes.values():  # also of agents that have ended here
                 episode.leave()
         if infos is not None:
-            for b in np.flatnonzero(~found.mask[-1]).tolist():
-                self._reset_infos[b] = _latest_reset(found, len(found.mask), b) or self._reset_infos.get(b)
+            for b in np.flatnonzero(~rows.mask[-1]).tolist():
+                self._reset_infos[b] = _latest_reset(rows, len(rows.mask), b) or self._reset_infos.get(b)
+
+    def _fetch(self, rollout: Rollout, infos: Any) -> tuple[_Rows, Block]:
+        """Copies what is read of a rollout to the host."""
+        obs, last_obs, action = rollout.obs, rollout.last_obs, rollout.action
+        if self._history == 0:
+            obs = last_obs = action = None
+        elif self._named is not None:
+            obs, last_obs = obs[OBS], last_obs[OBS]
+        own: Any = {name: getattr(rollout, name) for name in ("reward", "terminated", "truncated")} | {"length": None}
+        own = rollout.extras.get(RECORD, own)
+        over = own["over"][:, :: len(self._agents)] if "over" in own else rollout.over
+        rows = _Rows(
+            rollout.mask, own["terminated"], own["truncated"], rollout.contiguous, rollout.count, own["length"],
+            over if self._games else None, rollout.extras[PLACE] if self._named is not None else None,
+        )  # fmt: skip
+        whole = Block(obs, last_obs, action, own["reward"], self._extras(rollout.extras), None)
+        rows, whole = jax.device_get((rows, whole))
+        if rows.count is None:
+            rows = rows._replace(count=np.full(self._num_envs, len(rows.mask)))
+        return rows._replace(infos=infos), whole._replace(infos=infos)
 
     def _cut(self, contiguous: np.ndarray, continued: np.ndarray) -> None:
         goes_on = contiguous & continued
@@ -243,20 +252,22 @@ class Stitch:
             goes_on = of_game(contiguous).all(-1) & of_game(continued).any(-1)
             self._open_games = {g: game for g, game in self._open_games.items() if goes_on[g]}
 
-    def _blocks(self, obs, last_obs, action, reward, extras, infos) -> list[Block]:
+    def _blocks(self, whole: Block) -> list[Block]:
+        """Returns the block of each kind of agents."""
         if not self._kinds:
-            return [Block(obs, last_obs, action, reward, extras, infos)]
+            return [whole]
         blocks = []
         for k, own in enumerate(self._own):
-            seen = [None if tree is None else tree[k] for tree in (obs, last_obs, action)]
-            recorded = jax.tree.map(lambda x, own=own: x[:, own], extras)
-            blocks.append(Block(*seen, reward[:, own], recorded, infos and [[row[c] for c in own] for row in infos]))
+            obs, last_obs, action = (None if x is None else x[k] for x in (whole.obs, whole.last_obs, whole.action))
+            extras = jax.tree.map(lambda x, own=own: x[:, own], whole.extras)
+            infos = whole.infos and [[row[c] for c in own] for row in whole.infos]
+            blocks.append(Block(obs, last_obs, action, whole.reward[:, own], extras, infos))
         return blocks
 
-    def _pieces(self, rows: _Rows, blocks: list[Block], count: np.ndarray) -> list[tuple[int, Piece]]:
+    def _pieces(self, rows: _Rows, blocks: list[Block]) -> list[tuple[int, Piece]]:
         """Returns (column, piece) of each agent's episodes, which have entered the rollout."""
         pieces = []
-        for b, start, stop, ends, goes_on in find_pieces(rows.mask, rows.terminated | rows.truncated, count):
+        for b, start, stop, ends, goes_on in find_pieces(rows.mask, rows.terminated | rows.truncated, rows.count):
             episode = self._open.pop(b, None) if start == 0 else None
             begins = episode is None
             if episode is None:
@@ -294,14 +305,14 @@ class Stitch:
         self._began[b] = True
         return info if rows.infos is None else info or {}
 
-    def _game_pieces(self, rows: _Rows, pieces: list[tuple[int, Piece]], count: np.ndarray) -> list[GamePiece]:
+    def _game_pieces(self, rows: _Rows, pieces: list[tuple[int, Piece]]) -> list[GamePiece]:
         size = len(self._agents)
         by_game: dict[int, list[Piece]] = {}
         for b, piece in pieces:
             by_game.setdefault(b // size, []).append(piece)
-        there: Any = rows.mask.reshape(len(rows.mask), -1, size).any(-1)
+        there = rows.mask.reshape(len(rows.mask), -1, size).any(-1)
         found = []
-        for g, start, stop, ends, goes_on in find_pieces(there, rows.over, count.reshape(-1, size).max(-1)):
+        for g, start, stop, ends, goes_on in find_pieces(there, rows.over, rows.count.reshape(-1, size).max(-1)):
             own = [piece for piece in by_game[g] if start <= piece.start < stop]
             game = self._open_games.pop(g, None) if start == 0 else None
             begins = game is None
@@ -320,31 +331,34 @@ class Stitch:
 
 def _tell(pieces: Sequence[Piece], moments: Moments) -> None:
     """Calls the moments of the pieces' episodes, in the order of `Moments`."""
-    events: list[tuple[int, Piece]] = []
+    by_row: dict[int, list[Piece]] = {}
     for piece in pieces:
         if piece.episode.begin:
             continue
-        if moments.step is not None:
-            events += [(t, piece) for t in range(piece.start, piece.stop)]
-        else:
-            rows = {piece.start} if piece.begins else set()
-            events += [(t, piece) for t in sorted(rows | ({piece.stop - 1} if piece.ends else set()))]
-    for t, piece in sorted(events, key=operator.itemgetter(0)):
-        episode = piece.episode
-        if t == piece.start and piece.begins:
-            episode.episode_id = next(moments.ids)
-            if moments.created is not None:
-                moments.created(episode)
-            piece.advance(t)
-            if moments.start is not None:
-                moments.start(episode)
-        piece.advance(t + 1)
-        if moments.step is not None:
-            moments.step(episode)
-        if t + 1 == piece.stop and piece.ends is not None:
-            if moments.end is not None:
-                moments.end(episode)
-            moments.finished(episode)
+        rows: Iterable[int] = range(piece.start, piece.stop)
+        if moments.step is None:
+            rows = {piece.start} if piece.begins else set[int]()
+            rows |= {piece.stop - 1} if piece.ends is not None else set()
+        for t in rows:
+            by_row.setdefault(t, []).append(piece)
+    for t, found in sorted(by_row.items()):
+        for piece in found:
+            episode = piece.episode
+            if piece.begins and t == piece.start:
+                episode.episode_id = next(moments.ids)
+                if moments.created is not None:
+                    moments.created(episode)
+                piece.advance(t)
+                if moments.start is not None:
+                    moments.start(episode)
+            if moments.step is not None:
+                piece.advance(t + 1)
+                moments.step(episode)
+            if piece.ends is not None and t + 1 == piece.stop:
+                piece.advance(t + 1)
+                if moments.end is not None:
+                    moments.end(episode)
+                moments.finished(episode)
 
 
 def _latest_reset(rows: _Rows, t: int, b: int) -> Any:

@@ -47,8 +47,9 @@ class Agents(NamedTuple):
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
-    """Returns a rollout that counts games with `LEADS` in the place of `over`: of the agents of a policy that are there
-    on a row of a game, the first leads.
+    """Returns a rollout on the host that counts games with `LEADS` in the place of `over`.
+
+    Of the agents of a policy that are there on a row of a game, the first leads.
     """
     if rollout.over is None:
         return rollout
@@ -56,7 +57,7 @@ def led(rollout: Rollout, agents: Agents) -> Rollout:
     who: Any = rollout.extras.get(PLACE, np.array(agents.policies)[None])
     policy = who.reshape(len(who), -1, size)  # [T, G, A], or of the games of a block
     # [..., A, A] bool: an agent that another of its policy goes before
-    before = jnp.triu(policy[..., :, None] == policy[..., None, :], 1)[:, None]
+    before = np.triu(policy[..., :, None] == policy[..., None, :], 1)[:, None]
     there: Any = rollout.mask.reshape(len(rollout.mask), -1, *policy.shape[1:])
     leads = there & ~(there[..., None] & before).any(-2)
     extras = {**rollout.extras, LEADS: leads.reshape(rollout.mask.shape)}
@@ -142,9 +143,10 @@ class Complete(Wrapper):
             rollout, report = self._source.next(actor, jax.random.fold_in(key, again) if again else key)
             reports.append(report)
             lies = jax.tree.map(lambda x: x.sharding, jax.tree.map(jnp.asarray, rollout))
+            rollout = jax.device_get(dataclasses.replace(rollout, carry=()))
             if self._agents is not None:
                 rollout, lies = led(rollout, self._agents), led_like(lies)
-            packed = self._packed(jax.device_get(dataclasses.replace(rollout, carry=())))
+            packed = self._packed(rollout)
             steps, again = int(packed.mask.sum()), again + 1
             # more rows than an episode can have without an end are masked: environments that break all the time
             if steps or again * rollout.reward.shape[0] > self._limit + 1:

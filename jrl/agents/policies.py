@@ -167,10 +167,10 @@ class Policies(abc.ABC):
 
     @property
     def game_options(self) -> dict[str, Any]:
-        """Returns options of `GameReplay`, by which callbacks see a game's agents; {} with one agent."""
+        """Returns options of `Stitch`, by which callbacks see a game's agents; {} with one agent."""
         if not self.spec.agents:
             return {}
-        return {"kinds": self.spec.kinds, "agents": self.spec.agents, "follows": self.followed}
+        return {"kinds": self.spec.kinds, "agents": self.spec.agents, "policies": self.followed}
 
     def whole_games(self, games: int) -> int:
         """Returns the least number of games, from `games` on, in which policies are distributed evenly over agents."""

@@ -28,7 +28,7 @@ from jrl.callbacks.moments import ROLLOUT_MOMENTS as ROLLOUT_MOMENTS
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
-    from jrl.rollout.replay_episodes import Replay, Watch
+    from jrl.rollout.watch import Watch
 
 Fn = TypeVar("Fn", bound=Callable)
 _ELSEWHERE = ("on_sub_environment_created",)  # moments that are called in other processes, too
@@ -232,7 +232,7 @@ class CallbackList:
         from jrl.metrics.custom import CustomMetrics
 
         self.callbacks, self.keep_record = callbacks, False  # whether who learns asks for what is recorded, too
-        self.games: dict[str, Any] = {}  # options of `GameReplay` of the agents; {} with one agent
+        self.games: dict[str, Any] = {}  # options of `Stitch` for several agents; {} with one agent
         self.ended: str | None = None  # why a callback wants the run to end; None: it goes on
         self.by_turns = False  # agents play by turns of their own, so that each has episodes apart from its game
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
@@ -367,25 +367,26 @@ class CallbackList:
 
     def watch(self, source: Any, num_envs: int, *, episodes: bool = True, batches: bool = True) -> "Watch":
         """Wrap `source`, so that callbacks get its rollouts, as episodes and as batches."""
-        from jrl.rollout.replay_episodes import Watch
+        from jrl.rollout.watch import Watch
 
         called: list[Any] = []
         if batches:
             called += [functools.partial(self._rollout, name) for name in ROLLOUT_MOMENTS if self._host[name]]
             called += [self._learn] * bool(self._host["on_learn_on_batch"])
-        replay = self._replay if episodes and self.needs_episodes else None
-        return Watch(source, replay, called, num_envs, keep_record=self.keep_record)
+        stitch = self._stitch if episodes and self.needs_episodes else None
+        return Watch(source, stitch, called, num_envs, keep_record=self.keep_record)
 
-    def episode_watch(self, num_envs: int, evaluation: bool = True, source: Any = None) -> "Replay | None":
+    def episode_watch(
+        self, num_envs: int, evaluation: bool = True, source: Any = None
+    ) -> Callable[[Any, Any], None] | None:
         """Returns what is called with (rollout, infos) of each rollout of an evaluation; None if nobody looks.
 
         Rows that do not count have mask False: an episode that has such a row is none.
         """
-        return self._replay(source, num_envs, 0, 0, evaluation) if self.needs_episodes else None
+        return self._stitch(source, num_envs, 0, 0, evaluation).add if self.needs_episodes else None
 
-    def _replay(self, source: Any, num_envs: int, worker_index: int, env_index: int, evaluation: bool = False) -> Any:
-        from jrl.rollout.replay_episodes import Moments, Replay
-        from jrl.rollout.replay_games import AgentReplay, GameReplay
+    def _stitch(self, source: Any, num_envs: int, worker_index: int, first: int, evaluation: bool = False) -> Any:
+        from jrl.rollout.stitch import Moments, Stitch
 
         runner = {"env_runner": source, "worker": source, "env": source, "base_env": source}
 
@@ -400,10 +401,10 @@ class CallbackList:
 
         finished = lambda e: self._metrics[evaluation].add_episode(e.custom_metrics, e.hist_data)
         created, start, step, end = map(one, EPISODE_MOMENTS)
-        moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
-        place = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation, **self.games}
-        of_several = AgentReplay if self.by_turns and not evaluation else GameReplay
-        return (of_several if self.games else Replay)(moments, self._ids[evaluation], num_envs, **place)
+        moments = Moments(created, start, step, end, finished, self._ids[evaluation], self._lock)
+        place: dict[str, Any] = {"first": first, "worker_index": worker_index, "in_evaluation": evaluation}
+        games = bool(self.games) and (evaluation or not self.by_turns)
+        return Stitch(num_envs, moments=moments, history=self.callbacks.history, games=games, **place, **self.games)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None
@@ -418,7 +419,7 @@ class CallbackList:
         return found
 
     def _changed(self, name: str, rollout: Any, given: dict[str, Any]) -> Any:
-        from jrl.rollout.replay_episodes import placed
+        from jrl.rollout.watch import placed
 
         changed = None
         for fn in self._host[name]:

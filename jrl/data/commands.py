@@ -26,7 +26,7 @@ NAMES = {
     "estimate": "estimate what a trained policy would earn, by episodes that others played",
 }
 _OUT = "a file, or a directory that is made"
-_RUNS = {"record": "jrl.run.record_data", "estimate": "jrl.run.estimate_data"}  # commands that need a trained policy
+_RUNS = {"record": "jrl.run.record_cli", "estimate": "jrl.run.estimate_data"}  # commands that need a trained policy
 
 
 def run(name: str, argv: list[str]) -> int:

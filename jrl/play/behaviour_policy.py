@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl import config, spaces
+from jrl import agents, config, spaces
 from jrl.algos import uniform
 from jrl.algos.exploration import Stochastic
 from jrl.config import RunConfig, policy_mapping
@@ -19,9 +19,9 @@ from jrl.learn.keys import Role, role_key
 from jrl.play.actor import Actor, load_all
 from jrl.play.evaluate import Player
 from jrl.play.tally import Goal
+from jrl.rollout.stitch import Stitch
 from jrl.rollout.unroll import reset_where
-from jrl.run import build_collect, recorder
-from jrl.run.recorded import Columns
+from jrl.run import build_collect, data_output
 from jrl.types import ActOut, Array, Box, EnvSpec, Key, PyTree
 
 _LENGTH = 256  # most steps of a rollout
@@ -73,26 +73,22 @@ def play(
     cfg, actor = behaviour.cfg, behaviour.actor
     env = environment(cfg, seed=seed, index=index, num_envs=num_envs)
     act, known = acting(behaviour, env.spec, acts)
-    columns = Columns(
-        take,
-        env.spec.num_envs,
-        who=recorder.who(cfg, env.spec),
-        wanted=(LOG_PROB,) if known and log_prob else (),
-        labels={"source": behaviour.name},
-    )
+    write = lambda episode: take(episode.kind, data_output.as_data(episode, {"source": behaviour.name}))
+    options = data_output.stitch_options(cfg, env.spec, (LOG_PROB,) if known and log_prob else ())
+    stitch = Stitch(env.spec.num_envs, take=write, **options)
     length = max(1, min(_LENGTH, -(-steps // env.spec.games)))
     carry = actor.algo.carry if actor is not None else lambda batch_size: ()
     player, weights = Player(env, act, carry=carry, length=length, record=True), None
     if actor is not None:
         weights = jax.device_put((actor.weights, actor.state), jax.local_devices()[0])
-    key, watches = role_key(seed, Role.DATA, index), [lambda rollout, infos: columns(rollout)]
+    key, watches = role_key(seed, Role.DATA, index), [lambda rollout, infos: stitch.add(rollout)]
     try:
         player.begin(jax.random.fold_in(key, 0))
         goal = Goal(steps, "timesteps", reset=False)
         player.play(weights, key, goal, watches=watches, max_steps=sys.maxsize, first=1)
     finally:
         player.close()
-    columns.reset()
+    stitch.reset()
 
 
 def environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:
@@ -135,8 +131,8 @@ def acting(behaviour: Behaviour, spec: EnvSpec, acts: Acts) -> tuple[Callable[..
             return ActOut(action, carry, {LOG_PROB: log_prob})
 
         return at_random, True
-    algo, who = actor.algo, recorder.who(behaviour.cfg, spec)
-    several = who is not None and bool(who.agents.extras)
+    columns = agents.make(behaviour.cfg, spec).columns
+    algo, several = actor.algo, columns is not None and bool(columns.extras)
     if epsilon and not (alike and not several):
         raise InputError("--epsilon: the run has several policies: leave it out")
     obs = spaces.elements(spec.observation, 1)

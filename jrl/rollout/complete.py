@@ -8,21 +8,19 @@ an episode is one agent's: from where it comes to where it ends, whatever the ot
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from jrl import spaces
 from jrl.errors import InputError
 from jrl.metrics import episodes
-from jrl.ops import minibatch
 from jrl.rollout.source import Wrapper
-from jrl.types import COUNTS_STEP, POLICY_ID, Array, Episodes, Key, PyTree, Rollout
+from jrl.rollout.stitch import find_pieces
+from jrl.types import COUNTS_STEP, POLICY_ID, Episodes, Key, PyTree, Rollout
 
 PADDING = "rollout/padding"  # metric: the share of masked steps, those of resets included
 
@@ -43,16 +41,15 @@ class Agents(NamedTuple):
     Agent k of game i has column i * A + k.
     """
 
-    policies: tuple[
-        int, ...
-    ]  # [N], the number of the policy of each column, unless rollouts say it by row (`POLICY_ID`)
+    policies: tuple[int, ...]  # [N], number of the policy of each column, unless rollouts have it by row (`POLICY_ID`)
     kinds: tuple[tuple[int, ...], ...] = ()  # see `EnvSpec.kinds`; of blocks of one game
     extras: Mapping[str, tuple[int, ...]] = {}  # name -> the columns that stand there alone, in their order
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
-    """Returns a rollout that counts games with `COUNTS_STEP` instead of `over`: of a policy's agents that are present
-    on a row of a game, the first leads.
+    """Returns a rollout on the host that counts games with `COUNTS_STEP` in the place of `over`.
+
+    Of the agents of a policy that are there on a row of a game, the first leads.
     """
     if rollout.over is None:
         return rollout
@@ -60,7 +57,7 @@ def led(rollout: Rollout, agents: Agents) -> Rollout:
     who: Any = rollout.extras.get(POLICY_ID, np.array(agents.policies)[None])
     policy = who.reshape(len(who), -1, size)  # [T, G, A], or of the games of a block
     # [..., A, A] bool: an agent that another of its policy goes before
-    before = jnp.triu(policy[..., :, None] == policy[..., None, :], 1)[:, None]
+    before = np.triu(policy[..., :, None] == policy[..., None, :], 1)[:, None]
     there: Any = rollout.mask.reshape(len(rollout.mask), -1, *policy.shape[1:])
     leads = there & ~(there[..., None] & before).any(-2)
     extras = {**rollout.extras, COUNTS_STEP: leads.reshape(rollout.mask.shape)}
@@ -99,135 +96,14 @@ def columns_of(
     return found + [own for name in sorted(extras) for own in repeated(extras[name], taken.get(name))]
 
 
-@struct.dataclass
-class Waiting:
-    """The rows of each column's episode that has not ended."""
-
-    rows: tuple[PyTree, PyTree, Array, PyTree]  # obs, action, reward, extras: [H, B, ...]
-    count: Array  # [B] i32, how many there are, from row 0 on
-
-
-def nothing(rollout: Rollout, limit: int) -> Waiting:
-    """Returns a Waiting with no row, of the shapes and dtypes of `rollout` [T, B]."""
-    rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
-    empty = lambda x: jnp.zeros((limit, *x.shape[1:]), x.dtype)
-    return Waiting(jax.tree.map(empty, rows), jnp.zeros(rollout.contiguous.shape, jnp.int32))
-
-
-def pack(
-    waiting: Waiting, rollout: Rollout, initial: PyTree, columns: Sequence[np.ndarray | None] | None = None
-) -> tuple[Waiting, Rollout, Array]:
-    """Returns the episodes that have ended by the end of `rollout`, and the rows that wait from now on. Pure.
-
-    Args:
-      waiting: what the last call returned, or `nothing`; H rows of each column have room.
-      rollout: [T, B], the rows that follow. In columns that are not contiguous the rows that wait are dropped.
-      initial: recurrent state [B, ...] at an episode's start.
-      columns: of each leaf of obs, action, reward and extras those of the B that it has; None: all.
-    Returns:
-      (waiting, rollout [T + H, B], live [] i32). In each column of the rollout stand whole episodes in their order: the
-      rows of one, then a masked row with its last observation, then the next; behind them padding, which is masked and
-      no end, and not in its `count`. Row T + H - 1 is always masked. `live` counts the unmasked rows.
-      An episode of more than H steps, which the limit should make impossible, is cut: row H is truncated, and the step
-      after it is lost to the masked row that follows, unless the rollout ends there.
-    """
-    limit, length = waiting.rows[2].shape[0], rollout.reward.shape[0]
-    count = jnp.where(rollout.contiguous, waiting.count, 0)
-    by_column = functools.partial(jax.vmap, in_axes=1, out_axes=1)
-    pick = by_column(lambda tree, index: minibatch.row_taker(tree)(index))
-    rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
-    own = _Own([None] * len(jax.tree.leaves(rows)) if columns is None else list(columns))
-
-    step = jnp.arange(length, dtype=jnp.int32)[:, None]
-    masked_at = jax.lax.cummax(jnp.where(rollout.mask, -1, step))  # the latest masked step
-    place = jnp.where(masked_at >= 0, step - masked_at - 1, count[None] + step)  # of a step in its episode
-    mask = rollout.mask & (place % (limit + 1) != limit)
-    done = rollout.terminated | rollout.truncated
-    # the observation after the rollout is row T here: it is needed where an episode ends with row T - 1
-    after_live = jnp.concatenate([count[None] > 0, mask])
-    closed = mask[-1] & (done[-1] | (place[-1] % (limit + 1) == limit - 1))
-    closes = jnp.concatenate([~mask, closed[None]]) & after_live
-    held = jnp.concatenate([mask, jnp.zeros_like(closed)[None]]) | closes  # other masked rows are dropped
-
-    # stream: the rows that wait, then those that are held; `whole` of its rows belong to whole episodes
-    rank = count[None] + jnp.cumsum(held, 0, dtype=jnp.int32) - 1
-    whole, total = jnp.where(closes, rank + 1, 0).max(0), rank[-1] + 1
-    row = jnp.arange(length + limit, dtype=jnp.int32)
-    slot = jnp.where(held, rank, length + limit)
-    invert = lambda slot: jnp.zeros(row.shape, jnp.int32).at[slot].set(jnp.arange(length + 1), mode="drop")
-    came = by_column(invert)(slot)  # [T + H, B], the row of the rollout that stands there
-    waited = row[:, None] < count[None]
-
-    # one gather for all: flags as bits, which are 0 on the rows that wait, none of which is an end
-    bits = rollout.terminated + 2 * rollout.truncated.astype(jnp.int32) + 4 * mask
-    rows, bits = own.picked(pick, rows, jnp.minimum(came, length - 1), bits)
-    last = lambda came, x, last: jnp.where(_wide(came == length, x), last[None], x)
-    rows = (own.mapped(last, came, rows[0], rollout.last_obs), *rows[1:])
-    before = lambda waited, x, old: jnp.where(_wide(waited, x), _longer(old, length), x)
-    rows = own.mapped(before, waited, rows, waiting.rows)
-    live = (waited | ((bits >= 4) & (came < length))) & (row[:, None] < whole[None])
-    terminated, truncated = (live & ~waited & ((bits & bit) > 0) for bit in (1, 2))
-    # every episode here has ended: one that broke off, or was cut, at a time limit
-    last_row = live & ~jnp.concatenate([live[1:], jnp.zeros_like(live[:1])])
-    truncated |= last_row & ~terminated
-
-    rest = jnp.minimum(whole[None] + jnp.arange(limit, dtype=jnp.int32)[:, None], length + limit - 1)
-    left, _ = own.picked(pick, rows, rest)
-    obs, action, reward, extras = rows
-    packed = Rollout(
-        obs=obs,
-        last_obs=rollout.last_obs,
-        action=action,
-        reward=jnp.where(live, reward, 0.0),
-        terminated=terminated,
-        truncated=truncated,
-        mask=live,
-        contiguous=jnp.zeros_like(rollout.contiguous),
-        extras=extras,
-        carry=initial,
-        count=whole,
-    )
-    return Waiting(left, total - whole), packed, live.sum(dtype=jnp.int32)
-
-
-class _Own(NamedTuple):
-    """Does with each leaf of (obs, action, reward, extras) what is said by column, for the columns that it has."""
-
-    columns: list[np.ndarray | None]  # of the first leaves; those of all where a tree has more
-
-    def _of(self, by_column: Array, i: int) -> Array:
-        columns = self.columns[i] if i < len(self.columns) else None
-        return by_column if columns is None else by_column[:, columns]
-
-    def mapped(self, fn: Callable[..., Array], by_column: Array, tree: PyTree, other: PyTree) -> PyTree:
-        """Calls fn(`by_column` [T, *] of its columns, leaf of the tree, that of the other); the first may end early."""
-        leaves, structure = jax.tree.flatten(tree)
-        pairs = zip(leaves, jax.tree.leaves(other), strict=True)
-        return jax.tree.unflatten(structure, [fn(self._of(by_column, i), x, y) for i, (x, y) in enumerate(pairs)])
-
-    def picked(self, pick: Callable[..., Any], tree: PyTree, index: Array, more: PyTree = ()) -> tuple[PyTree, PyTree]:
-        """Takes rows `index` [N, B] of a tree, and of `more`, which has all columns; one gather for equal columns."""
-        leaves, structure = jax.tree.flatten((tree, more))
-        alike: dict[int, list[int]] = {}
-        for i in range(len(leaves)):
-            alike.setdefault(id(self.columns[i] if i < len(self.columns) else None), []).append(i)
-        for mine in alike.values():
-            for i, x in zip(mine, pick([leaves[i] for i in mine], self._of(index, mine[0])), strict=True):
-                leaves[i] = x
-        return jax.tree.unflatten(structure, leaves)
-
-
-def _wide(flag: Array, x: Array) -> Array:
-    """Returns `flag` [T, B] as [T, B, 1, ...], for leaves [T, B, *]."""
-    return jnp.expand_dims(flag, tuple(range(2, x.ndim)))
-
-
-def _longer(x: Array, more: int) -> Array:
-    return jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
-
-
 class Complete(Wrapper):
-    """Rollouts [T + limit, B] of whole episodes, from those [T, B] of `source`; a Source. See `pack`.
+    """Rollouts [T + limit, B] of whole episodes, from those [T, B] of `source`; a Source.
+
+    In each column of a rollout stand whole episodes in their order: the rows of one, then a masked row with its last
+    observation, then the next; behind them padding, which is masked and no end, and not in its `count`. The last row is
+    always masked. An episode that broke off ends at a time limit. So does one of more than `limit` steps, which the
+    limit should make impossible; the step after it is lost to the masked row that follows, unless the rollout ends
+    there.
 
     A call collects until at least one episode has ended, so that nothing learns from padding alone. The episodes'
     report is that of the source: it counts steps when they are taken, not when they are learned from. Waits for the
@@ -252,9 +128,8 @@ class Complete(Wrapper):
         if limit < 1:
             raise ValueError(f"limit: expected at least 1 step, got {limit}")
         self._limit, self._carry, self._agents = limit, carry, agents
-        self._pack: Callable | None = None
-        self._waiting: Waiting
-        self._initial: PyTree
+        self._waiting: PyTree = None  # obs, action, reward, extras [H, B, *]: rows of episodes that have not ended
+        self._count: np.ndarray  # [B], how many there are, from row 0 on
         self._padding: float | None = None
 
     @property
@@ -267,42 +142,102 @@ class Complete(Wrapper):
         while True:
             rollout, report = self._source.next(actor, jax.random.fold_in(key, again) if again else key)
             reports.append(report)
-            if self._pack is None:
-                self._begin(rollout)
-            assert self._pack is not None
-            self._waiting, packed, live = self._pack(self._waiting, rollout, self._initial)
-            steps, again = int(live), again + 1
+            lies = jax.tree.map(lambda x: x.sharding, jax.tree.map(jnp.asarray, rollout))
+            rollout = jax.device_get(dataclasses.replace(rollout, carry=()))
+            if self._agents is not None:
+                rollout, lies = led(rollout, self._agents), led_like(lies)
+            packed = self._packed(rollout)
+            steps, again = int(packed.mask.sum()), again + 1
             # more rows than an episode can have without an end are masked: environments that break all the time
             if steps or again * rollout.reward.shape[0] > self._limit + 1:
                 break
         self._padding = 1.0 - steps / packed.mask.size
+        carry = jax.device_get(self._carry(packed.mask.shape[1]))
+        lies = dataclasses.replace(lies, carry=jax.tree.map(lambda _: lies.contiguous, carry), count=lies.contiguous)
+        packed = jax.device_put(dataclasses.replace(packed, carry=carry), lies)  # columns stay on their devices
         return packed, reports[0] if len(reports) == 1 else episodes.add_reports(reports)
 
-    def _begin(self, rollout: Rollout) -> None:
-        """Begins with columns that may lie on several devices: theirs stay where they are."""
-        lies = jax.tree.map(lambda x: x.sharding, jax.tree.map(jnp.asarray, rollout))
-        initial, agents = self._carry(rollout.reward.shape[1]), self._agents
-        see = (lambda rollout: rollout) if agents is None else functools.partial(led, agents=agents)
-        rollout = jax.eval_shape(see, rollout)
-        obs, action, whole = rollout.obs, rollout.action, [None]  # all have rewards
-        columns = columns_of(agents, rollout.mask.shape[1], (obs, action), {})
-        columns += whole + columns_of(agents, rollout.mask.shape[1], (), rollout.extras)
-        lies = lies if agents is None else led_like(lies)
-        rows = (lies.obs, lies.action, lies.reward, lies.extras)
-        # committed there, as the outputs of a call will be: another kind of input is another compilation
-        self._waiting = jax.device_put(nothing(rollout, self._limit), Waiting(rows, lies.contiguous))
-        self._initial = jax.device_put(initial, jax.tree.map(lambda _: lies.contiguous, initial))
-        shardings = (Waiting(rows, lies.contiguous), dataclasses.replace(lies, carry=None, count=lies.contiguous), None)
+    def _packed(self, rollout: Rollout) -> Rollout:
+        """Returns the episodes that have ended by the end of a rollout [T, B]; the rows of the others wait."""
+        (length, num), limit = rollout.mask.shape, self._limit
+        rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
+        if self._waiting is None:
+            self._waiting = jax.tree.map(lambda x: np.zeros((limit, *x.shape[1:]), x.dtype), rows)
+            self._count = np.zeros(num, np.int32)
+        count = np.where(rollout.contiguous, self._count, 0).tolist()
+        # rows by their numbers: those that wait, those of the rollout from `limit` on, and the one after it
+        whole: list[list[int]] = [[] for _ in range(num)]  # of each column, behind each episode the row of its last obs
+        waiting: list[list[int]] = [list(range(n)) for n in count]
+        mask, done = np.asarray(rollout.mask), np.asarray(rollout.terminated | rollout.truncated)
+        last = np.zeros((length + limit, num), bool)
 
-        def packed(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, Rollout, Array]:
-            return pack(waiting, see(rollout), initial, columns)
+        def close(b: int, after: int) -> None:
+            whole[b] += [*waiting[b], after]
+            last[len(whole[b]) - 2, b] = True
+            waiting[b] = []
 
-        self._pack = jax.jit(packed, donate_argnums=0, out_shardings=shardings)
+        for b in np.flatnonzero(np.array(count, bool) & ~mask[0]).tolist():
+            close(b, limit)  # its environment broke
+        for b, start, stop, ends, _ in find_pieces(mask, done, np.full(num, length)):
+            for t in range(start, stop):
+                if len(waiting[b]) == limit:
+                    close(b, limit + t)  # and this step is lost
+                else:
+                    waiting[b].append(limit + t)
+            if waiting[b] and (ends or stop < length or len(waiting[b]) == limit):
+                close(b, limit + stop)
+        taken = _index(whole, length + limit)
+        live = (np.arange(length + limit)[:, None] < [len(x) for x in whole]) & ~_after(last)
+        terminated = np.concatenate([np.zeros((limit, num), bool), rollout.terminated, np.zeros((1, num), bool)])
+        ends_truly = last & np.take_along_axis(terminated, taken, 0)
+        obs, action, reward, extras = self._picked(rows, rollout.last_obs, taken)
+        self._waiting = self._picked(rows, rollout.last_obs, _index(waiting, limit))
+        self._count = np.array([len(x) for x in waiting], np.int32)
+        return Rollout(
+            obs=obs,
+            last_obs=rollout.last_obs,
+            action=action,
+            reward=np.where(live, reward, np.float32(0)),
+            terminated=ends_truly,
+            truncated=last & ~ends_truly,  # an episode that broke off, or was cut, has a time limit there
+            mask=live,
+            contiguous=np.zeros(num, bool),
+            extras=extras,
+            carry=(),
+            count=np.array([len(x) for x in whole], np.int32),
+        )
+
+    def _picked(self, rows: PyTree, last_obs: PyTree, index: np.ndarray) -> PyTree:
+        """Takes rows [N, B] of those that wait, of a rollout, and the observation after it."""
+        num = index.shape[1]
+        obs, action, _, extras = rows
+        columns = [*columns_of(self._agents, num, (obs, action), {}), None, *columns_of(self._agents, num, (), extras)]
+        after = (last_obs, *jax.tree.map(lambda x: x[-1], rows[1:]))
+        leaves, structure = jax.tree.flatten(rows)
+        parts = zip(jax.tree.leaves(self._waiting), leaves, jax.tree.leaves(after), columns, strict=True)
+        every = np.arange(num)
+        found = [
+            np.concatenate([old, new, final[None]])[index if own is None else index[:, own], every[: new.shape[1]]]
+            for old, new, final, own in parts
+        ]
+        return jax.tree.unflatten(structure, found)
 
     def discontinue(self) -> None:
         """None of its rollouts continues another."""
 
     def reset(self, key: Key) -> None:
         """Resets all environments; the rows that wait are dropped."""
-        self._pack = None
+        self._waiting = None
         self._source.reset(key)
+
+
+def _index(rows: Sequence[Sequence[int]], size: int) -> np.ndarray:
+    """Returns the numbers of each column's rows, [size, B]; 0 behind them."""
+    found = np.zeros((size, len(rows)), np.int32)
+    for b, own in enumerate(rows):
+        found[: len(own), b] = own
+    return found
+
+
+def _after(flags: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros_like(flags[:1]), flags[:-1]])

@@ -26,8 +26,7 @@ from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, data_sets, estimates
-from jrl.run import recorder as recorders
+from jrl.run import build_data, build_learner, data_output, data_sets, estimates
 from jrl.run.build_collect import (
     MakeSource,
     algorithm_of_one,
@@ -76,7 +75,7 @@ class Run(NamedTuple):
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
     policies: agents.Policies
-    recorder: recorders.Recorder | None = None  # of `data.output`
+    recorder: data_output.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
@@ -307,7 +306,7 @@ def _in_two_programs(
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
     backend = "clients" if cfg.external is not None else envs.resolve(cfg.env.id, cfg.env.backend)
-    recorder = recorders.Recorder(cfg, env.spec, algo) if cfg.data.output else None
+    recorder = data_output.Recorder(cfg, env.spec, algo) if cfg.data.output else None
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 

@@ -21,10 +21,10 @@ from jrl.learn.keys import Role, vector_key
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import complete, fake, ray_hosts, sources
-from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
+from jrl.rollout.watch import Watch
+from jrl.run.data_output import Recorder
 from jrl.run.preflight import check_environments, on_failure, spec_of_clients
-from jrl.run.recorder import Recorder
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
 MakeSource = Callable[..., Source]  # as `sources.make`
@@ -159,7 +159,7 @@ def watched(
     whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
     if recorder is not None:
         asked = agents.make(cfg).watches_games or (callback_list is not None and callback_list.needs_episodes)
-        source = Watch(source, recorder.columns, [], plan.columns(cfg), keep_record=asked, extras=True)
+        source = Watch(source, recorder.stitch, [], plan.columns(cfg), keep_record=asked, extras=True)
     if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
         source = callback_list.watch(source, plan.columns(cfg), batches=not whole)
     if whole:

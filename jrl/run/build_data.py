@@ -177,7 +177,8 @@ def wanted(cfg: RunConfig, algo: Algo) -> list[str]:
 
 
 def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
-    return _of_devices([data_sets.filled(buffer, part, e, rows) for part, e in zip(dealt, extras, strict=True)])
+    fill = lambda part, own: data_sets.fold(buffer.add, jax.jit(buffer.init)(), part, extras=own, rows=rows)
+    return _of_devices([fill(part, own) for part, own in zip(dealt, extras, strict=True)])
 
 
 def _of_devices(states: list[PyTree]) -> PyTree:
@@ -222,7 +223,9 @@ def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
         raise InputError("algo.normalize_obs: the algorithm takes no statistics of data sets: set it to false")
     state = jax.jit(alone.init)(jax.random.key(0))
     own = [name for name in wanted(cfg, alone) if name != layout.TO_END]
-    return data_sets.statistics(alone.ingest, state, list(found.train.values()), own)
+    for store in found.train.values():
+        state = data_sets.fold(alone.ingest, state, store, extras={name: store.columns[name] for name in own})
+    return state.obs_stats
 
 
 def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:

@@ -1,8 +1,7 @@
 """Data sets as full rings, which a run learns from in the place of environments, or beside them."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
-from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
+from jrl.types import Box, EnvSpec, PyTree, Rollout, Space, element
 
 CHUNK = 65_536  # rows that a ring takes at a time
 OTHER_ENV = "give the environment that the data are of, or leave env.id out"
@@ -323,82 +322,49 @@ def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
     return [store.take(part) for part in parts]
 
 
-def filled(buffer: Buffer, store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> PyTree:
-    """Fills one device's buffer with all episodes of a store, added like rollouts of one environment.
+def fold(
+    fn: Callable[[PyTree, Rollout], PyTree], state: PyTree, store: EpisodeStore, *,
+    extras: Mapping[str, PyTree] = {}, rows: int | None = None,
+) -> PyTree:  # fmt: skip
+    """Returns `state` after fn(state, rollout) of a store's rollouts [T, 1], which follow upon each other.
+
+    So a ring of one column is filled (`Buffer.add`), and running statistics are taken (`Algo.ingest`).
 
     Args:
-      buffer: whose ring has one column.
-      store: in the buffer's spaces.
+      fn: pure; compiled here, and its state is changed in place.
+      state: before the first rollout.
+      store: episodes end to end; its final observations are masked rows.
       extras: of its rows, by name.
-      rows: of the ring; what the store lacks are masked rows.
+      rows: of all rollouts; those that the store lacks are masked rows behind it. None: the store's.
     """
-    add = jax.jit(buffer.add, donate_argnums=0)
-    state = jax.jit(buffer.init)()
-    for chunk in chunks(store, extras, rows):
-        state = add(state, chunk)
-    return state
-
-
-def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iterator[Rollout]:
-    """Yields a store as rollouts [T, 1] that follow upon each other, with masked rows behind it up to so many."""
-    mask = store.is_step()
+    step, rows = jax.jit(fn, donate_argnums=0), rows or store.num_rows
     ends = np.zeros((2, store.num_rows), bool)
     ends[0, store.offsets[1:] - 2] = store.terminated
     ends[1, store.offsets[1:] - 2] = ~store.terminated  # a time limit, or cut: what comes next is in the data
+    columns = (store.obs, store.action, store.reward, *ends, store.is_step(), dict(extras))
     for first in range(0, rows, CHUNK):
         last = min(first + CHUNK, rows)
 
         def cut(x: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
             found = x[first:last]
-            lacking = (last - first) - len(found)
-            if lacking:
+            if lacking := (last - first) - len(found):
                 found = np.concatenate([found, np.zeros((lacking, *x.shape[1:]), x.dtype)])
             return found[:, None]
 
-        after = lambda x, last=last: x[min(last, len(x) - 1)][None]
-        yield Rollout(
-            obs=jax.tree.map(cut, store.obs),
-            last_obs=jax.tree.map(after, store.obs),
-            action=jax.tree.map(cut, store.action),
-            reward=cut(store.reward),
-            terminated=cut(ends[0]),
-            truncated=cut(ends[1]),
-            mask=cut(mask),
-            contiguous=np.array([first > 0]),
-            extras={name: jax.tree.map(cut, column) for name, column in extras.items()},
-            carry=(),
-        )
+        obs, action, reward, terminated, truncated, mask, recorded = jax.tree.map(cut, columns)
+        after = jax.tree.map(lambda x, last=last: x[min(last, len(x) - 1)][None], store.obs)
+        flags = (reward, terminated, truncated, mask, np.array([first > 0]))
+        state = step(state, Rollout(obs, after, action, *flags, recorded, ()))
+    return state
 
 
 def check_stacks(store: EpisodeStore, stack: FrameStack) -> None:
     """Raises InputError: observations that a ring of single frames could not put together again."""
-    broken = jax.jit(functools.partial(broken_stacks, stack=stack))
-    if any(float(broken(chunk)) > 0 for chunk in chunks(store, {}, store.num_rows)):
+    if float(fold(lambda total, rollout: total + broken_stacks(rollout, stack), jnp.zeros(()), store)) > 0:
         raise InputError(
             f"replay.frame_stack {stack.size}: observations of {store.name} are not each the {stack.size} latest "
             "frames: use 1"
         )
-
-
-def statistics(
-    ingest: Callable[[PyTree, Rollout], PyTree],
-    state: PyTree,
-    stores: Sequence[EpisodeStore],
-    names: Sequence[str] = (),
-) -> PyTree:
-    """Returns the running statistics of observations that an algorithm's State has after all data, once.
-
-    Args:
-      ingest: of an Algo made without a mapped axis.
-      state: of it, fresh.
-      stores: the data.
-      names: of columns that it reads.
-    """
-    take = jax.jit(ingest)
-    for store in stores:
-        for chunk in chunks(store, {name: store.columns[name] for name in names}, store.num_rows):
-            state = take(state, chunk)
-    return state.obs_stats
 
 
 def element_of(column: PyTree) -> PyTree:

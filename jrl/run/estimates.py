@@ -168,7 +168,6 @@ class _Fit:
             ring.make, element(spec.observation), element(spec.action), num_envs=1, batch_size=how.fqe.batch_size,
             gamma=gamma, capacity=store.num_rows + _SPARE,
         )  # fmt: skip
-        self._observe = jax.jit(self._fqe.observe)
         self._values = jax.jit(self._fqe.values)
         self._buffer: Buffer | None = None
         self._steps = jax.jit(self._updated, donate_argnums=0)
@@ -180,11 +179,10 @@ class _Fit:
         self._buffer = self._buffer or self._ring(
             extras={name: data_sets.element_of(column) for name, column in extras.items()}
         )
-        rows = data_sets.filled(self._buffer, store, extras, store.num_rows)
+        rows = data_sets.fold(self._buffer.add, jax.jit(self._buffer.init)(), store, extras=extras)
         begin, draw = jax.random.split(key)
-        state = self._fqe.init(begin)
-        for chunk in data_sets.chunks(store, {}, store.num_rows):
-            state = self._observe(state, chunk.obs, chunk.mask)
+        observe = lambda state, rollout: self._fqe.observe(state, rollout.obs, rollout.mask)
+        state = data_sets.fold(observe, self._fqe.init(begin), store)
         for first in range(0, self._settings.updates, _UPDATES):
             count = min(_UPDATES, self._settings.updates - first)
             state = self._steps(state, rows, draw, np.int32(first), np.int32(count))

@@ -14,7 +14,7 @@ import pytest
 from jrl import data, train
 from jrl.data.__main__ import main
 from jrl.play import behaviour_policy
-from jrl.run.recorded import Columns
+from jrl.rollout.stitch import Stitch
 from jrl.types import Box, Rollout
 
 RUN = {
@@ -192,14 +192,14 @@ def rollout(mask, done, count=None, contiguous=True):
 )
 def test_rollouts_are_cut_into_episodes(rollouts, expected):
     found = []
-    columns = Columns(lambda kind, episode: found.append(episode), 1)
+    stitch = Stitch(1, take=found.append)
     for one in rollouts:
-        columns(one)
-    columns.reset()
+        stitch.add(one)
+    stitch.reset()
     assert [(e.obs.tolist(), e.terminated) for e in found] == expected
-    assert all(len(e.obs) == len(e.reward) + 1 == len(e.action) + 1 for e in found)
-    assert all((e.action == e.obs[:-1]).all() for e in found)
-    assert columns.under_way() == []
+    assert all(len(e.obs) == len(e.rewards) + 1 == len(e.actions) + 1 for e in found)
+    assert all((e.actions == e.obs[:-1]).all() for e in found)
+    assert stitch.under_way() == []
 
 
 def test_a_run_that_is_killed_leaves_whole_files(tmp_path):

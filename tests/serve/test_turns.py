@@ -13,7 +13,7 @@ from serving import asked
 
 from jrl import data
 from jrl.callbacks import CallbackList, Callbacks
-from jrl.run import build, recorder
+from jrl.run import build, data_output
 from jrl.run.preflight import resolved
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
@@ -124,7 +124,7 @@ def rollouts(cfg, clients, count, interrupted, directory, seen):
         found.append(jax.device_get((rollout, report)))
     run.program.close()
     run.recorder.close()
-    return found, recorder.directories(directory / "data", run.recorder._spec)
+    return found, data_output.directories(directory / "data", run.recorder._spec)
 
 
 def written(directories):

@@ -5,34 +5,100 @@ the episodes that were under way. A run that goes on from a checkpoint takes awa
 writes those steps as episodes that were cut, since its environments begin anew.
 """
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 from jrl import agents, spaces
 from jrl.agents.policies import rollout_like
 from jrl.config import RunConfig, algo_name
 from jrl.config.datasets import OutputConfig
+from jrl.config.multi_agent import LEAGUE
+from jrl.data import store
 from jrl.data.formats import shards
 from jrl.data.spaces_json import space_to_json
-from jrl.data.store import of_episodes
 from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve
 from jrl.host import files
-from jrl.run.recorded import Columns, Who, recorded_names
-from jrl.types import Algo, EnvSpec
+from jrl.rollout.episode import Episode
+from jrl.rollout.stitch import Stitch
+from jrl.rollout.unroll import RAW_STEPS
+from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, Algo, EnvSpec, PyTree
 
+# of what acting records: what is for learning alone, and memories
+_UNKEPT = (NORMALIZED_OBS, RAW_STEPS, COUNTS_STEP, POLICY_ID, LEAGUE, "carry", "running_return")
 _MARKS = "marks"
 _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
 
 
-def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
-    """Returns the agents of a run's rollouts; None with one agent."""
+def stitch_options(cfg: RunConfig, spec: EnvSpec, columns: Sequence[str] | None) -> dict[str, Any]:
+    """Returns options of a Stitch whose episodes are written.
+
+    Args:
+      cfg: of the run that acts.
+      spec: of its environments.
+      columns: names of what acting recorded that episodes have; None: all.
+    """
     policies = agents.make(cfg, spec)
-    columns = policies.columns
-    return None if columns is None else Who(spec.agents, policies.labels, columns)
+    options = policies.game_options and {**policies.game_options, "policies": policies.labels}
+    return {**options, "extras": functools.partial(_kept, groups=_groups(cfg, spec), columns=columns)}
+
+
+def _groups(cfg: RunConfig, spec: EnvSpec) -> Mapping[str, tuple[int, ...]]:
+    """Returns where several policies record: name in extras -> their columns."""
+    columns = agents.make(cfg, spec).columns
+    return columns.extras if columns else {}
+
+
+def _recorded_names(extras: Mapping[str, PyTree], groups: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Returns the names of what acting recorded beside the action; of several policies what all of them recorded."""
+    parts = [extras[label] for label in groups] or [extras]
+    return [name for name in parts[0] if name not in _UNKEPT and all(name in part for part in parts)]
+
+
+def _kept(
+    extras: Mapping[str, PyTree], groups: Mapping[str, tuple[int, ...]], columns: Sequence[str] | None
+) -> dict[str, PyTree]:
+    if RAW_STEPS not in extras:
+        raise InputError("data.output: these rollouts do not say what their environments did: leave it out")
+    names = _recorded_names(extras, groups)
+    names = names if columns is None else [name for name in columns if name in names]
+    if not groups:
+        return {name: extras[name] for name in names}
+    found = {name: _joined(extras, name, groups) for name in names}
+    return {name: tree for name, tree in found.items() if tree is not None}
+
+
+def _joined(extras: Mapping[str, PyTree], name: str, groups: Mapping[str, tuple[int, ...]]) -> PyTree:
+    """Joins what the policies recorded to one array [T, B, ...]; None where shapes or dtypes differ."""
+    parts = [(own, jax.tree.leaves(extras[label][name])) for label, own in groups.items()]
+    if len({tuple((x.shape[2:], x.dtype) for x in leaves) for _, leaves in parts}) > 1 or len(parts[0][1]) != 1:
+        return None
+    first = np.asarray(parts[0][1][0])
+    blocks, width = first.shape[1] // len(parts[0][0]), sum(len(own) for own, _ in parts)
+    whole = np.zeros((len(first), blocks, width, *first.shape[2:]), first.dtype)
+    for own, (x,) in parts:
+        whole[:, :, list(own)] = np.asarray(x).reshape(len(first), blocks, len(own), *first.shape[2:])
+    return whole.reshape(len(first), -1, *first.shape[2:])
+
+
+def as_data(episode: Episode, labels: Mapping[str, Any]) -> store.Episode:
+    """Returns a copy of an episode as data sets have it.
+
+    Its labels are `agent` and `policy` of several agents, those that are given, `env`, `iteration`, in which it began,
+    and `begin`, the steps that it had before its first row.
+    """
+    named = {} if episode.agent_id is None else {"agent": episode.agent_id, "policy": episode.policy_id}
+    labels = {**named, **labels, "env": episode.env_index, "begin": episode.begin, "iteration": episode.iteration}
+    rows = jax.tree.map(np.array, (episode.actions, episode.rewards, episode.extras))
+    action, reward, columns = rows
+    return store.Episode(episode.obs, action, reward, episode.terminated, episode.truncated, columns, labels)
 
 
 def directories(root: Path, spec: EnvSpec) -> list[Path]:
@@ -71,11 +137,12 @@ class Recorder:
 
     def __init__(self, cfg: RunConfig, spec: EnvSpec, algo: Algo):
         assert cfg.data.output is not None
-        self._output, self._who = cfg.data.output, who(cfg, spec)
+        self._output = cfg.data.output
+        self._options = stitch_options(cfg, spec, self._output.columns)
         self._spec = agents.make(cfg, spec).seen
         self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
-        self._columns: dict[int, Columns] = {}  # by the number of the first column
+        self._stitches: dict[int, Stitch] = {}  # by the number of the first column
         self._writers: list[Writer] = []
         self._directories: list[Path] = []
         self._checkpoints: Path | None = None
@@ -86,7 +153,7 @@ class Recorder:
         if not wanted:
             return
         like = rollout_like(cfg, spec, algo, length=1, num_envs=spec.num_envs)
-        known = recorded_names(like.extras, self._who)
+        known = _recorded_names(like.extras, _groups(cfg, spec))
         if missing := [name for name in wanted if name not in known]:
             there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"
             raise InputError(f"data.output.columns: acting records no {', '.join(missing)}: {there}")
@@ -148,37 +215,37 @@ class Recorder:
 
     def close(self) -> None:
         """Writes what is left; the episodes under way are cut."""
-        for columns in self._columns.values():
-            columns.reset()
+        for stitch in self._stitches.values():
+            stitch.reset()
         for writer in self._writers:
             writer.close()
 
     # ------------------------------------------------------------ rollouts
 
-    def columns(self, source: Any, num_envs: int, worker_index: int, first: int) -> Columns:
-        """Returns the Columns of `num_envs` slots from `first` on; for `replay_episodes.Watch`."""
-        before = self._columns.get(first)
+    def stitch(self, source: Any, num_envs: int, worker_index: int, first: int) -> Stitch:
+        """Returns the Stitch of `num_envs` columns from `first` on, whose episodes are written; for `Watch`."""
+        before = self._stitches.get(first)
         if before is not None:  # of environments that are gone
             before.reset()
-        options: dict[str, Any] = {"who": self._who, "wanted": self._output.columns, "first": first}
-        take = lambda kind, episode: self._writers[kind].add(episode)
-        self._columns[first] = Columns(take, num_envs, iteration=lambda: self.iteration, **options)
-        return self._columns[first]
+        write = lambda episode: self._writers[episode.kind].add(as_data(episode, {}))
+        stitch = Stitch(num_envs, take=write, first=first, iteration=lambda: self.iteration, **self._options)
+        self._stitches[first] = stitch
+        return stitch
 
     # ------------------------------------------------------------ checkpoints
 
     def mark(self, iteration: int) -> None:
         """Marks what is written for a run that resumes here: closes the files, and keeps what is not written."""
-        under_way = [found for _, columns in sorted(self._columns.items()) for found in columns.under_way()]
+        under_way = [episode for _, stitch in sorted(self._stitches.items()) for episode in stitch.under_way()]
         for kind, (where, writer) in enumerate(zip(self._directories, self._writers, strict=True)):
             writer.close()
             marks = where / _MARKS
             marks.mkdir(exist_ok=True)
             pending = marks / f"{iteration}.npz"
             pending.unlink(missing_ok=True)
-            if episodes := [episode for of, episode in under_way if of == kind]:
+            if episodes := [as_data(episode, {}) for episode in under_way if episode.kind == kind]:
                 one = spaces.by_kind(self._spec)[kind]
-                shards.write_file(of_episodes(one.observation, one.action, episodes), pending, compress=False)
+                shards.write_file(store.of_episodes(one.observation, one.action, episodes), pending, compress=False)
             names = sorted(path.name for path in where.glob(f"{PREFIX}-*"))
             files.replace(marks / f"{iteration}.json", json.dumps({"files": names}))
             self._forget(marks)

@@ -18,9 +18,10 @@ from jrl.learn import parallel
 from jrl.rollout import sources
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
-from jrl.rollout.replay_episodes import Moments, Replay, Watch
 from jrl.rollout.sources import JaxSource
+from jrl.rollout.stitch import Moments, Stitch
 from jrl.rollout.unroll import RAW_STEPS, rollout_like
+from jrl.rollout.watch import Watch
 from jrl.types import ActOut
 
 T, B = 7, 4
@@ -70,7 +71,7 @@ def logged(cls):
     return Of
 
 
-def moments(step=False, history=None, created=None):
+def moments(step=False, created=None):
     """(what happens, episodes that ended, all moments by name)"""
     ended, order = [], []
 
@@ -90,15 +91,20 @@ def moments(step=False, history=None, created=None):
 
     stepped = note("step") if step else None
     found = Moments(
-        created or note("created"), note("start"), stepped, end, note("finished"), history, contextlib.nullcontext()
+        created or note("created"),
+        note("start"),
+        stepped,
+        end,
+        note("finished"),
+        itertools.count(),
+        contextlib.nullcontext(),
     )
     return found, ended, order
 
 
 def watched(source, **kwargs):
     found, ended, order = moments(**kwargs)
-    ids = itertools.count()
-    make = lambda watch, num_envs, worker, first: Replay(found, ids, num_envs, worker_index=worker, env_index=first)
+    make = lambda watch, num_envs, worker, first: Stitch(num_envs, moments=found, worker_index=worker, first=first)
     return Watch(source, make, [], B), ended, order
 
 
@@ -186,16 +192,16 @@ def test_from_a_program_and_with_a_short_memory(length):
     graph = lambda: JaxSource(build(drift(), B), act, key=jax.random.key(0), length=length, carry=carry, record=True)
     whole, memory = [], []
     for kept, history in ((whole, None), (memory, 2)):
-        found, ended, _ = moments(history=history)
+        found, ended, _ = moments()
         if history:
             note = lambda e: kept.append(Seen(e.obs, e.actions, e.rewards, e.terminated))  # noqa: B023
             found = found._replace(end=note)
-        make = lambda watch, n, worker, first, found=found: Replay(found, itertools.count(), n)
+        make = lambda watch, n, worker, first, found=found, n_kept=history: Stitch(n, moments=found, history=n_kept)
         watch = Watch(graph(), make, [], B)
         for i in range(30 // length):
             watch.next(ACTOR, jax.random.key(i))
-            past = [episode._past for episode in watch._replays[0]._flying if episode is not None]
-            assert history is None or all(sum(len(reward) for *_, reward, _ in parts) <= 2 for parts in past)
+            past = [episode._past for episode in watch._stitches[0].under_way()]
+            assert history is None or all(sum(len(rows.reward) for rows in parts) <= 2 for parts in past)
         kept += [seen for _, seen, _ in ended]
     assert len(whole) == len(memory) > 5
     for a, b in zip(whole, memory):
@@ -212,9 +218,9 @@ def test_without_memory_observations_stay_where_they_are():
         totals.append((episode.length, episode.total_reward, episode.last_reward))
 
     totals: list = []
-    found = moments(history=0)[0]._replace(end=end)
+    found = moments()[0]._replace(end=end)
     source = HostCollector(Streams(["..e."] * B), act, length=5, carry=carry, record=True)
-    watch = Watch(source, lambda watch, n, worker, first: Replay(found, itertools.count(), n), [], B)
+    watch = Watch(source, lambda watch, n, worker, first: Stitch(n, moments=found, history=0), [], B)
     for i in range(3):
         watch.next(ACTOR, jax.random.key(i))
     assert [n for n, *_ in totals] == [3] * len(totals)
@@ -260,8 +266,7 @@ def test_an_episode_whose_beginning_was_not_seen_is_none():
     source = HostCollector(Streams(["...e."] * B), act, length=T, carry=carry, record=True)
     rollouts = [jax.device_get(source.next(ACTOR, jax.random.key(i))[0]) for i in range(2)]
     found, ended, _ = moments()
-    replay = Replay(found, itertools.count(), B)
-    replay(rollouts[1])  # rows 7 .. 13; an episode takes 5, with its reset
+    Stitch(B, moments=found).add(rollouts[1])  # rows 7 .. 13; an episode takes 5, with its reset
     # the one of rows 5 .. 9 is unknown, that of rows 10 .. 13 is whole
     assert [(b, len(seen.rewards)) for b, seen, _ in ended] == [(b, 4) for b in range(B)]
 
@@ -306,7 +311,7 @@ def infos_of(kind, rollouts):
 
     plain = moments()[0]
     moved = plain._replace(end=end, start=start, step=start)
-    watch = Watch(source, lambda watch, n, worker, first: Replay(moved, itertools.count(), n), [], 3)
+    watch = Watch(source, lambda watch, n, worker, first: Stitch(n, moments=moved), [], 3)
     try:
         for _ in range(rollouts):
             watch.next({"w": jnp.zeros(1)}, jax.random.key(0))
@@ -349,7 +354,7 @@ def test_infos_of_a_pool(ready):
     counts: list = []
     note = lambda e: counts.append([int(info["elapsed_step"]) for info in e.infos])
     found = moments()[0]._replace(end=note)
-    watch = Watch(source, lambda watch, n, worker, first: Replay(found, itertools.count(), n), [], 8)
+    watch = Watch(source, lambda watch, n, worker, first: Stitch(n, moments=found), [], 8)
     for i in range(5):
         watch.next(jax.device_put({"w": jnp.zeros(1)}, device), jax.random.key(i))
     watch.close()

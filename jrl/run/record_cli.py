@@ -154,7 +154,7 @@ def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path)
     from jrl.data import formats
     from jrl.data.store import Episode
     from jrl.play import behaviour_policy
-    from jrl.run import recorder
+    from jrl.run import data_output
 
     acts = behaviour_policy.Acts(args.explore, args.epsilon)
     specs = [behaviour_policy.spec_of(player, args.num_envs) for player in players]
@@ -168,12 +168,12 @@ def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path)
             print(f"{player.name}: how probable its actions are is not known: the data set has no log_prob")
     meta: dict[str, Any] = {"env": players[0].cfg.env.id, "source": "jrl", "seed": args.seed}
     whole = args.format not in formats.OF_FILES
-    names = [str(path.relative_to(directory)) for path in recorder.directories(directory, first)]
+    names = [str(path.relative_to(directory)) for path in data_output.directories(directory, first)]
     held: list[list[Episode]] = [[] for _ in names]
     writers = []
     if not whole:
         output = OutputConfig(None, args.format, args.max_file_mb, None, args.compress)
-        writers = recorder.writers(directory, first, meta, output)
+        writers = data_output.writers(directory, first, meta, output)
     take = (lambda kind, episode: held[kind].append(episode)) if whole else lambda kind, e: writers[kind].add(e)
     for index, player in enumerate(players):
         steps = max(1, round(player.share * args.steps))
@@ -185,7 +185,7 @@ def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path)
         from jrl import spaces
 
         for name, one, episodes in zip(names, spaces.by_kind(first), held, strict=True):
-            store = data.of_episodes(one.observation, one.action, episodes, meta={**meta, **recorder.actions(one)})
+            store = data.of_episodes(one.observation, one.action, episodes, meta={**meta, **data_output.actions(one)})
             where = directory / name / "data"
             data.write(store, where, args.format, compress=args.compress)
         names = [str(Path(name) / "data") for name in names]

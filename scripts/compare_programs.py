@@ -94,7 +94,8 @@ def main(argv: list[str] | None = None) -> int:
 def dumped(commit: str, only: list[str]) -> dict[str, str]:
     """The programs of a commit by name."""
     with checked_out(commit) as directory:
-        command = [sys.executable, str(Path(__file__).resolve()), "--dump", "--only", *only]
+        script = directory / "scripts" / Path(__file__).name  # its own: functions may have other names there
+        command = [sys.executable, str(script), "--dump", "--only", *only]
         env = {**os.environ, "PYTHONPATH": str(directory), "JAX_PLATFORMS": "cpu"}
         return json.loads(subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout)
 

@@ -216,14 +216,14 @@ def _number(value: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def _ordered(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """Refuses a schedule whose steps do not begin at 0 or do not increase."""
+    """Refuses a schedule whose steps do not begin at 0, or decrease. Two entries at equal steps are a jump."""
     from pydantic_core import PydanticCustomError
 
     steps = [step for step, _ in points]
     if not steps or steps[0] != 0:
         fault = "the first entry of a schedule must be at 0 env_steps"
-    elif any(b <= a for a, b in itertools.pairwise(steps)):
-        fault = "the env_steps of a schedule must increase from entry to entry"
+    elif any(b < a for a, b in itertools.pairwise(steps)):
+        fault = "the env_steps of a schedule must not decrease from entry to entry"
     elif 0 < steps[-1] <= 1:
         fault = "a schedule in fractions of the run needs its number of steps: set stop.env_steps"
     else:
@@ -360,6 +360,8 @@ def _message(place: _Place, errors: list[Any], prefix: str) -> str:
     if by_type.keys() & {"missing", "union_tag_not_found"} and not place.inside:
         expected = f"one of {', '.join(names)}" if names else describe(hint) + f" ({place.doc})" * bool(place.doc)
         return f"{key}{'.name' if names else ''} is missing: expected {expected}"
+    if names and not isinstance(value, Mapping | str) and by_type.keys() & {"union_tag_invalid", "union_tag_not_found"}:
+        return f"{key}: expected {' or '.join(c.__name__ for c in names.values())}, got {type(value).__name__}"
     if "union_tag_invalid" in by_type:
         mend = _near(short(value["name"]).lower(), names)
         return f"{key}.name: expected one of {', '.join(names)}, got {short(value['name'])}{mend}"

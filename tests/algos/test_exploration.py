@@ -402,7 +402,11 @@ def test_a_config_with_options_can_be_static_and_compared():
     [
         ("noise", {}, "expected package.module:name, such as my_project.mine:fn, got 'noise'"),
         (":explore", {}, "expected package.module:name"),
-        ("no.such:explore", {}, "no.such cannot be imported (No module named 'no'): start the command where"),
+        (
+            "no.such:explore",
+            {},
+            "no.such cannot be imported (No module named 'no'): start the command in the module's directory",
+        ),
         (f"{__name__}:alway", {}, "has no function or class alway: did you mean always?"),
         (f"{__name__}:N", {}, "has no function or class N"),
         (f"{__name__}:always", {"acton": 1}, "cannot be called as (output, key, env_steps, carry, acton)"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jrl import config
-from jrl.config import datasets, plan
+from jrl.config import Sizes, datasets
 from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.fields import paths, plain_yaml
@@ -121,7 +121,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         raise InputError(
             f"external: clients play the episodes of this run: start it with {command.format_command('serve')}"
         )
-    criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
+    criteria = [name for name in cfg.stop if name != Sizes(cfg).counts_by]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
     if args.policy_only and not args.init_from:
@@ -187,7 +187,7 @@ def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interrupt
 
     cfg, directory, reason = member.session.config, member.directory, member.reason
     assert directory is not None
-    key = plan.counts_by(cfg)
+    key = Sizes(cfg).counts_by
     kept = checkpoint.exists(directory)
     typed = shlex.quote(str(directory))
     # a criterion: a callback's reason is none
@@ -354,7 +354,7 @@ def _run(
         build.enable_compile_cache()
     meta = checkpoint.read_meta(saved, resumable=True) if saved else None
     weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
-    key = plan.counts_by(cfg)
+    key = Sizes(cfg).counts_by
     total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0
     until = math.inf if args.until is None else args.until
     if done >= total:

@@ -24,7 +24,7 @@ from flax import struct
 from jrl import registry
 from jrl.agents import fixed, policies
 from jrl.agents.fixed import Group
-from jrl.config import RunConfig, multi_agent, plan
+from jrl.config import RunConfig, Sizes, multi_agent
 from jrl.config.policy_mapping import TABLE, NewEpisode, asking
 from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
@@ -98,9 +98,10 @@ class ByGame(policies.Policies):
         given = cfg.multi_agent
         assert given is not None and given.agents is not None
         # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
-        rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
+        sizes = Sizes(cfg)
+        rollouts = sizes.iterations_per_call + sizes.rollouts_ahead
         waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
-        ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
+        ahead = sizes.length * rollouts // 2 + 3 + waits
         self._shape = ahead, cfg.env.num_envs, len(given.agents), len(self.names)
         self._source: Any = None  # of the environments whose games are counted
 

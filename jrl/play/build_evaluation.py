@@ -182,7 +182,7 @@ def group(
     if spec:
         check_spaces(_spec_of(own), spec)
     make = functools.partial(_player, own, registry.find_registered(config.to_dict(own)), **options)
-    runners = build_collect.runner_options(own)._replace(num=found.num_env_runners)
+    runners = build_collect.runner_options(own.env_runners)._replace(num=found.num_env_runners)
     try:
         return EvaluationRunners(make, runners, num_envs=options["sizes"], length=length, count=index)
     except InputError as e:

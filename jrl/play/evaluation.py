@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jrl import agents, registry, spaces
-from jrl.config import RunConfig, plan
+from jrl.config import RunConfig, Sizes
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
 from jrl.play import build_evaluation
@@ -201,7 +201,7 @@ class Evaluations:
         if self._custom:
             return numbers(self._custom(self.algorithm, self.workers))
         if self._callbacks is not None and self._watches is None:
-            agents = plan.columns(self._cfg) // self._cfg.env.num_envs  # each has a column
+            agents = Sizes(self._cfg).columns // self._cfg.env.num_envs  # each has a column
             self._watches = [self._callbacks.episode_watch(n * agents, evaluation=True) for n in self._sizes]
         self.latest = running.group.play(running.weights, running.key, running.goal, running.until, self._watches)
         return _row(self.latest, running)

@@ -8,7 +8,7 @@ import jax
 
 from jrl import algos, config, envs
 from jrl.agents.policies import differing, without_floats
-from jrl.config import RunConfig, datasets
+from jrl.config import RunConfig, Sizes, datasets
 from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
 from jrl.host import runtime
@@ -76,7 +76,7 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
         return "multi_agent: policies have configs of their own, and who plays may change between calls"
     if datasets.alone(first):
         return "data.input: it learns from data alone"
-    if two := build.two_programs(first):
+    if two := Sizes(first).why_two_programs:
         return f"one program collects, another learns: {two}"
     backend = envs.resolve(first.env.id, first.env.backend)
     return "" if backend == "jax" else f"{backend} steps the environments, outside the program that learns"

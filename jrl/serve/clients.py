@@ -13,6 +13,7 @@ from jrl.config import RunConfig, external
 from jrl.envs import client_spaces
 from jrl.envs.client_spaces import ClientEnv
 from jrl.host import interruption
+from jrl.rollout.complete import Agents
 from jrl.rollout.source import Source
 from jrl.run.preflight import resolved
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
@@ -96,7 +97,7 @@ class Clients:
         )  # fmt: skip
         learns_any, name = cfg.replay is not None, config.algo_name(cfg)
         found.by_name["default"] = Policy(
-            name, _agents(cfg, spec, learns_any=learns_any), inference, client_inference, learns=True,
+            name, _agents(spec, columns, learns_any=learns_any), inference, client_inference, learns=True,
             why=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any",
             max_lag=external.max_lag(cfg),
         )  # fmt: skip
@@ -113,7 +114,7 @@ class Clients:
         )  # fmt: skip
 
 
-def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:
+def _agents(spec: EnvSpec, columns: Agents | None, *, learns_any: bool) -> dict[str, Agent]:
     parts = spaces.by_kind(spec)
 
     def own(kind: int, action: PyTree) -> PyTree:
@@ -124,7 +125,6 @@ def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Age
         return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))
 
     names = spec.agents or (ALONE,)
-    columns = agents.make(cfg, spec).columns
     follows = columns.policies if columns else (0,)
     found = {}
     for kind, one in enumerate(parts):

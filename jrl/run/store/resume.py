@@ -15,7 +15,7 @@ import yaml
 
 from jrl import agents, config
 from jrl.agents.policies import shapes
-from jrl.config import RunConfig, datasets, multi_agent, plan, to_dict
+from jrl.config import CheckpointConfig, MultiAgentConfig, RunConfig, Sizes, datasets, multi_agent, to_dict
 from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import TABLE, by_game
 from jrl.data.spaces_json import plain
@@ -39,14 +39,15 @@ NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
     """Names what a checkpoint holds of the state that `Program.keep` gave."""
     replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    return {"learner": _kept(state.learner, cfg), "replay": replay, "source": state.source}
+    kept = _kept(state.learner, cfg.checkpoint, cfg.multi_agent)
+    return {"learner": kept, "replay": replay, "source": state.source}
 
 
-def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
+def _kept(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
     """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
-    if cfg.checkpoint.policies == "all" or not isinstance(learner, dict):
+    if section.policies == "all" or not isinstance(learner, dict):
         return learner
-    frozen = {name for name in multi_agent.followers(cfg) if not multi_agent.is_trained(cfg, name)}
+    frozen = set(multi_agent.followers(given)) - set(multi_agent.learning(given))
     return {name: one for name, one in learner.items() if name not in frozen}
 
 
@@ -61,22 +62,22 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
       InputError: the checkpoint does not hold what is wanted.
     """
     cfg = config.override(checkpoint.read_meta(saved)["config"], [])
-    wanted = _kept(template, cfg)
+    wanted = _kept(template, cfg.checkpoint, cfg.multi_agent)
     if wanted is not template and len(wanted) < len(template) and not beside:
-        lost = [name for name in multi_agent.followers(cfg) if name not in wanted]
+        lost = [name for name in multi_agent.followers(cfg.multi_agent) if name not in wanted]
         raise InputError(
             f"{saved}: it holds the policies that learn (checkpoint.policies trainable), and not {', '.join(lost)}: "
             "name one of those that it has"
         )
-    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _named(found, cfg))
+    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _named(found, agents.make(cfg)))
     return {**template, **found} if wanted is not template else found
 
 
-def _named(found: PyTree, cfg: RunConfig) -> PyTree:
+def _named(found: PyTree, policies: agents.Policies) -> PyTree:
     """Names the policies of a State that an earlier version saved by their places in a table of games."""
     if not isinstance(found, dict) or "numbers" not in found.get(TABLE, {}):
         return found
-    first, *others = agents.make(cfg).alike
+    first, *others = policies.alike
     rest, old = [name for names in others for name in names], found[TABLE]
     places = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
     number_of = {int(old["numbers"][place]): number for number, place in enumerate(places)}
@@ -134,7 +135,7 @@ def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> 
             f"{fault}: the replay of {saved} has a column for each environment: keep env.num_envs={envs}, or start "
             "with an empty replay: --set checkpoint.replay=none"
         )
-    if by_game(cfg):
+    if by_game(cfg.multi_agent):
         raise InputError(
             f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
         )
@@ -264,7 +265,7 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     met, lines = set(), list[str]()
     for name, target in cfg.stop.items():
         now = criteria.is_met(name, row, target, cfg.run.smoothing_episodes)
-        if name == plan.counts_by(cfg) or not (now or told.get(name, -math.inf) >= target):
+        if name == Sizes(cfg).counts_by or not (now or told.get(name, -math.inf) >= target):
             continue
         met.add(name)
         was = f"stop.{name} {target:g} was met before"

@@ -226,7 +226,7 @@ def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, cap
         third = again.get_policy("third").get_state()
         at = again.save(tmp_path / "later")
     policy = jrl.load(at, policy="third")
-    equal(jax.tree.leaves(policy._actor), jax.tree.leaves(third.params))
+    equal(jax.tree.leaves(policy.weights), jax.tree.leaves(third.params))
     assert policy.act(np.zeros(3, np.float32)) in (0, 1)
     assert evaluate.main([str(at), "--episodes", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -331,7 +331,7 @@ def _bound(group: Group, make: MakeAlgo) -> Group:
         return own
 
     def with_values(values: Mapping[int, Any]) -> Group:
-        cfg = with_floats(group.cfg, values)
+        cfg = dataclasses.replace(group.cfg, algo=with_floats(group.cfg.algo, values))
         return group._replace(algo=make(cfg, group.spec), cfg=cfg, floats=())
 
     return own._replace(with_values=with_values)
@@ -363,11 +363,10 @@ def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
     return {i: np.asarray(values, np.float32) for i, values in enumerate(leaves) if len(set(values)) > 1}
 
 
-def with_floats(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
-    """Returns a config with other floats of its algorithm, by number of the leaf; they may be traced."""
-    leaves, structure = jax.tree.flatten(cfg.algo)
-    changed = [values.get(i, x) for i, x in enumerate(leaves)]
-    return dataclasses.replace(cfg, algo=jax.tree.unflatten(structure, changed))
+def with_floats(config: PyTree, values: Mapping[int, Any]) -> PyTree:
+    """Returns a Config or a tree of Configs with other floats, by number of the leaf; they may be traced."""
+    leaves, structure = jax.tree.flatten(config)
+    return jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
 
 
 def mean(x: np.ndarray) -> float:

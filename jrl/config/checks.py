@@ -44,7 +44,7 @@ _METRICS = (
 def faults(cfg: Any) -> Iterator[Fault]:
     """Yields every combination of values that cannot be run, with its mend."""
     yield from refused(TABLE, cfg)
-    yield from split_faults(cfg, Sizes(cfg).num_learners or 1)
+    yield from split_faults(cfg, Sizes(cfg).learners)
 
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:

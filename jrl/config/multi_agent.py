@@ -92,7 +92,8 @@ def _self_play_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
     mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
     no_rule = own.snapshot_win_rate is None and own.snapshot_every is None
     yield key, no_rule, f"expected a rule when copies are taken, got none: {mend}"
-    yield from _split_rows(cfg, num_agents, Sizes(cfg).num_learners or 1)
+    sizes = Sizes(cfg)
+    yield from _split_rows(sizes, num_agents, sizes.learners)
     yield (
         key, kinds,
         f"expected agents of equal spaces, got {_in_words(kinds)}: leave it out, or make teams of as many agents each "
@@ -109,12 +110,12 @@ def split_faults(cfg: RunConfig, num_agents: int, learners: int) -> list[str]:
     """Returns where the games of each of so many devices that learn, and of each device or env runner that collects for
     them, are no whole blocks of self-play, with the numbers that are.
     """
-    return _refused(_split_rows(cfg, num_agents, learners))
+    return _refused(_split_rows(Sizes(cfg), num_agents, learners))
 
 
-def _split_rows(cfg: RunConfig, num_agents: int, learners: int) -> Iterator[Row]:
-    assert cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
-    pool, parts = cfg.multi_agent.self_play.pool, math.lcm(learners, Sizes(cfg).num_pools(learners))
+def _split_rows(sizes: Sizes, num_agents: int, learners: int) -> Iterator[Row]:
+    cfg, parts = sizes.cfg, math.lcm(learners, sizes.num_pools(learners))
+    pool = cfg.multi_agent.self_play.pool
     unit, games = num_agents * pool * parts, cfg.env.num_envs
     near = " or ".join(str(n) for n in (games - games % unit, games - games % unit + unit) if n)
     who = "devices" if parts == learners else "env runners" if parts == cfg.env_runners.num else "parts"

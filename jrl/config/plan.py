@@ -164,10 +164,10 @@ class Sizes:
     # ------------------------------------------------------------ devices
 
     @functools.cached_property
-    def num_learners(self) -> int | None:
-        """Returns the number of devices that learn; None where that is left to the machine."""
+    def learners(self) -> int:
+        """Returns the number of devices that learn; 1 where that is left to the machine."""
         devices = self.cfg.devices
-        return len(devices.learners) if devices.learners is not None else devices.fake
+        return (devices.fake if devices.learners is None else len(devices.learners)) or 1
 
     def num_pools(self, learners: int) -> int:
         """Returns the parts of the environments: one for each env runner, or for each device that acts."""

@@ -149,7 +149,7 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | 
       InputError: they cannot be made; of clients: no spaces, or more than one device that learns.
     """
     if cfg.env_runners.num:
-        check_environments(cfg, pools)
+        check_environments(cfg.env, cfg.env_runners, pools)
         alone = dataclasses.replace(cfg.env, batch_size=None)
         return [environment(dataclasses.replace(cfg, env=alone), num_envs=1)]
     if cfg.external is not None:

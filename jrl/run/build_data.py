@@ -63,8 +63,7 @@ def make(plan: Plan, algo: Algo, found: Inputs) -> Made:
     batch = replay.batch_size // devices
     buffer, data = of_stores(plan, algo, found.train, found.spec, devices, batch, online=None)
     algo = learner.count_updates(algo, _statistics(plan, found))
-    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
-    like = jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
+    like = build_learner.samples_like(buffer, devices)
 
     def learn_from(buffer: Buffer, data: learner.Data) -> learner.Learner:
         fixed = functools.partial(learner.from_data_sets, buffer=buffer, axis_name=parallel.AXIS)
@@ -112,7 +111,8 @@ def of_stores(
     """
     cfg, replay = sizes.cfg, sizes.cfg.replay
     rows_of = datasets.counts(datasets.shares(cfg.data), batch)
-    to_end, names = traits(cfg.algo).to_end, wanted(cfg.algo, sequences=algo.sequences)
+    to_end, names = traits(cfg.algo).to_end, _read_columns(cfg.algo)
+    names += [layout.TO_END] if to_end and not algo.sequences else []
     stack = build_learner.frame_stack(cfg, spec)
     parts: list[Buffer] = [] if online is None else [online]
     fills: list[Callable[[], PyTree]] = []
@@ -135,8 +135,9 @@ def of_stores(
         fills.append(functools.partial(_filled, part, dealt, extras, rows))
     if len(parts) == 1:
         return parts[0], learner.Data(parts[0], fills[0], _bare, _dressed)
-    joined = mixed.make(parts, [rows_of[name] for name in _order(rows_of, online)], online=online is not None)
     begin = 0 if online is None else 1
+    order = [*[datasets.SAMPLER][:begin], *(name for name in rows_of if name != datasets.SAMPLER)]
+    joined = mixed.make(parts, [rows_of[name] for name in order], online=online is not None)
 
     def fill() -> PyTree:
         states = [fill() for fill in fills]
@@ -153,16 +154,9 @@ def of_stores(
     return joined, learner.Data(joined, fill, bare, dressed)
 
 
-def _order(sizes: Mapping[str, int], online: Buffer | None) -> list[str]:
-    """Returns the inputs in the order of the buffers: the environments first."""
-    rest = [name for name in sizes if name != datasets.SAMPLER]
-    return rest if online is None else [datasets.SAMPLER, *rest]
-
-
-def wanted(config: Any, *, sequences: bool) -> list[str]:
-    """Returns the columns beside observations, actions and rewards that an algorithm with this Config reads."""
-    own = [name for name in traits(config).reads if name in (RETURN_TO_GO, TIMESTEP)]
-    return [*own, *([layout.TO_END] if traits(config).to_end and not sequences else [])]
+def _read_columns(config: Any) -> list[str]:
+    """Returns the columns of a data set that an algorithm reads beside observations, actions and rewards."""
+    return [name for name in traits(config).reads if name in (RETURN_TO_GO, TIMESTEP)]
 
 
 def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
@@ -211,7 +205,7 @@ def _statistics(plan: Plan, found: Inputs) -> PyTree:
     if alone.ingest is None:
         raise InputError("algo.normalize_obs: the algorithm takes no statistics of data sets: set it to false")
     state = jax.jit(alone.init)(jax.random.key(0))
-    own = [name for name in wanted(plan.cfg.algo, sequences=alone.sequences) if name != layout.TO_END]
+    own = _read_columns(plan.cfg.algo)
     for store in found.train.values():
         state = data_sets.fold(alone.ingest, state, store, extras={name: store.columns[name] for name in own})
     return state.obs_stats

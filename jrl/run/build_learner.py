@@ -78,36 +78,20 @@ def maker(
     Raises:
       InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
-    cfg, row, envs = sizes.cfg, spaces.num_bytes(spec.observation), sizes.columns
-    if not algo.on_policy:
-        drawn = sizes.sequence_length if algo.sequences else 2  # a transition is an observation and the next
-        batch = cfg.replay.batch_size * drawn
-        beside = memory.check_rows(row, envs, length, batch=batch, devices=devices)
-        return _replay_learner(sizes, algo, spec, devices, beside, with_data)
-    memory.check_rows(row, envs, length, kept=sizes.passes.circular_buffer_num_batches, devices=devices)
-    like = functools.partial(rollout_like, sizes, spec, algo, length=length)
-    of_one = like(num_envs=envs // devices)
-    of_all = of_one if devices == 1 else like(num_envs=envs)
-    make = functools.partial(learner.on_policy, like=of_one)
-    return lambda _, algo: guarded(cfg.run.on_nonfinite, algo, of_all, make), ""
-
-
-def _replay_learner(
-    sizes: Sizes, algo: Algo, spec: EnvSpec, devices: int, beside: int, with_data: WithData | None
-) -> tuple[MakeLearner, str]:
-    """Returns the maker of learners around a replay buffer that fits the devices' memory, and its size in words.
-
-    Args:
-      beside: bytes that it leaves free.
-      with_data: see `maker`.
-    Raises:
-      InputError: it does not fit.
-    """
-    cfg, replay, columns = sizes.cfg, sizes.cfg.replay, sizes.columns
-    stack = frame_stack(cfg, spec)
-    extras = {"carry": _carry_of_one(algo, spec)} if algo.sequences else {}
+    cfg, replay, columns, row = sizes.cfg, sizes.cfg.replay, sizes.columns, spaces.num_bytes(spec.observation)
+    if algo.on_policy:
+        memory.check_rows(row, columns, length, kept=sizes.passes.circular_buffer_num_batches, devices=devices)
+        shape_of = functools.partial(rollout_like, sizes, spec, algo, length=length)
+        of_one, of_all = shape_of(num_envs=columns // devices), shape_of(num_envs=columns)
+        on_policy = functools.partial(learner.on_policy, like=of_one)
+        return lambda _, algo: guarded(cfg.run.on_nonfinite, algo, of_all, on_policy), ""
+    drawn = sizes.sequence_length if algo.sequences else 2  # a transition is an observation and the next
+    beside = memory.check_rows(row, columns, length, batch=replay.batch_size * drawn, devices=devices)
+    stack, extras = frame_stack(cfg, spec), dict[str, PyTree]()
+    if algo.sequences:  # one environment's memory, as acting hands it on to replay
+        carry = unroll.rollout_like(spec, algo, length=1, num_envs=1).extras["carry"]
+        extras["carry"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), carry)
     make = buffers(sizes, algo, spec, devices, num_envs=columns // devices, stack=stack, extras=extras)
-
     batch_size = replay.batch_size // devices
     if with_data is not None:
         batch_size = datasets.counts(datasets.shares(cfg.data), batch_size)[datasets.SAMPLER]
@@ -122,8 +106,7 @@ def _replay_learner(
     if with_data is not None:
         held, data, words = with_data(held)
         size = f"{size}; {words}"
-    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
-    like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
+    like = samples_like(held, devices)
     make_learner = functools.partial(
         learner.off_policy,
         updates=sizes.updates or 1,
@@ -181,10 +164,10 @@ def buffers(
     return functools.partial(make, element(spec.observation), element(spec.action), **options)
 
 
-def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
-    """Returns shapes and dtypes of one environment's memory, as acting hands it on to replay."""
-    like = unroll.rollout_like(spec, algo, length=1, num_envs=1)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
+def samples_like(buffer: Buffer, devices: int) -> PyTree:
+    """Returns shapes and dtypes of what the buffers of all devices sample together."""
+    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
+    return jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
 
 
 def guarded(on_nonfinite: str, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jrl import algos, config, envs
-from jrl.agents.policies import differing, without_floats
+from jrl.agents.policies import differing, with_floats, without_floats
 from jrl.config import RunConfig, Sizes, datasets
 from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
@@ -58,8 +58,7 @@ def numbers(cfg: RunConfig) -> tuple[PyTree, dict[str, PyTree]]:
 
 def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
     """Returns a config with some of its `numbers`, by number of the leaf; they may be traced."""
-    leaves, structure = jax.tree.flatten(numbers(cfg))
-    algo, replay = jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
+    algo, replay = with_floats(numbers(cfg), values)
     kept = cfg.replay and dataclasses.replace(cfg.replay, **replay)
     return dataclasses.replace(cfg, algo=algo, replay=kept)
 

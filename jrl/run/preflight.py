@@ -27,7 +27,7 @@ def check(cfg: RunConfig) -> RunConfig:
     errors = loggers.check(cfg.run.log)
     try:
         sizes = Sizes(cfg)
-        check_environments(cfg, sizes.num_pools(sizes.num_learners or 1))
+        check_environments(cfg.env, cfg.env_runners, sizes.num_pools(sizes.learners))
     except InputError as e:
         errors += e.errors
     if errors:
@@ -40,10 +40,10 @@ def on_failure(runners: EnvRunnersConfig) -> OnFailure:
     return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
 
 
-def check_environments(cfg: RunConfig, vectors: int) -> None:
+def check_environments(env: EnvConfig, runners: EnvRunnersConfig, vectors: int) -> None:
     """Raises InputError with what is wrong with the environments of a run in so many vectors, without making one."""
-    section = dataclasses.replace(cfg.env, num_envs=cfg.env.num_envs // vectors)
-    if errors := envs.check(section, on_failure=on_failure(cfg.env_runners)):
+    section = dataclasses.replace(env, num_envs=env.num_envs // vectors)
+    if errors := envs.check(section, on_failure=on_failure(runners)):
         raise InputError(*errors)
 
 

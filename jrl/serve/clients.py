@@ -38,14 +38,14 @@ class Clients:
         self.address = ""
 
     @contextlib.contextmanager
-    def open(self, cfg: RunConfig) -> Iterator[None]:
-        """Takes the address of the config; connections are refused until the first weights are there.
+    def open(self, given: external.ExternalConfig | None) -> Iterator[None]:
+        """Takes the address of the section `external`; connections are refused until the first weights are there.
 
         Raises:
           InputError: as `Address`.
         """
-        assert cfg.external is not None
-        self._address = Address(cfg.external)
+        assert given is not None
+        self._address = Address(given)
         self.address = self._address.url
         try:
             yield

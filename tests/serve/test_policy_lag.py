@@ -56,7 +56,7 @@ def _play(address, episode, first, versions):
 def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
     cfg = serving.settings(algo, envs=1, length=LENGTH, external={} if most is None else {"max_lag": most})
     clients, found, chose, taken, late = Clients(), queue.SimpleQueue(), [], [], 0
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         run = build.run(cfg, external=clients.source(cfg, 0, []))
         thread = threading.Thread(target=_learner, args=(run, found, len(requests)), daemon=True)
         thread.start()

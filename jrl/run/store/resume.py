@@ -109,7 +109,8 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     wanted, before, envs = parts(template, cfg), meta["devices"], _other_num_envs(meta, cfg)
     latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
     if envs:
-        _check_num_envs(saved, cfg, envs, replay=bool(jax.tree.leaves(wanted["replay"])) and not latest)
+        filled = bool(jax.tree.leaves(wanted["replay"])) and not latest
+        _check_num_envs(saved, cfg.env.num_envs, envs, replay=filled, is_by_game=by_game(cfg.multi_agent))
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": learner(saved, jax.device_get(template.learner), beside=True)}
@@ -128,14 +129,14 @@ def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
     return found if isinstance(found, int) and found != cfg.env.num_envs and not datasets.alone(cfg) else None
 
 
-def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> None:
-    fault = f"env.num_envs: expected {envs}, got {cfg.env.num_envs}"
+def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_game: bool) -> None:
+    fault = f"env.num_envs: expected {envs}, got {now}"
     if replay:
         raise InputError(
             f"{fault}: the replay of {saved} has a column for each environment: keep env.num_envs={envs}, or start "
             "with an empty replay: --set checkpoint.replay=none"
         )
-    if by_game(cfg.multi_agent):
+    if is_by_game:
         raise InputError(
             f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
         )
@@ -232,8 +233,10 @@ def stored_config(path: Path) -> dict[str, Any] | None:
 def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """Describes the effects of continuing with this config, on so many devices, from data with these checksums."""
     meta = checkpoint.read_meta(saved)
-    for line in differences(meta["config"], cfg):
-        yield f"changed: {line}"
+    old, new = flatten(plain(meta["config"])), flatten(plain(to_dict(cfg)))
+    for key in {**old, **new}:
+        if key not in ("run.out", "network.init") and old.get(key) != new.get(key):  # without effect later
+            yield f"changed: {key} {flow(old.get(key))} -> {flow(new.get(key))}"
     for name, checksum in meta.get("data", {}).items():
         if data.get(name, checksum) != checksum:
             where = ", ".join(name.splitlines())
@@ -276,13 +279,6 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     if not asked:
         return cfg, lines
     return dataclasses.replace(cfg, stop={k: v for k, v in cfg.stop.items() if k not in met}), lines
-
-
-def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
-    """Returns the keys in which two configs differ, as `key saved -> now`, but for those without effect later."""
-    old, new = (flatten(plain(tree)) for tree in (saved, to_dict(now)))
-    keys = [k for k in {**old, **new} if k not in ("run.out", "network.init") and old.get(k) != new.get(k)]
-    return [f"{k} {flow(old.get(k))} -> {flow(new.get(k))}" for k in keys]
 
 
 def _regroup_source(source: PyTree, like: PyTree) -> PyTree:

@@ -63,13 +63,11 @@ class Run(NamedTuple):
     in_program: bool  # whether they are stepped inside a compiled program
     replay: str  # what the replay buffer takes, in words; "" without
     guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
-    num_params: int  # of the networks that learn
     learn: learner.Learner  # of one device
-    unroll: unroll.Unroll | None  # of one device, where the program that learns collects, too
-    note: str  # what callbacks cannot have in this run, in words; "" for nothing
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
+    note: str = ""  # what callbacks cannot have in this run, in words; "" for nothing
     recorder: data_output.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
@@ -85,6 +83,13 @@ class Run(NamedTuple):
     @property
     def policies(self) -> agents.Policies:
         return self.plan.policies
+
+    @property
+    def num_params(self) -> int:
+        """Returns the number of parameters of the networks that learn."""
+        states = self.policies.states(jax.eval_shape(self.algo.init, jax.random.key(0)))
+        names = [name for group in self.policies.groups if self.policies.learns(group) for name in group.names]
+        return sum(math.prod(x.shape) for name in names for x in jax.tree.leaves(states[name].params))
 
 
 def run(
@@ -147,15 +152,10 @@ class _Learning(NamedTuple):
 
     def run(self, **more: Any) -> Run:
         """Returns the run, with what else it has."""
-        policies = self.plan.policies
-        states = policies.states(jax.eval_shape(self.algo.init, jax.random.key(0)))
-        groups = filter(policies.learns, policies.groups)
-        params = [states[name].params for group in groups for name in group.names]
         return Run(
             plan=self.plan,
             algo=self.algo,
             replay=self.replay,
-            num_params=sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
             learn=self.learn,
             data=self.inputs.checksums if self.inputs else {},
             data_notes=self.inputs.notes if self.inputs else (),
@@ -213,15 +213,12 @@ def _in_one_program(learning: _Learning) -> Run:
     def rebuild_with(other: RunConfig) -> Fused:
         return _fused(_learning(dataclasses.replace(plan, cfg=other), vectors, None, learning.inputs))
 
-    program = _fused(learning)
     backend = envs.resolve(section.id, section.backend)
     return learning.run(
-        program=program,
+        program=_fused(learning),
         backend=f"{backend}, {counted(plan.iterations_per_call, 'iteration')} per call",
         in_program=True,
         guarantee="refilled" if plan.is_refilled else "bitwise" if env.pure else "learner",
-        unroll=program.unroll,
-        note="",
         apply_task=apply_task,
         programs="one program collects and learns",
         rebuild_with=rebuild_with if env.pure else None,
@@ -267,8 +264,6 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         backend=f"data alone, {counted(plan.iterations_per_call, 'update', ',')} per call",
         in_program=True,
         guarantee="data",
-        unroll=None,
-        note="",
         apply_task=apply_task,
         judge=estimates.beside(plan, found, algo),
         programs="one program draws from the data, another learns"
@@ -342,7 +337,6 @@ def _in_two_programs(
         backend=f"{backend}, {stepped}",
         in_program=in_program,
         guarantee="refilled" if plan.is_refilled else "restarted" if cfg.checkpoint.exact else "learner",
-        unroll=None,
         recorder=recorder,
         note=callback_list.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if callback_list else "",
         apply_task=apply_task,

@@ -1,8 +1,7 @@
 """A Population, made of RunConfigs that differ in their seed and floats."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
@@ -56,13 +55,6 @@ def numbers(cfg: RunConfig) -> tuple[PyTree, dict[str, PyTree]]:
     return cfg.algo, {name: getattr(cfg.replay, name) for name in _OF_REPLAY if cfg.replay is not None}
 
 
-def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
-    """Returns a config with some of its `numbers`, by number of the leaf; they may be traced."""
-    algo, replay = with_floats(numbers(cfg), values)
-    kept = cfg.replay and dataclasses.replace(cfg.replay, **replay)
-    return dataclasses.replace(cfg, algo=algo, replay=kept)
-
-
 def _why_not(configs: Sequence[RunConfig]) -> str:
     first = configs[0]
     if first.custom != CustomConfig():
@@ -109,7 +101,11 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     assert isinstance(fused, build.Fused)
 
     def with_values(values: PyTree) -> build.Fused:
-        return rebuild_with(_with_numbers(alone, values)) if floats else fused
+        if not floats:
+            return fused
+        algo, replay = with_floats(numbers(alone), values)  # which may be traced
+        kept = alone.replay and dataclasses.replace(alone.replay, **replay)
+        return rebuild_with(dataclasses.replace(alone, algo=algo, replay=kept))
 
     seeds = [each.run.seed for each in configs]
     population = Population(fused, with_values, seeds=seeds, floats=floats, devices=devices)

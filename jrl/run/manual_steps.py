@@ -21,6 +21,7 @@ from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.learn import learner, parallel
 from jrl.learn.clock import NO_STEPS, Clock
+from jrl.learn.fused import Fused
 from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
@@ -151,17 +152,16 @@ class ByHand:
         Raises:
           InputError: EnvPool steps the environments inside the program that learns; or there are none.
         """
-        session = self._session
-        if isinstance(session.run.program, Offline):
+        session, program = self._session, self._session.run.program
+        if isinstance(program, Offline):
             raise InputError("sample: the run learns from data.input alone: sample_replay() draws a batch of it")
-        program, collect = session.run.program, session.run.unroll
-        if collect is not None and not collect.pure:
+        if isinstance(program, Fused) and not program.unroll.pure:
             raise InputError(
                 f"sample: {session.config.env.id} is stepped by EnvPool inside the program that learns: use "
                 "rollout.collector host"
             )
         number = session.config.run.seed, session.iteration, self._call()
-        before = session.run.policies.ahead(session.run.program, session.state)
+        before = session.run.policies.ahead(program, session.state)
         state, *found = program.collect(before, *number)
         session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(found)

@@ -493,7 +493,8 @@ class Session(BaseSession):
 
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
-        return resume.parts(self.run.program.keep(self.state), self.config)
+        kept = self.run.program.keep(self.state)
+        return resume.parts(kept, self.config.checkpoint, self.config.multi_agent)
 
 
 def _log_at(level: str) -> None:

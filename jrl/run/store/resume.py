@@ -36,11 +36,10 @@ _OF_VALUES = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # na
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 
 
-def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
+def parts(state: LoopState, section: CheckpointConfig, given: MultiAgentConfig | None) -> dict[str, PyTree]:
     """Names what a checkpoint holds of the state that `Program.keep` gave."""
-    replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    kept = _kept(state.learner, cfg.checkpoint, cfg.multi_agent)
-    return {"learner": kept, "replay": replay, "source": state.source}
+    replay = state.replay if section.replay == "full" else ()
+    return {"learner": _kept(state.learner, section, given), "replay": replay, "source": state.source}
 
 
 def _kept(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
@@ -106,7 +105,7 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
       InputError: the checkpoint does not hold what the run needs.
     """
     meta = checkpoint.read_meta(saved, resumable=True)
-    wanted, before, envs = parts(template, cfg), meta["devices"], _other_num_envs(meta, cfg)
+    wanted, before, envs = parts(template, cfg.checkpoint, cfg.multi_agent), meta["devices"], _other_num_envs(meta, cfg)
     latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
     if envs:
         filled = bool(jax.tree.leaves(wanted["replay"])) and not latest

@@ -144,12 +144,6 @@ def _check_weights(cfg: RunConfig, own: RunConfig, spec: EnvSpec) -> None:
         )
 
 
-def _spec_of(cfg: RunConfig) -> EnvSpec:
-    env = build.environment(cfg, num_envs=1, role="eval")
-    env.close()
-    return env.spec
-
-
 def group(
     cfg: RunConfig, own: RunConfig, sizes: Sequence[int], index: int, *, infos: bool, spec: EnvSpec | None = None
 ) -> Player | EvaluationRunners:
@@ -167,7 +161,7 @@ def group(
     """
     found = cfg.evaluation
     if spec is None and (found.config.get("env") or found.config.get("algo")):
-        spec = _spec_of(cfg)
+        spec = build_collect.spec_of(cfg)
     if spec and found.config.get("algo"):
         _check_weights(cfg, own, spec)
     # one row at a time where episodes go on: those that end later than the last that counts are the next to count
@@ -182,7 +176,7 @@ def group(
             raise
         return here
     if spec:
-        check_spaces(_spec_of(own), spec)
+        check_spaces(build_collect.spec_of(own), spec)
     make = functools.partial(_player, own, registry.find_registered(config.to_dict(own)), **options)
     runners = build_collect.runner_options(own.env_runners)._replace(num=found.num_env_runners)
     try:

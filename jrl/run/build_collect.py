@@ -78,6 +78,13 @@ def environment(
     return env
 
 
+def spec_of(cfg: RunConfig) -> EnvSpec:
+    """Returns the spec of an environment of evaluations, which is made and closed. Raises as `environment`."""
+    env = environment(cfg, num_envs=1, role="eval")
+    env.close()
+    return env.spec
+
+
 def algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:

@@ -16,7 +16,7 @@ from jrl.host import machine
 from jrl.learn import learner, parallel
 from jrl.replay import layout, memory, mixed
 from jrl.run import build_learner, data_sets
-from jrl.run.build_collect import algorithm, environment
+from jrl.run.build_collect import algorithm, spec_of
 from jrl.run.data_sets import Inputs
 from jrl.run.plan import Plan
 from jrl.types import Algo, Buffer, EnvSpec, Key, PyTree, SequenceBatch
@@ -40,13 +40,7 @@ def inputs(cfg: RunConfig) -> Inputs:
     Raises:
       InputError: files cannot be read, or do not fit the environment.
     """
-    if not cfg.env.id:
-        return data_sets.read(cfg, None)
-    env = environment(cfg, num_envs=1, role="eval")
-    try:
-        return data_sets.read(cfg, env.spec)
-    finally:
-        env.close()
+    return data_sets.read(cfg, spec_of(cfg) if cfg.env.id else None)
 
 
 def make(plan: Plan, algo: Algo, found: Inputs) -> Made:

@@ -95,11 +95,12 @@ class Clients:
             config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
             clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
         )  # fmt: skip
+        max_lag = external.max_lag(given, cfg.algo)
         learns_any, name = cfg.replay is not None, config.algo_name(cfg)
         found.by_name["default"] = Policy(
             name, _agents(spec, columns, learns_any=learns_any), inference, client_inference, learns=True,
             why=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any",
-            max_lag=external.max_lag(cfg),
+            max_lag=max_lag,
         )  # fmt: skip
 
         def begin() -> None:
@@ -109,7 +110,7 @@ class Clients:
 
         return ClientSource(
             env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
-            max_lag=external.max_lag(cfg), version=iteration, length=length, carry=carry, explore=explore,
+            max_lag=max_lag, version=iteration, length=length, carry=carry, explore=explore,
             server=found, **how,
         )  # fmt: skip
 

@@ -310,7 +310,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))
-    rollout: Any = rollout_like(cfg, spec, algo, length=1, num_envs=1)
+    rollout: Any = rollout_like(config.Sizes(cfg), spec, algo, length=1, num_envs=1)
     extras = {} if algo.on_policy else checkpoint.read(found, "batch").get("extras", {})
     like = rollout if algo.on_policy else _sample_like(algo, spec, rollout, extras)
     return meta, (algo, state, checkpoint.read(found, "batch", like), key)

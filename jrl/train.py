@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jrl import config
-from jrl.config import datasets, plan
+from jrl.config import Sizes, datasets
 from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.fields import paths, plain_yaml
@@ -121,7 +121,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         raise InputError(
             f"external: clients play the episodes of this run: start it with {command.format_command('serve')}"
         )
-    criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
+    criteria = [name for name in cfg.stop if name != Sizes(cfg).counts_by]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
     if args.policy_only and not args.init_from:
@@ -134,12 +134,14 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         print("runtime:", *settings)
     from jrl.sweep import seeds
 
-    if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
+    title = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
+    title = title.replace("/", "-").replace(":", "-")
+    if (status := seeds.train(args, cfg, _dated(title), transcript)) is not None:
         return status
     with contextlib.ExitStack() as stack:
         if clients := make_clients and make_clients():
-            stack.enter_context(clients.open(cfg))
-        directory, saved = _directory(args, cfg, stack)
+            stack.enter_context(clients.open(cfg.external))
+        directory, saved = _directory(args, cfg.run.out, title, stack)
         from jrl.run.store import checkpoint, resume
 
         if saved and not args.as_test:  # which asks whether the criterion is met
@@ -170,14 +172,9 @@ def _resolve_paths(args: argparse.Namespace) -> None:
             setattr(args, name, str(paths.resolve(given, f"--{name.replace('_', '-')}", expected)))
 
 
-def _name(args: argparse.Namespace, cfg: config.RunConfig) -> str:
-    """Returns the name of a directory for a run that is given none, with the time."""
-    return f"{_title(args, cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _title(args: argparse.Namespace, cfg: config.RunConfig) -> str:
-    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
-    return name.replace("/", "-").replace(":", "-")
+def _dated(title: str) -> str:
+    """Returns the name of a directory for a run that is given none."""
+    return f"{title}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interruption.Signals) -> int:
@@ -187,7 +184,7 @@ def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interrupt
 
     cfg, directory, reason = member.session.config, member.directory, member.reason
     assert directory is not None
-    key = plan.counts_by(cfg)
+    key = Sizes(cfg).counts_by
     kept = checkpoint.exists(directory)
     typed = shlex.quote(str(directory))
     # a criterion: a callback's reason is none
@@ -210,7 +207,7 @@ def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interrupt
             criteria = (f"{name} {value:g}" for name, value in cfg.stop.items() if name != key)
             print(f"not met within the step budget: {', '.join(criteria)}")
         if not reason or reason != member.session.ended:
-            without_update = reporter.without_update(member.session.reporter.row or {}, cfg)
+            without_update = reporter.without_update(member.session.reporter.row or {}, cfg.replay)
     where = "" if cfg.env.id else " --set env.id=NAME"
     if kept and (best := _best(directory)):
         print(best)
@@ -305,15 +302,15 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
 
 
 def _directory(
-    args: argparse.Namespace, cfg: config.RunConfig, stack: contextlib.ExitStack
+    args: argparse.Namespace, out: str | None, title: str, stack: contextlib.ExitStack
 ) -> tuple[Path, Path | None]:
     """Returns the run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run.store import checkpoint
 
-    given = Path(cfg.run.out) if cfg.run.out else None
+    given = Path(out) if out else None
     own, saved = given, None
     if args.resume == "auto":
-        named = Path("runs").absolute().glob(f"{glob.escape(_title(args, cfg))}_*")
+        named = Path("runs").absolute().glob(f"{glob.escape(title)}_*")
         latest = next(filter(checkpoint.exists, [given] if given else sorted(named, reverse=True)), None)
         if latest is None:
             print("resume: no checkpoint found, starting afresh")
@@ -322,7 +319,7 @@ def _directory(
     elif args.resume:
         saved = checkpoint.locate(Path(args.resume))
         own = given or checkpoint.run_of(Path(args.resume))
-    directory = own or files.make_numbered(Path(f"runs/{_name(args, cfg)}"))
+    directory = own or files.make_numbered(Path(f"runs/{_dated(title)}"))
     stack.enter_context(files.lock_directory(directory, made=own is None))
     if args.resume is None and (directory / "config.yaml").exists():
         raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
@@ -354,7 +351,7 @@ def _run(
         build.enable_compile_cache()
     meta = checkpoint.read_meta(saved, resumable=True) if saved else None
     weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
-    key = plan.counts_by(cfg)
+    key = Sizes(cfg).counts_by
     total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0
     until = math.inf if args.until is None else args.until
     if done >= total:

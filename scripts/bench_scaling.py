@@ -90,7 +90,7 @@ def batches(cfg: config.RunConfig, count: int) -> Iterator[Any]:
 
     env = build.environment(dataclasses.replace(cfg, devices=config.DevicesConfig()), num_envs=cfg.env.num_envs)
     algo = build.algorithm(cfg, env.spec)
-    length = build.plan.rollout_length(cfg)
+    length = config.Sizes(cfg).length
     source = sources.make(env, algo.act, key=jax.random.key(1), length=length, carry=algo.carry)
     state, learn = jax.device_put(jax.jit(algo.init)(jax.random.key(0)), jax.local_devices()[0]), jax.jit(algo.update)
     try:

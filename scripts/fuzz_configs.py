@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jrl import config
-from jrl.config import plan
+from jrl.config import Sizes
 from jrl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -248,7 +248,8 @@ def look(found: Mutant, file: Path) -> str:
         long = [error for error in e.errors if not error or len(error) > LONGEST]
         assert not long, f"an error of {len(long[0])} characters: {long[0][:2000]}"
         return "refused"
-    assert all(list(plan.lines(cfg))) and plan.iterations_per_call(cfg) >= 1 and plan.report_every(cfg) >= 1
+    sizes = Sizes(cfg)
+    assert all(list(sizes.lines())) and sizes.iterations_per_call >= 1 and sizes.report_every >= 1
     json.dumps(config.to_dict(cfg))
     text = config.to_yaml(cfg)
     written = file.with_suffix(".written.yaml")

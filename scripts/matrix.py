@@ -35,7 +35,7 @@ from matrix_tasks import COLUMNS, Task, names, settings, task_of
 
 from jrl import config, spaces
 from jrl.algos import uniform
-from jrl.config import plan
+from jrl.config import Sizes
 from jrl.errors import InputError
 from jrl.rollout import unroll
 from jrl.run import build
@@ -149,7 +149,7 @@ def train_and_resume(session: Session) -> dict[str, Any]:
     assert info is not None
     session.after(info)
     each = max(1, session.counted())  # steps of a call
-    train(session, until=session.iteration * ((plan.total_steps(session.config) or 0) // (2 * each)))
+    train(session, until=session.iteration * ((Sizes(session.config).total_steps or 0) // (2 * each)))
     with tempfile.TemporaryDirectory() as directory:
         saved, steps = Path(directory) / "half", session.counted()
         checkpoint.write(saved, checkpoint.on_host(session.parts()), session.description())

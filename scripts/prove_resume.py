@@ -26,7 +26,7 @@ from typing import Any
 import jax
 
 from jrl import config
-from jrl.config import plan
+from jrl.config import Sizes
 from jrl.metrics.loggers import read_rows
 from jrl.run.store import checkpoint
 
@@ -36,12 +36,12 @@ _TIMES = ("time", "perf/", "evaluation/time_s", "sys/")  # what may differ
 def command(args: argparse.Namespace, path: str, out: Path) -> list[str]:
     """The training command of both runs."""
     cfg = config.load(path, args.overrides, stop=args.stop)
-    total = int(cfg.stop[plan.counts_by(cfg)])
+    total = int(cfg.stop[Sizes(cfg).counts_by])
     settings = [f"checkpoint.every={max(1, total // 12)}", "checkpoint.exact=true", "checkpoint.replay=full"]
     settings = [
         f"--set={s}" for s in (*settings, "run.log=[jsonl]", f"run.report_every={max(1, total // 40)}", *args.overrides)
     ]
-    limits = [f"--stop={name}=1e9" for name in cfg.stop if name != plan.counts_by(cfg)]
+    limits = [f"--stop={name}=1e9" for name in cfg.stop if name != Sizes(cfg).counts_by]
     limits += [f"--stop={s}" for s in args.stop]
     return [sys.executable, "-m", "jrl.train", path, *settings, *limits, "--resume", "auto", "--out", str(out)]
 
@@ -113,7 +113,7 @@ def prove(args: argparse.Namespace, path: str, out: Path) -> bool:
     whole, killed = out / "whole", out / "killed"
     subprocess.run(command(args, path, whole), check=True, stdout=subprocess.DEVNULL)
     end = checkpoint.read_meta(checkpoint.locate(whole))
-    counted = plan.counts_by(config.load(path, args.overrides, stop=args.stop))
+    counted = Sizes(config.load(path, args.overrides, stop=args.stop)).counts_by
     rng = random.Random(args.seed)
     kills = interrupted(command(args, path, killed), killed, counted, end["counted"], args.kills, rng)
     found = differences(whole, killed)

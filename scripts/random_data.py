@@ -89,7 +89,8 @@ def main() -> None:
     cfg = config.load(path, [*overrides, f"replay.batch_size={args.batch}"])
     found = build_data.inputs(cfg)
     algo = build_collect.algorithm(cfg, found.spec)
-    buffer, sets = build_data.of_stores(cfg, algo, found.train, found.spec, 1, args.batch, online=None)
+    sizes = config.Sizes(cfg)
+    buffer, sets = build_data.of_stores(sizes, algo, found.train, found.spec, 1, args.batch, online=None)
     ring = jax.tree.map(lambda x, like: x.reshape(like.shape), sets.fill(), jax.eval_shape(buffer.init))
     drawn = jax.jit(lambda ring: jax.lax.map(lambda i: buffer.sample(ring, jax.random.key(i)), jnp.arange(64)))(ring)
 

@@ -67,7 +67,7 @@ def command(case: str, settings: Sequence[str], iterations: int, out: Path) -> l
     chosen = [*CASES.get(case, []), *settings]
     # any budget will do to learn how many rows an iteration has
     cfg = config.load(path, [*chosen, "stop.env_steps=1000000000"])
-    rows = config.batch_plan(cfg).rows
+    rows = config.Sizes(cfg).rows
     steps = iterations * rows
     chosen += [f"stop.{name}=1e9" for name in cfg.stop if name != "env_steps"]
     chosen += [

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jrl import config
-from jrl.config import RunConfig, plan
+from jrl.config import RunConfig, Sizes
 from jrl.config.sections import CustomConfig
 from jrl.learn.offline import Offline
 from jrl.learn.population import Population
@@ -67,4 +67,4 @@ def _compiled_of(cfg: RunConfig) -> str:
         own = sections.pop(section)
         if names:
             sections[section] = {name: value for name, value in own.items() if name not in names}
-    return json.dumps([sections, plan.iterations_per_call(cfg)], sort_keys=True, default=repr)
+    return json.dumps([sections, Sizes(cfg).iterations_per_call], sort_keys=True, default=repr)

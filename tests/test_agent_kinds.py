@@ -265,7 +265,8 @@ TAG_KINDS = {TAG[:2]: "observations of 16", TAG[2:]: "observations of 14"}
 
 def follows(agents=TAG, kinds=None, **section):
     cfg = config.from_dict({**SMALL, "multi_agent": section})
-    return multi_agent.followers(multi_agent.with_agents(cfg, agents, TAG_KINDS if kinds is None else kinds))
+    found = multi_agent.with_agents(cfg, agents, TAG_KINDS if kinds is None else kinds)
+    return multi_agent.followers(found.multi_agent)
 
 
 def test_a_policy_for_each_kind_unless_the_config_says_more():
@@ -303,7 +304,7 @@ def test_agents_of_different_spaces_do_not_follow_one_policy(section):
 def test_kinds_are_no_team():
     cfg = config.from_dict({**SMALL, "multi_agent": {"group": {"team": list(TAG)}}})
     with pytest.raises(InputError, match=r"multi_agent.group.team: .*those of adversary_0 and agent_0 differ"):
-        multi_agent.check_group(cfg, TAG, TAG_KINDS)
+        multi_agent.check_group(cfg.multi_agent, TAG, TAG_KINDS)
 
 
 # ---------------------------------------------------------------- runs

@@ -184,7 +184,7 @@ def test_replays_go_on_by_policy():
 
     def replays(session):
         kept = jax.device_get(session.run.program.keep(session.state))
-        return session.run.policies._replays(kept.replay, session.run.learners)
+        return session.run.policies._replays(kept.replay, session.run.plan.learners)
 
     with built(**dqn, rollout={"length": 4}, devices={"fake": 2}) as algo:
         trained(algo, 4)
@@ -296,9 +296,10 @@ def test_replays_hold_the_rows_of_their_own_policy():
     with built(**dqn, rollout={"length": 4}, multi_agent={"mapping": registry.reference(by_number)}) as algo:
         trained(algo, 4)
         session, (group,) = algo.session, algo.session.run.policies.groups
-        learn, mesh = session.run.learn, session.run.mesh
+        learn, mesh = session.run.learn, session.run.plan.mesh
         algo_of_one = build.algorithm_of_one(group.cfg, group.spec, axis_name=parallel.AXIS)
-        learner, _ = build_learner.make(group.cfg, algo_of_one, group.spec, devices=1, length=4)
+        make, _ = build_learner.maker(config.Sizes(group.cfg), algo_of_one, group.spec, devices=1, length=4)
+        learner = make(group.cfg.algo, algo_of_one)
 
         def drawn(replay, place, key):
             mine = jax.tree.map(lambda x: x[place], own_replay(replay, learn)[group.label])

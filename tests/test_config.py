@@ -316,8 +316,9 @@ def test_files_that_are_no_config(tmp_path, monkeypatch):
 
 def test_batch_plan():
     # 8 x 128 = 1024 rows, 4 minibatches of 256, 4 epochs of them; ceil(100000 / 1024) = 98.
-    assert config.batch_plan(made()) == (1024, 256, 16, 98)
-    assert config.batch_plan(made(algo={"name": "dqn"})) == (1024, None, None, 98)
+    numbers = lambda sizes: (sizes.rows, sizes.minibatch, sizes.updates, sizes.iterations)
+    assert numbers(config.Sizes(made())) == (1024, 256, 16, 98)
+    assert numbers(config.Sizes(made(algo={"name": "dqn"}))) == (1024, None, None, 98)
 
 
 # ---------------------------------------------------------------- python -m jrl.config

@@ -7,7 +7,7 @@ import time
 import jax
 import pytest
 
-from jrl import config
+from jrl import agents, config
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
 from jrl.play import build_evaluation
@@ -112,10 +112,11 @@ def test_timesteps():
 
 
 def test_own_environments():
+    sizes = lambda cfg: build_evaluation.num_envs(cfg.evaluation, agents.make(cfg))
     cfg = run_config(evaluation={"config": {"env": {"options": {"max_episode_steps": 7}, "num_envs": 3}}})
-    assert cfg.env.options == {"max_episode_steps": 30} and build_evaluation.num_envs(cfg) == [4]  # evaluation.num_envs
+    assert cfg.env.options == {"max_episode_steps": 30} and sizes(cfg) == [4]  # evaluation.num_envs
     cfg = dataclasses.replace(cfg, evaluation=dataclasses.replace(cfg.evaluation, num_envs=None))
-    assert build_evaluation.num_envs(cfg) == [3]
+    assert sizes(cfg) == [3]
     assert build_evaluation.config_of(cfg).env.options == {"max_episode_steps": 7}
     assert build_evaluation.config_of(cfg).env.num_envs == 4  # of training: what suits batches and devices
     found = Evaluations(cfg).play(trained(cfg), count=0, version=0)

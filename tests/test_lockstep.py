@@ -16,6 +16,7 @@ from jrl.learn import learner, parallel
 from jrl.migrate import migrate
 from jrl.rollout import unroll
 from jrl.run import build, build_learner
+from jrl.run.plan import Plan
 from jrl.types import Box, Discrete, EnvSpec, SequenceBatch, UpdateAux
 
 DRAWN = {"replay": {"batch_size": 64, "learning_starts": 32, "updates_per_step": 1 / (GAMES * STEPS), "burn_in": 2}}
@@ -65,7 +66,7 @@ def drawn(cfg, key, masks):
 
     algo, policies = build.algorithm(cfg, SPEC), agents.make(cfg, SPEC)
     groups = policies.bound(make)
-    learn, _ = build_learner.of_policies(policies, groups, devices=1, length=STEPS)
+    learn, _ = build_learner.of_policies(Plan(cfg, SPEC), groups)
     assert [group.label for group in groups] == ["agent_0+1", "agent_2", "agent_3"]
     like = unroll.rollout_like(SPEC, algo, length=STEPS, num_envs=SPEC.num_envs)
     like = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
@@ -145,7 +146,7 @@ def test_one_policy_has_nobody_to_keep_in_step_with():
         multi_agent.with_agents(cfg, NAMES)
     cfg = made(**{**REPLAY, "multi_agent": {"group": {"team": list(NAMES)}, **LOCKSTEP}})
     with pytest.raises(InputError, match=r"lockstep: with one team of all agents one policy learns: leave it out"):
-        multi_agent.check_group(cfg, NAMES)
+        multi_agent.check_group(cfg.multi_agent, NAMES)
 
 
 def test_rllibs_key_is_understood():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jrl import algos, config
-from jrl.config import plan
+from jrl.config import Sizes
 from jrl.config.datasets import OutputConfig
 from jrl.config.external import ExternalConfig
 from jrl.config.sections import RunConfig
@@ -88,7 +88,8 @@ def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
     path = tmp_path / "new.yaml"
     path.write_text(schema.dump(migrate(read_mapping(FIXTURES / "cartpole-ppo.yaml")).config))
     cfg = config.load(path)
-    assert plan.batch_plan(cfg) == plan.BatchPlan(rows=1000, minibatch=125, updates=48, iterations=100)
+    sizes = Sizes(cfg)
+    assert (sizes.rows, sizes.minibatch, sizes.updates, sizes.iterations) == (1000, 125, 48, 100)
 
 
 # ---------------------------------------------------------------- what jrl does not have
@@ -207,7 +208,7 @@ def test_impala_learns_from_sequences_of_a_fragment(given, length, minibatches):
 )
 def test_replay_learns_after_each_round_of_fragments(given, train_every, updates):
     cfg = config.from_dict(ours("DQN", **given))
-    assert (cfg.replay.train_every, plan.batch_plan(cfg).updates) == (train_every, updates)
+    assert (cfg.replay.train_every, Sizes(cfg).updates) == (train_every, updates)
 
 
 def test_devices_share_the_environments():

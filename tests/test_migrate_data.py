@@ -135,7 +135,7 @@ def test_a_policy_server_becomes_a_run_of_clients(algo, given, external):
     assert found.config["external"] == external
     cfg = config.from_dict(found.config)
     assert cfg.env_runners.num == 0
-    assert preflight.spec_of_clients(cfg).num_envs == cfg.env.num_envs
+    assert preflight.spec_of_clients(cfg.external, cfg.env).num_envs == cfg.env.num_envs
     assert any("start it with python -m jrl.serve CONFIG" in line for line in found.lines)
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from jrl.config import from_dict, plan
+from jrl.config import Sizes, from_dict
 from jrl.fields.data import Replay
 from jrl.fields.schema import merge
 
@@ -47,13 +47,14 @@ def test_a_replay_section_comes_with_the_algorithm():
 )
 def test_numbers_that_follow(changes, length, expected):
     cfg = made(**changes)
-    assert plan.rollout_length(cfg) == length
-    assert plan.batch_plan(cfg) == expected
+    sizes = Sizes(cfg)
+    assert sizes.length == length
+    assert (sizes.rows, sizes.minibatch, sizes.updates, sizes.iterations) == expected
 
 
 def test_the_plan_in_words():
     cfg = made(replay={"train_every": 32, "updates_per_step": 0.25, "learning_starts": 1000, "capacity": 50_000})
-    assert list(plan.lines(cfg)) == [
+    assert list(Sizes(cfg).lines()) == [
         "8 envs x 4 steps = 32 rows per iteration",
         "8 updates per iteration on 256 rows from replay, once it holds 1,000 of at most 50,000",
         "3125 iterations until stop.env_steps 100000",
@@ -62,7 +63,7 @@ def test_the_plan_in_words():
 
 def test_the_plan_of_several_agents_multiplies():
     ppo = {"algo": {"name": "ppo"}, "multi_agent": {"agents": ["a", "b", "c"]}}
-    assert list(plan.lines(from_dict(merge(BASE, ppo))))[:2] == [
+    assert list(Sizes(from_dict(merge(BASE, ppo))).lines())[:2] == [
         "8 envs x 128 steps x 3 agents = 3072 transitions per iteration",
         "4 epochs x 4 minibatches of each policy's transitions = 16 updates per iteration",
     ]
@@ -71,17 +72,17 @@ def test_the_plan_of_several_agents_multiplies():
 def test_one_of_each_is_no_plural():
     one = {"env": {"num_envs": 1}, "rollout": {"length": 1}, "stop": {"env_steps": 1}}
     replay = {"batch_size": 1, "learning_starts": 0}
-    assert list(plan.lines(made(**one, replay=replay))) == [
+    assert list(Sizes(made(**one, replay=replay)).lines()) == [
         "1 env x 1 step = 1 row per iteration",
         "1 update per iteration on 1 row from replay, once it holds 0 of at most 100,000",
         "1 iteration until stop.env_steps 1",
     ]
     one |= {"rollout": {"length": 4, "mode": "async"}, "env_runners": {"num": 1}}
     ppo = lambda n: {"algo": {"name": "ppo", "num_epochs": n, "num_minibatches": n}}
-    found = list(plan.lines(from_dict(merge(BASE, one | ppo(1)))))
+    found = list(Sizes(from_dict(merge(BASE, one | ppo(1)))).lines())
     assert found[1] == "1 env runner of 1 env" and "weights that are 2 updates old" in found[2]
     assert found[3] == "1 epoch x 1 minibatch of 4 rows = 1 update per iteration"
-    found = list(plan.lines(from_dict(merge(BASE, ppo(4)))))
+    found = list(Sizes(from_dict(merge(BASE, ppo(4)))).lines())
     assert found[1] == "4 epochs x 4 minibatches of 256 rows = 16 updates per iteration"
 
 
@@ -91,9 +92,7 @@ def test_the_mends_that_are_offered_can_be_run():
         {"updates_per_step": 0.375},
         {"updates_per_step": 0.3, "train_every": 40},
     ):
-        assert plan.batch_plan(made(replay=replay)).updates == round(
-            replay["updates_per_step"] * replay.get("train_every", 8)
-        )
+        assert Sizes(made(replay=replay)).updates == round(replay["updates_per_step"] * replay.get("train_every", 8))
 
 
 @pytest.mark.parametrize(
@@ -109,12 +108,12 @@ def test_the_mends_that_are_offered_can_be_run():
     ],
 )
 def test_a_call_is_no_longer_than_what_is_to_happen_between_two(changes, expected):
-    assert plan.iterations_per_call(made(**changes)) == expected
+    assert Sizes(made(**changes)).iterations_per_call == expected
 
 
 @pytest.mark.parametrize(("name", "warned"), [("pqn", True), ("a2c", True), ("ppo", False), ("impala", False)])
 def test_what_does_not_correct_for_a_lag_is_told(name, warned):
     run = {"env": {"id": "CartPole-v1"}, "algo": {"name": name}, "stop": {"env_steps": 10_000}}
-    told = lambda cfg: any(line.startswith("warning: ") and "rollout.mode sync" in line for line in plan.lines(cfg))
+    told = lambda cfg: any(line.startswith("warning: ") and "rollout.mode sync" in line for line in Sizes(cfg).lines())
     assert told(from_dict({**run, "rollout": {"mode": "async"}})) == warned
     assert not told(from_dict(run))

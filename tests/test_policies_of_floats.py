@@ -117,7 +117,8 @@ def alone(session, policy):
     """The step of the policy's own learner, with a leading axis of one device."""
     cfg, spec = session.run.policies.of(policy)
     algo = build.algorithm(cfg, spec, axis_name=parallel.AXIS)
-    learn = build_learner.make(cfg, algo, spec, devices=1, length=STEPS)[0]
+    make, _ = build_learner.maker(config.Sizes(cfg), algo, spec, devices=1, length=STEPS)
+    learn = make(cfg.algo, algo)
     return jax.jit(jax.vmap(learn.step, axis_name=parallel.AXIS))
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from jrl import algos, config, train
-from jrl.config import datasets, plan
+from jrl.config import Sizes, datasets
 from jrl.sweep import settings
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def test_the_works_are_valid_configs(monkeypatch):
     bench = load("bench_speed")
     for name, (path, *overrides) in {**bench.WORKS, **{k: v.settings for k, v in bench.STARTS.items()}}.items():
         cfg = config.load(path, overrides)
-        assert cfg.stop[plan.counts_by(cfg)] > 0, name
+        assert cfg.stop[Sizes(cfg).counts_by] > 0, name
     for task in load("bench_learning").TASKS:
         assert any(name != "env_steps" for name in config.load(task.config, task.overrides).stop), task.name
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name

@@ -107,7 +107,8 @@ def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
         session.start()
         program, learner = session.run.program, session.run.policies.groups[0]
         algo = build.algorithm_of_one(learner.cfg, learner.spec, axis_name=parallel.AXIS)
-        taught = build_learner.make(learner.cfg, algo, learner.spec, devices=1, length=16)
+        make, size = build_learner.maker(config.Sizes(learner.cfg), algo, learner.spec, devices=1, length=16)
+        taught = make(learner.cfg.algo, algo), size
         state, rollout, _ = program.collect(session.state, 0, 0)
         before = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(state.learner[learner.label])
         learned, _ = program.learn(state, rollout, 0, 0)

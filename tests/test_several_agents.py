@@ -343,7 +343,7 @@ def resolved(**section):
 
 
 def test_mappings():
-    follow = lambda **section: multi_agent.followers(resolved(**section))
+    follow = lambda **section: multi_agent.followers(resolved(**section).multi_agent)
     assert follow() == {"shared": AGENTS}
     assert follow(policies={"main": {}}) == {"main": AGENTS}
     assert follow(mapping="by_agent") == {name: (name,) for name in AGENTS}

@@ -242,7 +242,7 @@ def test_teams_play_against_copies_of_themselves():
 
 
 def test_teams_follow_policies_as_agents_do():
-    follow = lambda **section: multi_agent.followers(resolved(**section))
+    follow = lambda **section: multi_agent.followers(resolved(**section).multi_agent)
     pairs = {"red": ["steady", "late"], "blue": ["guest", "waiting"]}
     assert follow(group=pairs) == {"shared": ("red", "blue")}
     assert follow(group=pairs, mapping="by_agent") == {"red": ("red",), "blue": ("blue",)}

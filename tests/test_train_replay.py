@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jrl import algos, config, evaluate, train
-from jrl.config import datasets, plan
+from jrl.config import Sizes, datasets
 from jrl.data import __main__ as data_command
 from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
@@ -100,10 +100,10 @@ def test_every_config_trains(name, tmp_path, recorded):
     if cfg.data.input:
         path = recorded(cfg.env.id)
         mixed = f"{{sampler: 0.5, '{path}': 0.5}}"
-        small.append(f"data.input={mixed if datasets.is_mixed(cfg) else path}")
+        small.append(f"data.input={mixed if datasets.is_mixed(cfg.data) else path}")
     if config.algo_name(cfg) == "dt":  # whose sequences are read from their first row on
         small.append("replay.burn_in=0")
-    settings, budget = [f"--set={s}" for s in small], plan.counts_by(cfg)
+    settings, budget = [f"--set={s}" for s in small], Sizes(cfg).counts_by
     stop = [f"--stop={budget}=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != budget)]
     assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0
     last = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]

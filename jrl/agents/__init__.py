@@ -16,11 +16,12 @@ def make(cfg: RunConfig, spec: EnvSpec | None = None) -> Policies:
       cfg: the run.
       spec: of its environments; None: only questions that the config answers can be asked.
     """
-    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+    given = cfg.multi_agent
+    if given is not None and given.self_play is not None:
         return SelfPlay(cfg, spec)
-    if policy_mapping.by_game(cfg):
+    if policy_mapping.by_game(given):
         return ByGame(cfg, spec)
-    names = multi_agent.followers(cfg)
-    if len(names) > 1 or not all(multi_agent.is_trained(cfg, name) for name in names):
+    names = multi_agent.followers(given)
+    if len(names) > 1 or not all(multi_agent.is_trained(given, name) for name in names):
         return Fixed(cfg, spec)
     return Single(cfg, spec)

@@ -24,7 +24,7 @@ from flax import struct
 from jrl import registry
 from jrl.agents import fixed, policies
 from jrl.agents.fixed import Group
-from jrl.config import RunConfig, multi_agent, plan
+from jrl.config import Sizes, multi_agent
 from jrl.config.policy_mapping import TABLE, NewEpisode, asking
 from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
@@ -93,16 +93,17 @@ class ByGame(policies.Policies):
     watches_games = True
     in_checkpoint = True
 
-    def __init__(self, cfg: RunConfig, spec: EnvSpec | None):
-        super().__init__(cfg, spec)
-        given = cfg.multi_agent
-        assert given is not None and given.agents is not None
+    _source: Any = None  # of the environments whose games are counted
+
+    @functools.cached_property
+    def _shape(self) -> tuple[int, int, int, int]:
+        """Returns the table's axes [games ahead, environments, agents], and the number of policies."""
         # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
-        rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
+        sizes, cfg = Sizes(self.cfg), self.cfg
+        rollouts = sizes.iterations_per_call + sizes.rollouts_ahead
         waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
-        ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
-        self._shape = ahead, cfg.env.num_envs, len(given.agents), len(self.names)
-        self._source: Any = None  # of the environments whose games are counted
+        agents = (cfg.multi_agent and cfg.multi_agent.agents) or ()
+        return sizes.length * rollouts // 2 + 3 + waits, cfg.env.num_envs, len(agents), len(self.names)
 
     @functools.cached_property
     def numbered(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from jrl import algos, spaces
 from jrl.agents import fixed
 from jrl.agents.fixed import Group
-from jrl.config import RunConfig, algo_name, multi_agent
+from jrl.config import RolloutConfig, RunConfig, Sizes, algo_name, multi_agent
 from jrl.errors import InputError
 from jrl.learn.learner import Learner
 from jrl.learn.program import LoopState, Program
@@ -45,9 +45,9 @@ class Policies(abc.ABC):
 
     def __init__(self, cfg: RunConfig, spec: EnvSpec | None):
         self.cfg, self._spec = cfg, spec
-        self._agents = multi_agent.followers(cfg)
+        self._agents = multi_agent.followers(cfg.multi_agent)
         self.names = tuple(self._agents)
-        self.trained = tuple(name for name in self.names if multi_agent.is_trained(cfg, name))
+        self.trained = tuple(name for name in self.names if multi_agent.is_trained(cfg.multi_agent, name))
 
     # ------------------------------------------------------------ agents, columns and groups
 
@@ -69,7 +69,7 @@ class Policies(abc.ABC):
     @property
     def the_one(self) -> str | None:
         """Returns the policy that is meant where none is named; None: there is none, or several."""
-        return multi_agent.the_one(self.cfg)
+        return multi_agent.the_one(self.cfg.multi_agent)
 
     def of(self, policy: str) -> tuple[RunConfig, EnvSpec]:
         """Returns the run and its environments as one policy's agents alone would have them."""
@@ -322,7 +322,7 @@ class Fixed(Policies):
         return fixed.acting(groups, len(self.spec.agents))
 
     def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
-        return fixed.learning(groups, len(self.spec.agents), lockstep=multi_agent.in_lockstep(self.cfg))
+        return fixed.learning(groups, len(self.spec.agents), lockstep=multi_agent.in_lockstep(self.cfg.multi_agent))
 
 
 def _bound(group: Group, make: MakeAlgo) -> Group:
@@ -331,7 +331,7 @@ def _bound(group: Group, make: MakeAlgo) -> Group:
         return own
 
     def with_values(values: Mapping[int, Any]) -> Group:
-        cfg = with_floats(group.cfg, values)
+        cfg = dataclasses.replace(group.cfg, algo=with_floats(group.cfg.algo, values))
         return group._replace(algo=make(cfg, group.spec), cfg=cfg, floats=())
 
     return own._replace(with_values=with_values)
@@ -363,11 +363,10 @@ def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
     return {i: np.asarray(values, np.float32) for i, values in enumerate(leaves) if len(set(values)) > 1}
 
 
-def with_floats(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
-    """Returns a config with other floats of its algorithm, by number of the leaf; they may be traced."""
-    leaves, structure = jax.tree.flatten(cfg.algo)
-    changed = [values.get(i, x) for i, x in enumerate(leaves)]
-    return dataclasses.replace(cfg, algo=jax.tree.unflatten(structure, changed))
+def with_floats(config: PyTree, values: Mapping[int, Any]) -> PyTree:
+    """Returns a Config or a tree of Configs with other floats, by number of the leaf; they may be traced."""
+    leaves, structure = jax.tree.flatten(config)
+    return jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
 
 
 def mean(x: np.ndarray) -> float:
@@ -380,14 +379,15 @@ def shapes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
+def learned(rollout: RolloutConfig, spec: EnvSpec) -> EnvSpec:
     """Returns the environments as learners see them: without agents where `count_steps_by` counts agents' steps."""
-    return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+    return spec._replace(agents=()) if rollout.count_steps_by == "agent_steps" else spec
 
 
-def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
-    """Returns shapes and dtypes of the rollouts that a run or policy learns from; sizes as of `unroll.rollout_like`."""
-    like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
+def rollout_like(sizes: Sizes, spec: EnvSpec, algo: Algo, **shape: Any) -> Rollout:
+    """Returns shapes and dtypes of rollouts that a run or policy learns from; `shape` as of `unroll.rollout_like`."""
+    cfg = sizes.cfg
+    like = unroll.rollout_like(learned(cfg.rollout, spec), algo, **shape)
     if spec.agents and unroll.RAW_STEPS in like.extras and cfg.rollout.count_steps_by == "agent_steps":
         recorded: Any = like.extras[unroll.RAW_STEPS]
         like = dataclasses.replace(like, extras={**like.extras, unroll.RAW_STEPS: {**recorded, "over": like.mask}})

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from jrl import config
-from jrl.config import multi_agent, plan
+from jrl.config import multi_agent
 from jrl.config.argument import given
 from jrl.config.json_schema import json_schema
 from jrl.errors import InputError
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "show":
             print(config.to_yaml(cfg, origins=origins), end="")
             return 0
-        print(*plan.lines(cfg), sep="\n")
+        print(*config.Sizes(cfg).lines(), sep="\n")
         from jrl.run import preflight  # imports jax
 
         try:

@@ -13,19 +13,7 @@ from typing import Any
 
 from jrl.config import datasets
 from jrl.config.datasets import SAMPLER, shares
-from jrl.config.plan import (
-    columns,
-    counted_columns,
-    counts_by,
-    divisors,
-    num_learners,
-    num_parameters,
-    num_pools,
-    passes,
-    rollout_length,
-    sequence_length,
-    total_steps,
-)
+from jrl.config.plan import Sizes, divisors
 from jrl.errors import counted, short
 from jrl.fields import bounds, validation
 from jrl.fields import env as environments
@@ -56,7 +44,7 @@ _METRICS = (
 def faults(cfg: Any) -> Iterator[Fault]:
     """Yields every combination of values that cannot be run, with its mend."""
     yield from refused(TABLE, cfg)
-    yield from split_faults(cfg, num_learners(cfg) or 1)
+    yield from split_faults(cfg, Sizes(cfg).learners)
 
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
@@ -85,7 +73,7 @@ def evaluates(cfg: Any) -> bool:
 
 
 def _tenth(cfg: Any) -> int:
-    return max(1, int(cfg.stop.get(counts_by(cfg)) or 0) // 10)
+    return max(1, int(cfg.stop.get(Sizes(cfg).counts_by) or 0) // 10)
 
 
 def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> str:
@@ -153,7 +141,7 @@ def _name(cfg: Any) -> str:
 
 def _input_fault(cfg: Any) -> str:
     """Returns why `data.input` itself cannot be; "" where it can, or is not given."""
-    kind, given, found = learns_from(cfg.algo), cfg.data.input, shares(cfg)
+    kind, given, found = learns_from(cfg.algo), cfg.data.input, shares(cfg.data)
     if kind is Fixed and (given is None or SAMPLER in found):
         mend = "set it, e.g. data.input=runs/data/cartpole-expert" if given is None else f"leave {SAMPLER} out"
         return f"data.input: {_name(cfg)} learns from a data set alone: {mend}"
@@ -172,11 +160,11 @@ def _has_data(cfg: Any) -> bool:
 
 
 def _has_data_alone(cfg: Any) -> bool:
-    return _has_data(cfg) and SAMPLER not in shares(cfg)
+    return _has_data(cfg) and SAMPLER not in shares(cfg.data)
 
 
 def _is_mixed(cfg: Any) -> bool:
-    return _has_data(cfg) and SAMPLER in shares(cfg)
+    return _has_data(cfg) and SAMPLER in shares(cfg.data)
 
 
 def _acts_nowhere(cfg: Any) -> bool:
@@ -187,7 +175,7 @@ _OF_DATA_ALONE = f"data.{{}}: it is for runs that learn from data.input alone, a
 # fmt: off
 _DATA = (
     Row("data.input algo.name", _input_fault),
-    Row("data.estimate data.input", lambda c: c.data.estimate and (c.data.input is None or SAMPLER in shares(c)),
+    Row("data.estimate data.input", lambda c: c.data.estimate and (c.data.input is None or SAMPLER in shares(c.data)),
         "data.estimate: it is for runs that learn from data.input alone"),
     Row("data.estimate.methods", lambda c: c.data.estimate and not c.data.estimate.methods,
         "data.estimate.methods names nothing: leave data.estimate out"),
@@ -212,7 +200,7 @@ _DATA = (
             and c.multi_agent
             and f"data.input: {_name(c)} learns from a data set, which teaches one policy: leave multi_agent out"
         )),
-    Row("data.input replay.batch_size", lambda c: _is_mixed(c) and len(shares(c)) > c.replay.batch_size,
+    Row("data.input replay.batch_size", lambda c: _is_mixed(c) and len(shares(c.data)) > c.replay.batch_size,
         "data.input: more inputs than rows of a batch: raise it"),
     Row("data.validation data.input", lambda c: _is_mixed(c) and c.data.validation > 0,
         _OF_DATA_ALONE.format("validation", "leave it out, and judge by evaluation.every")),
@@ -391,8 +379,8 @@ _EXTERNAL = (
 
 
 def _budget_fault(cfg: Any) -> str:
-    key = f"stop.{counts_by(cfg)}"
-    steps = cfg.stop.get(counts_by(cfg))
+    key = f"stop.{Sizes(cfg).counts_by}"
+    steps = cfg.stop.get(Sizes(cfg).counts_by)
     if steps is not None and steps != int(steps):
         return f"{key}: expected a whole number, got {short(steps)}"
     return "" if steps is None else validation.fault(int(steps), bounds.Steps, key)
@@ -408,7 +396,7 @@ def _critic_faults(cfg: Any) -> list[str]:
 
 
 def _sequence_length_fault(cfg: Any) -> str:
-    length, limit = rollout_length(cfg), sequence_length(cfg)
+    length, limit = Sizes(cfg).length, Sizes(cfg).sequence_length
     cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
     if not cut or length % limit == 0 or traits(cfg.algo).whole_sequences:
         return ""
@@ -514,9 +502,9 @@ TABLE = (
 
 
 def _no_end(cfg: Any) -> str:
-    if total_steps(cfg) is not None:
+    if Sizes(cfg).total_steps is not None:
         return ""
-    key = counts_by(cfg)
+    key = Sizes(cfg).counts_by
     near = difflib.get_close_matches(key, cfg.stop, 1)
     mend = f"rename stop.{near[0]}" if near else f"set it, e.g. stop.{key}=1000000"
     return f"stop.{key} is missing: every run needs an end: {mend}"
@@ -544,13 +532,13 @@ _PROCESS_BYTES = 50e6  # of an environment in a process of its own
 
 def _carry_bytes(cfg: Any) -> float:
     core = cfg.network.core
-    return 4 * columns(cfg) * getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
+    return 4 * Sizes(cfg).columns * getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
 
 
 def _sampled_bytes(cfg: Any) -> float:
     if cfg.replay is None:
         return 0.0
-    sequence = sequence_length(cfg) + cfg.replay.burn_in if cfg.network.recurrent else 1
+    sequence = Sizes(cfg).sequence_length + cfg.replay.burn_in if cfg.network.recurrent else 1
     return _ROW_BYTES * cfg.replay.batch_size * max(_most_steps(cfg.replay), sequence)
 
 
@@ -574,15 +562,15 @@ SIZES = (
     Row(  # of a user's own Config, whose annotation has no range
         "algo.num_minibatches",
         lambda c: (
-            isinstance(n := passes(c.algo).num_minibatches, int)
+            isinstance(n := Sizes(c).passes.num_minibatches, int)
             and validation.fault(n, bounds.Count, "algo.num_minibatches")
         ),
     ),
-    _too_large("network.hidden network.head_hidden network.core", lambda c: 16 * num_parameters(c)),
+    _too_large("network.hidden network.head_hidden network.core", lambda c: 16 * Sizes(c).num_parameters),
     _too_large("network.core env.num_envs", _carry_bytes),
     _too_large(
         "rollout.length env.num_envs algo.circular_buffer_num_batches",
-        lambda c: _ROW_BYTES * columns(c) * rollout_length(c) * passes(c.algo).circular_buffer_num_batches,
+        lambda c: _ROW_BYTES * Sizes(c).columns * Sizes(c).length * Sizes(c).passes.circular_buffer_num_batches,
     ),
     _too_large(f"env.num_envs {PROCESSES}", lambda c: _PROCESS_BYTES * c.env.num_processes),
     _too_large("replay.batch_size replay.n_step network.max_seq_len", _sampled_bytes),
@@ -597,7 +585,7 @@ def _envs_fault(cfg: Any, devices: int) -> str:
     near = f"env.num_envs {envs} is not divisible by {{}}: {{}}"
     if envs % devices:
         return near.format(f"{devices} devices", _near(envs, devices))
-    pools = num_pools(cfg, devices)
+    pools = Sizes(cfg).num_pools(devices)
     if pools > 0 and envs % pools:
         return near.format(
             f"{pools} {'env_runners' if cfg.env_runners.num else 'devices that act'}", _near(envs, pools)
@@ -606,11 +594,11 @@ def _envs_fault(cfg: Any, devices: int) -> str:
 
 
 def _minibatch_fault(cfg: Any, devices: int) -> str:
-    minibatches, own, length = passes(cfg.algo).num_minibatches or 1, columns(cfg) // devices, rollout_length(cfg)
+    minibatches, own, length = Sizes(cfg).passes.num_minibatches or 1, Sizes(cfg).columns // devices, Sizes(cfg).length
     padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
     if not isinstance(minibatches, int) or cfg.env.num_envs % devices:
         return ""
-    limit, whole = sequence_length(cfg), traits(cfg.algo).whole_sequences
+    limit, whole = Sizes(cfg).sequence_length, traits(cfg.algo).whole_sequences
     if limit > 1 and length % limit == 0 and not whole:
         parts = length // limit
         fits = lambda n: own % (n // math.gcd(parts, n)) == 0
@@ -634,7 +622,8 @@ def _minibatch_fault(cfg: Any, devices: int) -> str:
     below = max(n for n in divisors(rows) if n <= minibatches)
     above = min((n for n in divisors(rows) if n >= minibatches), default=0)
     lengths = _near(length, minibatches // math.gcd(minibatches, own))
-    unit, on = "agent" if columns(cfg) > cfg.env.num_envs else "env", f" on each of {devices} devices" * (devices > 1)
+    on = f" on each of {devices} devices" * (devices > 1)
+    unit = "agent" if Sizes(cfg).columns > cfg.env.num_envs else "env"
     return (
         f"the batch of {counted(own, unit)} x {counted(length, 'step')} = {counted(rows, 'row')}{on} is not divisible "
         f"by algo.num_minibatches {minibatches}: {_either([below, above])} would do, or rollout.length {lengths}"
@@ -651,7 +640,7 @@ def _train_every_fault(cfg: Any) -> str:
         return ""
     if every % envs:
         return f"replay.train_every {every} is not divisible by env.num_envs {envs}: {_near(every, envs)}"
-    rows = envs * rollout_length(cfg)
+    rows = envs * Sizes(cfg).length
     return (
         f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {counted(envs, 'env')} = "
         + (f"{counted(rows, 'row')} disagree: leave one of them out, or rollout.length {every // envs}")
@@ -663,7 +652,7 @@ def _train_every_fault(cfg: Any) -> str:
 def _updates_fault(cfg: Any, devices: int) -> str:
     if not _collects_into_replay(cfg) or _train_every_fault(cfg):
         return ""
-    rows, ratio = counted_columns(cfg) * rollout_length(cfg), cfg.replay.updates_per_step
+    rows, ratio = Sizes(cfg).counted_columns * Sizes(cfg).length, cfg.replay.updates_per_step
     updates = ratio * rows
     if updates > 0 and abs(updates - round(updates)) <= 1e-6 * updates:
         return ""
@@ -682,10 +671,10 @@ def _capacity_fault(cfg: Any, devices: int) -> str:
     replay, of = cfg.replay, ""
     span = max(_most_steps(replay), replay.frame_stack or 1) + 1
     if cfg.network.recurrent:
-        length = sequence_length(cfg)
+        length = Sizes(cfg).sequence_length
         span = replay.burn_in + length + (replay.frame_stack or 1) + 1
         of = f" and sequences of {replay.burn_in} (replay.burn_in) + {length} steps (network.max_seq_len)"
-    need = columns(cfg) * (rollout_length(cfg) + span)
+    need = Sizes(cfg).columns * (Sizes(cfg).length + span)
     few = f"replay.capacity {replay.capacity} is too small for {counted(cfg.env.num_envs, 'env')}{of}: at least {need}"
     return few if replay.capacity < need else ""
 
@@ -694,7 +683,7 @@ def _capacity_fault(cfg: Any, devices: int) -> str:
 SPLITS = (  # asked about the number of devices that learn, too
     Row("env.num_envs devices.learners devices.fake env_runners.num devices.actors", _envs_fault),
     Row("algo.normalize_advantage env.num_envs rollout.length", lambda c, n: (
-            columns(c) * rollout_length(c) == 1
+            Sizes(c).columns * Sizes(c).length == 1
             and c.env.num_envs % n == 0
             and c.rollout.batch_mode == "truncate_episodes"
             and getattr(c.algo, "normalize_advantage", False)

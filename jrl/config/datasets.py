@@ -94,9 +94,9 @@ class DataConfig:
     output: OutputConfig | None = None
 
 
-def shares(cfg: Any) -> dict[str, float]:
+def shares(data: DataConfig) -> dict[str, float]:
     """Returns the inputs of a run and their shares of each batch, which sum to 1; {} without data."""
-    given = cfg.data.input
+    given = data.input
     if given is None:
         return {}
     if isinstance(given, dict):
@@ -105,19 +105,14 @@ def shares(cfg: Any) -> dict[str, float]:
     return {given if isinstance(given, str) else "\n".join(given): 1.0}
 
 
-def paths(cfg: Any, name: str) -> list[str]:
-    """Returns the paths that an input of `shares` stands for."""
-    return name.split("\n")
-
-
-def is_mixed(cfg: Any) -> bool:
+def is_mixed(data: DataConfig) -> bool:
     """Returns whether a run learns from its environments and from data."""
-    return len(found := shares(cfg)) > 1 and SAMPLER in found
+    return len(found := shares(data)) > 1 and SAMPLER in found
 
 
 def alone(cfg: Any) -> bool:
     """Returns whether a run learns from data alone, without environments to collect from."""
-    return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
+    return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg.data)
 
 
 def plays(cfg: Any) -> bool:
@@ -127,7 +122,8 @@ def plays(cfg: Any) -> bool:
 
 def title(cfg: Any) -> str:
     """Returns the id of a run's environment, or the name of its data."""
-    return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data" if cfg.external is None else "clients")
+    nameless = "data" if cfg.external is None else "clients"
+    return cfg.env.id or next((Path(name).name for name in shares(cfg.data)), nameless)
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:

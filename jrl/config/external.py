@@ -41,7 +41,7 @@ class ExternalConfig:
     max_batch: Few = 256  # episodes in one request
 
 
-def max_lag(cfg: Any) -> int | None:
+def max_lag(given: ExternalConfig, algo: Any) -> int | None:
     """Returns the updates that weights may be behind when their steps are learned from; None: any number."""
-    given, of_any_age = cfg.external.max_lag, traits(cfg.algo).corrects
-    return given if given is not None or of_any_age or learns_from(cfg.algo) is not Fresh else _LAG
+    any_age = traits(algo).corrects or learns_from(algo) is not Fresh
+    return given.max_lag if given.max_lag is not None or any_age else _LAG

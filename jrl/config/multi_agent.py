@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrl import registry
-from jrl.config import plan, policy_mapping, reader
+from jrl.config import policy_mapping, reader
+from jrl.config.plan import Sizes
 from jrl.config.policy_mapping import BY_AGENT, SHARED, TABLE, by_game
 from jrl.config.sections import MultiAgentConfig, RunConfig
 from jrl.errors import InputError, counted
@@ -52,12 +53,12 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         given = dataclasses.replace(given, mapping=table)
     given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
     found = dataclasses.replace(cfg, multi_agent=given)
-    if by_game(found):
+    if by_game(given):
         _refuse(_by_game_rows(found, kinds))
     _refuse(_policy_rows(found))
-    _refuse(_kind_rows(found, kinds))
-    if in_lockstep(found):
-        _refuse(_lockstep_rows({policy: policy_config(found, policy) for policy in learning(found)}))
+    _refuse(_kind_rows(given, kinds))
+    if in_lockstep(given):
+        _refuse(_lockstep_rows({policy: policy_config(found, policy) for policy in learning(given)}))
     return found
 
 
@@ -78,7 +79,7 @@ def _self_play_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
     key, given = "multi_agent.self_play", cfg.multi_agent
     assert given is not None and given.self_play is not None and given.agents is not None
     own, num_agents = given.self_play, len(given.agents)
-    yield _LOCKSTEP, in_lockstep(cfg), f"with {key} one policy learns: leave it out"
+    yield _LOCKSTEP, in_lockstep(given), f"with {key} one policy learns: leave it out"
     for name in ("policies", "mapping", "policies_to_train"):
         mend = "leave one of them out"
         yield f"multi_agent.{name}", getattr(given, name), f"{key} decides about the policies, too: {mend}"
@@ -91,13 +92,14 @@ def _self_play_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
     mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
     no_rule = own.snapshot_win_rate is None and own.snapshot_every is None
     yield key, no_rule, f"expected a rule when copies are taken, got none: {mend}"
-    yield from _split_rows(cfg, num_agents, plan.num_learners(cfg) or 1)
+    sizes = Sizes(cfg)
+    yield from _split_rows(sizes, num_agents, sizes.learners)
     yield (
         key, kinds,
         f"expected agents of equal spaces, got {_in_words(kinds)}: leave it out, or make teams of as many agents each "
         "by multi_agent.group",
     )  # fmt: skip
-    yield from _stop_rows(cfg, {"agent": given.agents, "policy": tuple(followers(cfg))})
+    yield from _stop_rows(cfg, {"agent": given.agents, "policy": tuple(followers(given))})
 
 
 def _in_words(kinds: Kinds) -> str:
@@ -108,12 +110,12 @@ def split_faults(cfg: RunConfig, num_agents: int, learners: int) -> list[str]:
     """Returns where the games of each of so many devices that learn, and of each device or env runner that collects for
     them, are no whole blocks of self-play, with the numbers that are.
     """
-    return _refused(_split_rows(cfg, num_agents, learners))
+    return _refused(_split_rows(Sizes(cfg), num_agents, learners))
 
 
-def _split_rows(cfg: RunConfig, num_agents: int, learners: int) -> Iterator[Row]:
-    assert cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
-    pool, parts = cfg.multi_agent.self_play.pool, math.lcm(learners, plan.num_pools(cfg, learners))
+def _split_rows(sizes: Sizes, num_agents: int, learners: int) -> Iterator[Row]:
+    cfg, parts = sizes.cfg, math.lcm(learners, sizes.num_pools(learners))
+    pool = cfg.multi_agent.self_play.pool
     unit, games = num_agents * pool * parts, cfg.env.num_envs
     near = " or ".join(str(n) for n in (games - games % unit, games - games % unit + unit) if n)
     who = "devices" if parts == learners else "env runners" if parts == cfg.env_runners.num else "parts"
@@ -140,7 +142,7 @@ def _by_game_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
     )  # fmt: skip
     output = f"with {key} policies change from game to game, which files do not say: leave it out"
     yield "data.output", cfg.data.output is not None, output
-    yield _LOCKSTEP, in_lockstep(cfg), f"with {key} a row is of one policy alone: use independent"
+    yield _LOCKSTEP, in_lockstep(given), f"with {key} a row is of one policy alone: use independent"
 
 
 def _policy_rows(cfg: RunConfig) -> Iterator[Row]:
@@ -156,7 +158,7 @@ def _policy_rows(cfg: RunConfig) -> Iterator[Row]:
     if _refused(found := list(_mapping_rows(given))):
         yield from found
         return
-    followed = set(given.policies) if by_game(cfg) else set(follows(given).values())
+    followed = set(given.policies) if by_game(given) else set(follows(given).values())
     idle = [name for name in given.policies if name not in followed]
     mend = "give them one in multi_agent.mapping, make that a function, or leave them out"
     yield "multi_agent.policies", idle, f"no agent follows {_listed(idle)}: {mend}"
@@ -226,10 +228,10 @@ def _metrics(cfg: RunConfig) -> Iterator[tuple[str, str]]:
         yield f"checkpoint.keep_best_by {best}", best
 
 
-def _kind_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
+def _kind_rows(given: MultiAgentConfig, kinds: Kinds) -> Iterator[Row]:
     kind_of = {agent: agents for agents in kinds for agent in agents}
     table = ", ".join(f'"{pattern}": {name}' for pattern, name in _by_kind(kinds).items())
-    for policy, agents in followers(cfg).items() if kinds else ():
+    for policy, agents in followers(given).items() if kinds else ():
         own = {kind_of[agent]: agent for agent in reversed(agents)}  # the first agent of each kind
         found = " and ".join(f"{own[kind]} ({kinds[kind]})" for kind in list(own)[::-1][:2])
         yield (
@@ -239,15 +241,14 @@ def _kind_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> None:
+def check_group(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds | None = None) -> None:
     """Raises InputError with all that is wrong with `multi_agent.group`.
 
     Args:
-      cfg: with teams.
+      given: section with teams.
       agents, kinds: of the environment, before any of them are a team.
     """
-    assert cfg.multi_agent is not None and cfg.multi_agent.group is not None
-    _refuse(_group_rows(cfg.multi_agent, agents, kinds or {}))
+    _refuse(_group_rows(given, agents, kinds or {}))
 
 
 def _group_rows(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[Row]:
@@ -316,7 +317,7 @@ def _drawn_by(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     """Returns the settings of two policies that decide which rows a sample of a replay has, by key."""
     fields = [field.name for field in dataclasses.fields(own.replay)]
     found = {f"replay.{name}": (getattr(own.replay, name), getattr(other.replay, name)) for name in fields}
-    lengths = plan.sequence_length(own), plan.sequence_length(other)
+    lengths = Sizes(own).sequence_length, Sizes(other).sequence_length
     return found | {"network.core": (own.network.recurrent, other.network.recurrent), "network.max_seq_len": lengths}
 
 
@@ -397,17 +398,17 @@ def follows(given: MultiAgentConfig) -> dict[str, str]:
     return dict.fromkeys(agents, next(iter(given.policies), SHARED))
 
 
-def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
+def followers(given: MultiAgentConfig | None) -> dict[str, tuple[str, ...]]:
     """Returns the agents of each policy, in the order of the config; {} for an environment with one agent."""
-    if cfg.multi_agent is None or cfg.multi_agent.agents is None:
+    if given is None or given.agents is None:
         return {}
-    if cfg.multi_agent.self_play is not None:
-        own, agents = cfg.multi_agent.self_play, cfg.multi_agent.agents
+    if given.self_play is not None:
+        own, agents = given.self_play, given.agents
         return {own.policy: agents[:1], **dict.fromkeys(places(own), agents[1:])}  # where its seat is the first
-    if by_game(cfg):
-        return dict.fromkeys(cfg.multi_agent.policies, cfg.multi_agent.agents)
-    following = follows(cfg.multi_agent)
-    policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(following.values()))
+    if by_game(given):
+        return dict.fromkeys(given.policies, given.agents)
+    following = follows(given)
+    policies = tuple(given.policies) or tuple(dict.fromkeys(following.values()))
     return {p: agents for p in policies if (agents := tuple(a for a, of in following.items() if of == p))}
 
 
@@ -416,37 +417,29 @@ def places(own: Any) -> tuple[str, ...]:
     return tuple(f"{own.policy}-{k + 1}" for k in range(own.pool))
 
 
-def shows_state(cfg: RunConfig) -> bool:
-    """Returns whether observations get the environment's global view, as the leaf `state`."""
-    given = cfg.multi_agent
-    if given is None or given.state is not None:
-        return bool(given and given.state)
-    return "state" in getattr(cfg.network, "value_inputs", ())
-
-
-def is_trained(cfg: RunConfig, policy: str) -> bool:
+def is_trained(given: MultiAgentConfig | None, policy: str) -> bool:
     """Returns whether a policy learns."""
-    if cfg.multi_agent and cfg.multi_agent.self_play:
-        return policy == cfg.multi_agent.self_play.policy
-    train = cfg.multi_agent.policies_to_train if cfg.multi_agent else None
+    if given and given.self_play:
+        return policy == given.self_play.policy
+    train = given.policies_to_train if given else None
     return train is None or policy in train
 
 
-def learning(cfg: RunConfig) -> tuple[str, ...]:
+def learning(given: MultiAgentConfig | None) -> tuple[str, ...]:
     """Returns the policies that learn, in the order of the config."""
-    return tuple(policy for policy in followers(cfg) if is_trained(cfg, policy))
+    return tuple(policy for policy in followers(given) if is_trained(given, policy))
 
 
-def in_lockstep(cfg: RunConfig) -> bool:
+def in_lockstep(given: MultiAgentConfig | None) -> bool:
     """Returns whether all policies draw the same rows from their replays."""
-    return cfg.multi_agent is not None and cfg.multi_agent.replay_mode == "lockstep"
+    return given is not None and given.replay_mode == "lockstep"
 
 
-def the_one(cfg: RunConfig) -> str | None:
+def the_one(given: MultiAgentConfig | None) -> str | None:
     """Returns the policy that is meant where none is named: the only one, or that of self-play; None: there is none."""
-    policies = followers(cfg)
-    if cfg.multi_agent and cfg.multi_agent.self_play:
-        return cfg.multi_agent.self_play.policy
+    policies = followers(given)
+    if given and given.self_play:
+        return given.self_play.policy
     return next(iter(policies)) if len(policies) == 1 else None
 
 
@@ -457,10 +450,10 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
       InputError: an unknown key or a wrong value; each names its place.
     """
     assert cfg.multi_agent is not None
-    agents = followers(cfg)[policy]
+    agents = followers(cfg.multi_agent)[policy]
     own: Mapping[str, Any] = cfg.multi_agent.policies.get(policy, {})
     alone = MultiAgentConfig(agents=agents, state=cfg.multi_agent.state, agent_id=cfg.multi_agent.agent_id)
-    if len(learning(cfg)) > 1:
+    if len(learning(cfg.multi_agent)) > 1:
         alone = dataclasses.replace(alone, replay_mode=cfg.multi_agent.replay_mode)
     if not own:
         return dataclasses.replace(cfg, multi_agent=alone)
@@ -477,24 +470,22 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
 
 def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> Iterator[str]:
     """Yields a line for each policy: its agents, and whether it learns; `spaces` describes their spaces."""
-    if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
-        yield from _lines_of_self_play(cfg)
+    given, envs = cfg.multi_agent, cfg.env.num_envs
+    if given and given.self_play and given.agents:
+        yield from _lines_of_self_play(given.self_play, len(given.agents), counted(envs, "game"))
         return
-    if cfg.multi_agent and cfg.multi_agent.group:
-        for name, members in cfg.multi_agent.group.items():
-            yield f"team {name}: {_listed(members)} act as one, 1 agent x {counted(cfg.env.num_envs, 'env')}"
-    for policy, agents in followers(cfg).items():
-        columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
-        columns += ", as each game's mapping says" if by_game(cfg) else ""
-        frozen = "" if is_trained(cfg, policy) else ", does not learn"
+    if given and given.group:
+        for name, members in given.group.items():
+            yield f"team {name}: {_listed(members)} act as one, 1 agent x {counted(envs, 'env')}"
+    for policy, agents in followers(given).items():
+        columns = f"{counted(len(agents), 'agent')} x {counted(envs, 'env')}"
+        columns += ", as each game's mapping says" if by_game(given) else ""
+        frozen = "" if is_trained(given, policy) else ", does not learn"
         yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}{spaces(policy)}"
 
 
-def _lines_of_self_play(cfg: Any) -> Iterator[str]:
-    """Yields a line for the policy that learns, and one for its copies."""
-    given = cfg.multi_agent
-    own, games = given.self_play, counted(cfg.env.num_envs, "game")
-    yield f"policy {own.policy}: one of {len(given.agents)} seats in each of {games}, every seat equally often"
+def _lines_of_self_play(own: Any, seats: int, games: str) -> Iterator[str]:
+    yield f"policy {own.policy}: one of {seats} seats in each of {games}, every seat equally often"
     drawn = {"uniform": "equally often", "latest": "the newest in all games", "prioritised": "by what it beats less"}
     names = ", ".join(places(own)[:8])
     yield f"policies {names}: {counted(own.pool, 'place')} of frozen copies, {drawn[own.opponents]}"

@@ -1,8 +1,10 @@
 """Numbers that follow from a RunConfig: rows, sequences, batches, gradient steps.
 
-Derived numbers are functions of the config and never stored in it. Reads the config by its attributes only.
+Derived numbers are never stored in the config, of which `Sizes` reads attributes only.
 """
 
+import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -18,16 +20,8 @@ _UPDATES_PER_CALL = 256
 _UPDATES_FROM_DATA = 2_500  # in one call of a program that collects nothing
 _STEPS_TOLD = 256  # of a call in which a mapping is asked for each game
 LENGTH = 128  # steps per environment and iteration, unless the config says otherwise
+SEQUENCE = 20  # steps that are learned from in a sequence from replay, unless the config says otherwise
 STEPS_PER_REPORT = 1_000  # of a run without an end
-
-
-class BatchPlan(NamedTuple):
-    """Numbers that follow from the config. Rows are over all devices."""
-
-    rows: int  # per iteration: environments x steps, as they are counted
-    minibatch: int | None  # rows of a gradient step; None where the algorithm does not say
-    updates: int | None  # gradient steps per iteration
-    iterations: int | None  # until stop.env_steps, if no row is masked; None: the run has no end
 
 
 class Passes(NamedTuple):
@@ -39,210 +33,255 @@ class Passes(NamedTuple):
     circular_buffer_iterations_per_batch: int = 1  # of them learned from for each new one
 
 
-def passes(config: Any) -> Passes:
-    """Returns how the algorithm of a Config goes over rollouts."""
-    return Passes(**{name: getattr(config, name) for name in Passes._fields if hasattr(config, name)})
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sizes:
+    """Sizes of a run or of one policy's part of it, as far as its config decides them. Rows are over all devices."""
 
+    cfg: Any
 
-def columns(cfg: Any) -> int:
-    """Returns the number of environments, of several agents times the agents: the second axis of a rollout."""
-    several = cfg.multi_agent
-    return cfg.env.num_envs * (max(1, len(several.agents or ())) if several else 1)
+    @functools.cached_property
+    def passes(self) -> Passes:
+        algo = self.cfg.algo
+        return Passes(**{name: getattr(algo, name) for name in Passes._fields if hasattr(algo, name)})
 
+    # ------------------------------------------------------------ rollouts
 
-def counted_columns(cfg: Any) -> int:
-    """Returns what a step of all environments counts: the environments, or agents if `count_steps_by` says so."""
-    return columns(cfg) if cfg.rollout.count_steps_by == "agent_steps" else cfg.env.num_envs
+    @functools.cached_property
+    def columns(self) -> int:
+        """Returns the second axis of a rollout: the environments, times their agents."""
+        several = self.cfg.multi_agent
+        return self.cfg.env.num_envs * (max(1, len(several.agents or ())) if several else 1)
 
+    @functools.cached_property
+    def counted_columns(self) -> int:
+        """Returns what a step of all environments counts: the environments, or agents if `count_steps_by` says so."""
+        return self.columns if self.cfg.rollout.count_steps_by == "agent_steps" else self.cfg.env.num_envs
 
-def rollout_length(cfg: Any) -> int:
-    """Returns the steps per environment and iteration."""
-    if cfg.rollout.length is not None:
-        return cfg.rollout.length
-    if cfg.replay is None:
-        return LENGTH
-    return max(1, (cfg.replay.train_every or 1) // max(1, cfg.env.num_envs))
+    @functools.cached_property
+    def length(self) -> int:
+        """Returns the steps per environment and iteration."""
+        if self.cfg.rollout.length is not None:
+            return self.cfg.rollout.length
+        if self.cfg.replay is None:
+            return LENGTH
+        return max(1, (self.cfg.replay.train_every or 1) // max(1, self.cfg.env.num_envs))
 
+    @functools.cached_property
+    def in_step(self) -> bool:
+        """Returns whether each rollout has as many steps of every environment.
 
-def in_step(cfg: Any) -> bool:
-    """Returns whether each rollout has as many steps of every environment. Not so: whole episodes, environments that do
-    not wait for each other, clients, and runners that come, go and fill in for each other."""
-    waits = cfg.env.waits and cfg.external is None
-    return waits and not cfg.env_runners.num and cfg.rollout.batch_mode == "truncate_episodes"
+        It has not with whole episodes, environments that do not wait for each other, clients, and env runners, which
+        may be replaced.
+        """
+        cfg = self.cfg
+        waits = cfg.env.waits and cfg.external is None
+        return waits and not cfg.env_runners.num and cfg.rollout.batch_mode == "truncate_episodes"
 
+    @functools.cached_property
+    def sequence_length(self) -> int:
+        """Returns the steps of the sequences that are learned from; 1 where the network has no memory."""
+        if not self.cfg.network.recurrent:
+            return 1
+        return self.cfg.network.max_seq_len or (self.length if self.cfg.replay is None else SEQUENCE)
 
-SEQUENCE = 20  # steps that are learned from in a sequence from replay, unless the config says otherwise
+    @functools.cached_property
+    def policy_lag(self) -> int | None:
+        """Returns the updates that the acting weights may be behind; None where collection waits for each update."""
+        if self.cfg.rollout.mode == "sync":
+            return None
+        return self.cfg.rollout.max_policy_lag or (2 if self.cfg.env_runners.num else 1)
 
+    @functools.cached_property
+    def rollouts_ahead(self) -> int:
+        """Returns the most rollouts of an environment that begin before the first of them is learned from.
 
-def sequence_length(cfg: Any) -> int:
-    """Returns the steps of the sequences that are learned from; 1 where the network has no memory."""
-    if not cfg.network.recurrent:
-        return 1
-    return cfg.network.max_seq_len or (rollout_length(cfg) if cfg.replay is None else SEQUENCE)
+        With env runners one of them may make all rollouts of a call.
+        """
+        return 0 if self.policy_lag is None else self.policy_lag + self.cfg.env_runners.num
 
+    @functools.cached_property
+    def is_numbered(self) -> bool:
+        """Returns whether acting needs each environment's number: it explores by it, or policies differ by game."""
+        ladder = getattr(getattr(self.cfg.algo, "exploration", None), "ladder", False)
+        return policy_mapping.by_game(self.cfg.multi_agent) or ladder
 
-def counts_by(cfg: Any) -> str:
-    """Returns what a run counts by: its budget, and the time between rows, evaluations and checkpoints."""
-    return "updates" if datasets.alone(cfg) else "env_steps"
+    @functools.cached_property
+    def why_two_programs(self) -> str:
+        """Says why collecting and learning cannot be one program, as far as the config decides; "" where they may."""
+        cfg = self.cfg
+        if cfg.env_runners.num:
+            return "env runners collect"
+        if cfg.rollout.mode != "sync":
+            return f"rollout.mode {cfg.rollout.mode}"
+        if cfg.data.output:
+            return "data.output writes what is collected"
+        if cfg.rollout.fake:
+            return "rollout.fake"
+        if cfg.rollout.batch_mode != "truncate_episodes":
+            return f"rollout.batch_mode {cfg.rollout.batch_mode}"
+        return "clients play" if cfg.external is not None else ""
 
+    # ------------------------------------------------------------ updates
 
-def total_steps(cfg: Any) -> int | None:
-    """Returns the environment steps that end the run, updates where it learns from data alone; None: it has no end."""
-    steps = cfg.stop.get(counts_by(cfg))
-    return None if steps is None else int(steps)
+    @functools.cached_property
+    def rows(self) -> int:
+        """Returns the rows per iteration as they are counted; 1, an update, of a run from data alone."""
+        return 1 if datasets.alone(self.cfg) else self.counted_columns * self.length
 
+    @functools.cached_property
+    def minibatch(self) -> int | None:
+        """Returns the rows of a gradient step; None where the algorithm does not say."""
+        if datasets.alone(self.cfg) or self.cfg.replay is not None:
+            return self.cfg.replay.batch_size
+        minibatches = self.passes.num_minibatches
+        return self.columns * self.length // minibatches if minibatches else None
 
-def batch_plan(cfg: Any) -> BatchPlan:
-    """Returns rows, minibatches and updates of an iteration, and the number of iterations."""
-    rows, total = counted_columns(cfg) * rollout_length(cfg), total_steps(cfg)
-    if datasets.alone(cfg):  # an iteration is an update
-        return BatchPlan(1, cfg.replay.batch_size, 1, total)
-    iterations = None if total is None else -(-total // rows)
-    if cfg.replay is not None:
-        return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
-    minibatches, epochs, _, drawn = passes(cfg.algo)
-    return BatchPlan(
-        rows=rows,
-        minibatch=columns(cfg) * rollout_length(cfg) // minibatches if minibatches else None,
-        updates=minibatches * epochs * drawn if minibatches else None,
-        iterations=iterations,
-    )
+    @functools.cached_property
+    def updates(self) -> int | None:
+        """Returns the gradient steps per iteration; None where the algorithm does not say."""
+        if datasets.alone(self.cfg):
+            return 1
+        if self.cfg.replay is not None:
+            return round(self.cfg.replay.updates_per_step * self.rows)
+        minibatches, epochs, _, drawn = self.passes
+        return minibatches * epochs * drawn if minibatches else None
+
+    @functools.cached_property
+    def num_parameters(self) -> int:
+        """Returns a lower bound of the parameters by the config's widths: those at inputs and outputs are not known."""
+        network, core = self.cfg.network, self.cfg.network.core
+        size = getattr(core, "size", 0)
+        inner = {
+            "lstm": 4 * size * size, "gru": 3 * size * size, "lru": 2 * size * getattr(core, "state", 0),
+            "gtrxl": size
+            * (3 * getattr(core, "heads", 0) * getattr(core, "head_size", 0) + 2 * getattr(core, "mlp", 0)),
+        }.get(core.name, 0) * getattr(core, "layers", 1)  # fmt: skip
+        products = lambda *stacks: sum(a * b for widths in stacks for a, b in itertools.pairwise(widths))
+        dense = products(network.hidden, network.head_hidden, network.encoder_hidden)
+        critic = products(network.of_critics().hidden, network.head_hidden, network.encoder_hidden)
+        return dense + (0 if network.shared else critic * getattr(self.cfg.algo, "num_critics", 1)) + inner
+
+    # ------------------------------------------------------------ devices
+
+    @functools.cached_property
+    def learners(self) -> int:
+        """Returns the number of devices that learn; 1 where that is left to the machine."""
+        devices = self.cfg.devices
+        return (devices.fake if devices.learners is None else len(devices.learners)) or 1
+
+    def num_pools(self, learners: int) -> int:
+        """Returns the parts of the environments: one for each env runner, or for each device that acts."""
+        actors = self.cfg.devices.actors
+        return self.cfg.env_runners.num or (learners if actors is None else len(actors))
+
+    # ------------------------------------------------------------ the time between two of something
+
+    @functools.cached_property
+    def counts_by(self) -> str:
+        """Returns the unit of the budget, and of the time between rows, evaluations and checkpoints."""
+        return "updates" if datasets.alone(self.cfg) else "env_steps"
+
+    @functools.cached_property
+    def total_steps(self) -> int | None:
+        """Returns the environment steps that end the run, updates of a run from data alone; None: it has no end."""
+        steps = self.cfg.stop.get(self.counts_by)
+        return None if steps is None else int(steps)
+
+    @functools.cached_property
+    def iterations(self) -> int | None:
+        """Returns the iterations until `total_steps`, if no row is masked; None: the run has no end."""
+        return None if self.total_steps is None else -(-self.total_steps // self.rows)
+
+    @functools.cached_property
+    def report_every(self) -> int:
+        """Returns the environment steps between two result rows."""
+        if self.cfg.run.report_every:
+            return self.cfg.run.report_every
+        if self.total_steps is not None:
+            return max(1, self.total_steps // 100)
+        return 1 if self.rows >= STEPS_PER_REPORT else STEPS_PER_REPORT  # a rollout, or several short ones
+
+    @functools.cached_property
+    def asked_iteration(self) -> int | None:
+        """Returns the length of an iteration of `Algorithm.train`, in steps or updates; None: the config has none."""
+        per_iteration = self.cfg.data.updates_per_iteration if datasets.alone(self.cfg) else None
+        return self.cfg.run.report_every or per_iteration
+
+    @functools.cached_property
+    def estimate_every(self) -> int | None:
+        """Returns the updates between two estimates by `data.estimate`; None: none, or one with each evaluation."""
+        found, how = self.cfg.evaluation, self.cfg.data.estimate
+        if how is None or how.every is not None:
+            return None if how is None else how.every
+        return 10 * self.report_every if found.every is None and found.interval is None else None
+
+    @functools.cached_property
+    def iterations_per_call(self) -> int:
+        """Returns the iterations of one call: they hide Python's time, and nobody waits too long for a row."""
+        cfg = self.cfg
+        wanted = (self.report_every, cfg.evaluation.every, cfg.checkpoint.every, self.total_steps)
+        if datasets.alone(cfg):
+            due = (*wanted, self.estimate_every)
+            return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in due if steps))
+        most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // self.rows
+        if cfg.replay is not None:
+            most = min(most, _UPDATES_PER_CALL // (self.updates or 1))
+        if policy_mapping.by_game(cfg.multi_agent):  # the table of games holds all games of a call
+            most = min(most, _STEPS_TOLD // self.length)
+        return cfg.rollout.iterations_per_call or max(1, most)
+
+    # ------------------------------------------------------------ in words
+
+    def lines(self) -> Iterator[str]:
+        """Yields the sizes in words."""
+        cfg, envs = self.cfg, self.cfg.env.num_envs
+        if datasets.alone(cfg):
+            yield f"{counted(self.iterations_per_call, 'update', ',')} per call, each on {self._drawn()}"
+            if self.iterations is not None:
+                yield f"{counted(self.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"
+            return
+        agents, updates = self.columns // envs, f"{counted(self.updates or 0, 'update')} per iteration"
+        collected, rows = f"{counted(envs, 'env')} x {counted(self.length, 'step')}", counted(self.rows, "row")
+        if agents > 1:
+            collected += f" x {counted(agents, 'agent')}"
+            rows = counted(envs * self.length * agents, "transition")
+        yield f"{collected} = {rows} per iteration"
+        if runners := cfg.env_runners.num:
+            yield f"{counted(runners, 'env runner')} of {counted(envs // runners, 'env')}"
+        if self.policy_lag is not None:
+            yield f"collected while learning, by weights that are {counted(self.policy_lag, 'update')} old at most"
+            if traits(cfg.algo).uncorrected:
+                yield (
+                    "warning: this algorithm takes each rollout for its own policy's and degrades with the age of "
+                    "weights: use rollout.mode sync, or what corrects for it, impala or appo"
+                )
+        if cfg.replay is not None:
+            yield (
+                f"{updates} on {self._drawn()} from replay, "
+                f"once it holds {cfg.replay.learning_starts:,} of at most {cfg.replay.capacity:,}"
+            )
+            if datasets.is_mixed(cfg.data):
+                named = lambda name: "replay" if name == datasets.SAMPLER else name
+                of_each = [f"{share:.0%} from {named(name)}" for name, share in datasets.shares(cfg.data).items()]
+                yield f"of each batch {', '.join(of_each)}"
+        elif self.minibatch is not None:
+            minibatches, epochs, _, drawn = self.passes
+            split = f"{counted(epochs, 'epoch')} x {counted(minibatches or 1, 'minibatch')}"
+            if drawn > 1:
+                split = f"{drawn} rollouts x {split}"
+            of = counted(self.minibatch, "row") if agents == 1 else "each policy's transitions"
+            yield f"{split} of {of} = {updates}"
+        if self.iterations is not None:
+            yield f"{counted(self.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"
+
+    def _drawn(self) -> str:
+        size = self.minibatch or 0
+        if not self.cfg.network.recurrent:
+            return counted(size, "row")
+        return f"{counted(size, 'sequence')} of {counted(self.sequence_length, 'step')}"
 
 
 def divisors(n: int) -> list[int]:
     """Returns the divisors of a number above 0, in ascending order; quick up to 1e12."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
-
-
-def num_parameters(cfg: Any) -> int:
-    """Returns a lower bound of the parameters by the config's widths: those at inputs and outputs are not known."""
-    network, core = cfg.network, cfg.network.core
-    size = getattr(core, "size", 0)
-    inner = {
-        "lstm": 4 * size * size, "gru": 3 * size * size, "lru": 2 * size * getattr(core, "state", 0),
-        "gtrxl": size * (3 * getattr(core, "heads", 0) * getattr(core, "head_size", 0) + 2 * getattr(core, "mlp", 0)),
-    }.get(core.name, 0) * getattr(core, "layers", 1)  # fmt: skip
-    products = lambda *stacks: sum(a * b for widths in stacks for a, b in itertools.pairwise(widths))
-    dense = products(network.hidden, network.head_hidden, network.encoder_hidden)
-    critic = products(network.of_critics().hidden, network.head_hidden, network.encoder_hidden)
-    return dense + (0 if network.shared else critic * getattr(cfg.algo, "num_critics", 1)) + inner
-
-
-def num_learners(cfg: Any) -> int | None:
-    """Returns the number of devices that learn; None where that is left to the machine."""
-    devices = cfg.devices
-    return len(devices.learners) if devices.learners is not None else devices.fake
-
-
-def num_pools(cfg: Any, learners: int) -> int:
-    """Returns the parts that the environments are split into: one for each runner, or for each device that acts."""
-    return cfg.env_runners.num or (learners if cfg.devices.actors is None else len(cfg.devices.actors))
-
-
-def policy_lag(cfg: Any) -> int | None:
-    """Returns the updates that the acting weights may be behind; None where collection waits for each update."""
-    if cfg.rollout.mode == "sync":
-        return None
-    return cfg.rollout.max_policy_lag or (2 if cfg.env_runners.num else 1)
-
-
-def rollouts_ahead(cfg: Any) -> int:
-    """Returns the most rollouts of an environment that are begun before it is learned from the one that comes first:
-    with env runners one of them may make all that are taken in a call.
-    """
-    return 0 if (lag := policy_lag(cfg)) is None else lag + cfg.env_runners.num
-
-
-def report_every(cfg: Any) -> int:
-    """Returns the environment steps between two result rows."""
-    if cfg.run.report_every:
-        return cfg.run.report_every
-    if (total := total_steps(cfg)) is not None:
-        return max(1, total // 100)
-    return 1 if batch_plan(cfg).rows >= STEPS_PER_REPORT else STEPS_PER_REPORT  # a rollout, or several short ones
-
-
-def asked_iteration(cfg: Any) -> int | None:
-    """Returns the length of an iteration of `Algorithm.train` by the config, in steps or updates; None: it has none."""
-    return cfg.run.report_every or (cfg.data.updates_per_iteration if datasets.alone(cfg) else None)
-
-
-def estimate_every(cfg: Any) -> int | None:
-    """Returns the updates between two estimates by `data.estimate`; None: none, or one with each evaluation."""
-    found, how = cfg.evaluation, cfg.data.estimate
-    if how is None or how.every is not None:
-        return None if how is None else how.every
-    return 10 * report_every(cfg) if found.every is None and found.interval is None else None
-
-
-def iterations_per_call(cfg: Any) -> int:
-    """Returns the iterations of one call: enough to hide Python's time, and no more than its user wants to wait for."""
-    plan = batch_plan(cfg)
-    wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every, total_steps(cfg))
-    if datasets.alone(cfg):
-        due = (*wanted, estimate_every(cfg))
-        return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in due if steps))
-    most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
-    if cfg.replay is not None:
-        most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))
-    if policy_mapping.by_game(cfg):  # the table of games holds all games of a call
-        most = min(most, _STEPS_TOLD // rollout_length(cfg))
-    return cfg.rollout.iterations_per_call or max(1, most)
-
-
-def lines(cfg: Any) -> Iterator[str]:
-    """Yields the batch plan in words."""
-    plan, envs = batch_plan(cfg), cfg.env.num_envs
-    if datasets.alone(cfg):
-        yield from _lines_of_data(cfg, plan)
-        return
-    agents, steps = columns(cfg) // envs, rollout_length(cfg)
-    collected, rows = f"{counted(envs, 'env')} x {counted(steps, 'step')}", counted(plan.rows, "row")
-    if agents > 1:
-        collected += f" x {counted(agents, 'agent')}"
-        rows = counted(envs * steps * agents, "transition")
-    yield f"{collected} = {rows} per iteration"
-    if runners := cfg.env_runners.num:
-        yield f"{counted(runners, 'env runner')} of {counted(envs // runners, 'env')}"
-    lag = policy_lag(cfg)
-    if lag is not None:
-        yield f"collected while learning, by weights that are {counted(lag, 'update')} old at most"
-        if traits(cfg.algo).uncorrected:
-            yield (
-                "warning: this algorithm takes each rollout for its own policy's and degrades with the age of weights: "
-                "use rollout.mode sync, or what corrects for it, impala or appo"
-            )
-    if cfg.replay is not None:
-        yield (
-            f"{_updates(plan)} on {_rows(cfg, plan.minibatch or 0)} from replay, "
-            f"once it holds {cfg.replay.learning_starts:,} of at most {cfg.replay.capacity:,}"
-        )
-        if datasets.is_mixed(cfg):
-            named = lambda name: "replay" if name == datasets.SAMPLER else name
-            of_each = [f"{share:.0%} from {named(name)}" for name, share in datasets.shares(cfg).items()]
-            yield f"of each batch {', '.join(of_each)}"
-    elif plan.minibatch is not None:
-        minibatches, epochs, _, drawn = passes(cfg.algo)
-        split = f"{counted(epochs, 'epoch')} x {counted(minibatches or 1, 'minibatch')}"
-        if drawn > 1:
-            split = f"{drawn} rollouts x {split}"
-        of = counted(plan.minibatch, "row") if agents == 1 else "each policy's transitions"
-        yield f"{split} of {of} = {_updates(plan)}"
-    if plan.iterations is not None:
-        yield f"{counted(plan.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"
-
-
-def _lines_of_data(cfg: Any, plan: BatchPlan) -> Iterator[str]:
-    yield f"{counted(iterations_per_call(cfg), 'update', ',')} per call, each on {_rows(cfg, plan.minibatch or 0)}"
-    if plan.iterations is not None:
-        yield f"{counted(plan.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"
-
-
-def _updates(plan: BatchPlan) -> str:
-    return f"{counted(plan.updates or 0, 'update')} per iteration"
-
-
-def _rows(cfg: Any, n: int) -> str:
-    steps = counted(sequence_length(cfg), "step")
-    return f"{counted(n, 'sequence')} of {steps}" if cfg.network.recurrent else counted(n, "row")

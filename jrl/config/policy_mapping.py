@@ -12,12 +12,11 @@ TABLE = "roster"  # the item of a State that says which policies agents follow, 
 _ASKED = 8  # times that a mapping is asked first: one that draws its answers gives two
 
 
-def by_game(cfg: Any) -> bool:
-    """Returns whether the policy of an agent may change from game to game, in a run whose agents are known.
+def by_game(given: Any) -> bool:
+    """Returns whether a section `multi_agent` whose agents are known lets an agent's policy change from game to game.
 
     So it is where a mapping was left a function, as its answers depend on the episode.
     """
-    given = cfg.multi_agent
     if given is None or given.agents is None or given.self_play is not None:
         return False
     return isinstance(given.mapping, str) and given.mapping not in (SHARED, BY_AGENT)

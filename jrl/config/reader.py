@@ -24,7 +24,7 @@ import yaml
 from jrl import registry
 from jrl.config import metric_names, path_keys, sb3_names
 from jrl.config.checks import endless, faults
-from jrl.config.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
+from jrl.config.plan import STEPS_PER_REPORT, Sizes
 from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
 from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped, validation
@@ -380,7 +380,8 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         cfg = dataclasses.replace(cfg, replay=ReplayConfig())
     cfg, of_paths = path_keys.resolved(cfg)
     problems += [Problem(*one) for one in of_paths]
-    key = counts_by(cfg)
+    sizes = Sizes(cfg)
+    key = sizes.counts_by
     steps = cfg.stop.get(key)
     if isinstance(steps, float) and steps.is_integer():
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(steps)})
@@ -388,7 +389,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         problems.append(Problem("stop.training_iteration", fault))
     elif iterations is not None and key not in cfg.stop and not problems:
         # as long as those of Algorithm.train
-        each = max(batch_plan(cfg).rows, asked_iteration(cfg) or STEPS_PER_REPORT)
+        each = max(sizes.rows, sizes.asked_iteration or STEPS_PER_REPORT)
         run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(float(iterations) * each)}, run=run)
     # A check that reads a broken key would speak of that key's default: leave it out.

@@ -50,7 +50,7 @@ def trained(name: str, share: float, *, best: bool | None, settings: Sequence[st
     cfg = config.without_loss(actor.config)
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         raise InputError(f"{name}: a run in self-play: write its games by data.output while it trains")
-    if cfg.multi_agent is not None and policy_mapping.by_game(cfg):
+    if policy_mapping.by_game(cfg.multi_agent):
         raise InputError(f"{name}: its policies change from game to game: name each agent's in multi_agent.mapping")
     return Behaviour(name, share, cfg, actor)
 
@@ -74,7 +74,7 @@ def play(
     env = environment(cfg, seed=seed, index=index, num_envs=num_envs)
     act, known = acting(behaviour, env.spec, acts)
     write = lambda episode: take(episode.kind, data_output.as_data(episode, {"source": behaviour.name}))
-    options = data_output.stitch_options(cfg, env.spec, (LOG_PROB,) if known and log_prob else ())
+    options = data_output.stitch_options(agents.make(cfg, env.spec), (LOG_PROB,) if known and log_prob else ())
     stitch = Stitch(env.spec.num_envs, take=write, **options)
     length = max(1, min(_LENGTH, -(-steps // env.spec.games)))
     carry = actor.algo.carry if actor is not None else lambda batch_size: ()

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from jrl import agents, config, registry, spaces
-from jrl.config import RunConfig
+from jrl.agents import Policies
+from jrl.config import EvaluationConfig, RunConfig
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.play.evaluate import LENGTH, EvaluationRunners, Player
@@ -61,7 +62,7 @@ def config_of(cfg: RunConfig) -> RunConfig:
         raise InputError(*(f"evaluation.config: {message}" for message in e.errors)) from e
 
 
-def num_envs(cfg: RunConfig) -> list[int]:
+def num_envs(found: EvaluationConfig, policies: Policies) -> list[int]:
     """Returns the environments of each process that plays: one number, or one for each env runner of evaluation.
 
     With self-play each number is rounded up to whole blocks of games, in which every seat meets every place.
@@ -69,18 +70,18 @@ def num_envs(cfg: RunConfig) -> list[int]:
     Raises:
       InputError: fewer than there are processes.
     """
-    found, env = cfg.evaluation, cfg.evaluation.config.get("env") or {}
+    env = found.config.get("env") or {}
     processes = found.num_env_runners or 1
     total, key = (found.num_envs, "evaluation.num_envs")
     if total is None and env.get("num_envs") is not None:
         total, key = env["num_envs"], "evaluation.config.env.num_envs"
     if total is None:
         each = _MOST if found.duration == "auto" else min(-(-found.duration // processes), _MOST)
-        return [agents.make(cfg).whole_games(each)] * processes
+        return [policies.whole_games(each)] * processes
     if total < processes:
         raise InputError(f"{key} {total}: each of {processes} runners needs one: use at least {processes}")
     shares = (total // processes + (i < total % processes) for i in range(processes))
-    return [agents.make(cfg).whole_games(share) for share in shares]
+    return [policies.whole_games(share) for share in shares]
 
 
 def _player(
@@ -143,20 +144,15 @@ def _check_weights(cfg: RunConfig, own: RunConfig, spec: EnvSpec) -> None:
         )
 
 
-def _spec_of(cfg: RunConfig) -> EnvSpec:
-    env = build.environment(cfg, num_envs=1, role="eval")
-    env.close()
-    return env.spec
-
-
 def group(
-    cfg: RunConfig, own: RunConfig, index: int, *, infos: bool, spec: EnvSpec | None = None
+    cfg: RunConfig, own: RunConfig, sizes: Sequence[int], index: int, *, infos: bool, spec: EnvSpec | None = None
 ) -> Player | EvaluationRunners:
     """Makes the environments of an evaluation, here or in the processes of runners.
 
     Args:
       cfg: the run.
       own: the config of the evaluation, from `config_of`.
+      sizes: environments of each process, from `num_envs`.
       index: differs between environments that are made one after the other.
       infos: see `Player`.
       spec: of the training environments; None: found out, if the evaluation has others.
@@ -165,12 +161,12 @@ def group(
     """
     found = cfg.evaluation
     if spec is None and (found.config.get("env") or found.config.get("algo")):
-        spec = _spec_of(cfg)
+        spec = build_collect.spec_of(cfg)
     if spec and found.config.get("algo"):
         _check_weights(cfg, own, spec)
     # one row at a time where episodes go on: those that end later than the last that counts are the next to count
     length = LENGTH if found.force_reset or found.duration == "auto" else 1
-    options: dict[str, Any] = {"sizes": num_envs(cfg), "length": length, "infos": infos}
+    options: dict[str, Any] = {"sizes": sizes, "length": length, "infos": infos}
     if not found.num_env_runners:
         here = _player(own, {}, index, **options)
         try:
@@ -180,9 +176,9 @@ def group(
             raise
         return here
     if spec:
-        check_spaces(_spec_of(own), spec)
+        check_spaces(build_collect.spec_of(own), spec)
     make = functools.partial(_player, own, registry.find_registered(config.to_dict(own)), **options)
-    runners = build_collect.runner_options(own)._replace(num=found.num_env_runners)
+    runners = build_collect.runner_options(own.env_runners)._replace(num=found.num_env_runners)
     try:
         return EvaluationRunners(make, runners, num_envs=options["sizes"], length=length, count=index)
     except InputError as e:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jrl import agents, registry, spaces
-from jrl.config import RunConfig, plan
+from jrl.config import RunConfig, Sizes
 from jrl.errors import InputError
 from jrl.learn.keys import Role, role_key
 from jrl.play import build_evaluation
@@ -39,7 +39,6 @@ class _Running:
     key: Key
     goal: Goal
     version: int
-    plays_for: RunConfig  # the run as it was when the evaluation began
     until: Until
     found: concurrent.futures.Future
     start: float = dataclasses.field(default_factory=time.perf_counter)
@@ -56,7 +55,6 @@ class Evaluations:
       config: of the evaluation, the run's with `evaluation.config` over it.
       workers: the environments, for callbacks and custom evaluation functions.
       num_envs: over all processes.
-      plays_for: the run with the policies that it has by now: their names are those of the results.
       names: keys of every result; of a custom function's none is known.
       latest: the episodes of the latest evaluation; of a custom function's none are known.
 
@@ -74,9 +72,9 @@ class Evaluations:
     def __init__(self, cfg: RunConfig, *, callbacks: Any = None, algorithm: Any = None, spec: EnvSpec | None = None):
         self.config = build_evaluation.config_of(cfg)
         self.algorithm = algorithm
-        self.plays_for = cfg
+        self._policies = agents.make(cfg)
         self._cfg, self._settings, self._callbacks, self._spec = cfg, cfg.evaluation, callbacks, spec
-        self._sizes = build_evaluation.num_envs(cfg)
+        self._sizes = build_evaluation.num_envs(cfg.evaluation, self._policies)
         self.num_envs, self.workers = sum(self._sizes), EvaluationWorkers(self)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
         self._group: Player | EvaluationRunners | None = None
@@ -86,7 +84,7 @@ class Evaluations:
         self._running: _Running | None = None
         self.latest: Evaluation | None = None
         runners = ("num_healthy_workers",) if self._settings.num_env_runners else ()
-        played = (*SUMMARY, "timesteps", *runners, *agents.make(cfg).returns(None))
+        played = (*SUMMARY, "timesteps", *runners, *self._policies.returns(None))
         self.names: tuple[str, ...] = (*(() if self._custom else played), "weights_version", "timed_out", "time_s")
 
     @property
@@ -126,7 +124,9 @@ class Evaluations:
             self._host = None
         if self._group is None:
             infos = self._callbacks is not None
-            self._group = build_evaluation.group(self._cfg, self.config, self._index, infos=infos, spec=self._spec)
+            self._group = build_evaluation.group(
+                self._cfg, self.config, self._sizes, self._index, infos=infos, spec=self._spec
+            )
         return self._group
 
     # ------------------------------------------------------------ one evaluation
@@ -184,7 +184,7 @@ class Evaluations:
         key = role_key(self._cfg.run.seed, Role.EVALUATE, count)
         future: concurrent.futures.Future = concurrent.futures.Future()
         group = self.prepare()
-        self._running = running = _Running(group, weights, key, goal, version, self.plays_for, Until(limit), future)
+        self._running = running = _Running(group, weights, key, goal, version, Until(limit), future)
         if threaded:
             # a daemon: an environment that hangs must not keep the process
             threading.Thread(target=self._fill, args=(running,), name="jrl-evaluate", daemon=True).start()
@@ -201,10 +201,10 @@ class Evaluations:
         if self._custom:
             return numbers(self._custom(self.algorithm, self.workers))
         if self._callbacks is not None and self._watches is None:
-            agents = plan.columns(self._cfg) // self._cfg.env.num_envs  # each has a column
+            agents = Sizes(self._cfg).columns // self._cfg.env.num_envs  # each has a column
             self._watches = [self._callbacks.episode_watch(n * agents, evaluation=True) for n in self._sizes]
         self.latest = running.group.play(running.weights, running.key, running.goal, running.until, self._watches)
-        return _row(self.latest, running)
+        return self._row(self.latest)
 
     def play_part(self, goal: Goal) -> Evaluation:
         """Plays with the weights of the evaluation under way, for its custom function. Raises RuntimeError: none is."""
@@ -223,6 +223,9 @@ class Evaluations:
             )
         return found
 
+    def _row(self, found: Evaluation) -> dict[str, float]:
+        return {**found.summary(), "timesteps": found.timesteps, **self._policies.returns(found)}
+
     def _result(self) -> dict[str, float]:
         running = self._running
         assert running is not None
@@ -234,7 +237,7 @@ class Evaluations:
             row = running.found.result()
         else:
             self.latest, timed_out = group.found(), True
-            row = _row(self.latest, running)
+            row = self._row(self.latest)
             self._abandon(running)
         if not self._custom and running.goal.amount is not None and group.missing:
             timed_out = True
@@ -283,10 +286,6 @@ class Evaluations:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-
-def _row(found: Evaluation, running: _Running) -> dict[str, float]:
-    return {**found.summary(), "timesteps": found.timesteps, **agents.make(running.plays_for).returns(found)}
 
 
 # ---------------------------------------------------------------- a custom evaluation function

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self
 import jax
 
 from jrl import config, registry
-from jrl.config import algo_name, datasets, plan
+from jrl.config import Sizes, algo_name, datasets
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, unwritable
 from jrl.host import files, runtime
@@ -167,7 +167,7 @@ class Algorithm(Learns):
             cfg = dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=own_loss))
         if cfg.run.on_nonfinite == "rollback":
             raise InputError("run.on_nonfinite: rollback needs the checkpoints of jrl.train: use stop or ignore here")
-        cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=plan.asked_iteration(cfg)))
+        cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=Sizes(cfg).asked_iteration))
         if cfg.run.compile_cache:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
@@ -258,7 +258,7 @@ class Algorithm(Learns):
                 self._member.save_if_due(info)
         assert session.result is not None
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
-        total = plan.total_steps(session.config)
+        total = Sizes(session.config).total_steps
         done = bool(met or session.ended) or (total is not None and session.counted() >= total)
         result = {**copy.deepcopy(session.result), "done": done, **self._about()}
         self.log_result(result)

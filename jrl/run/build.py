@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
 
 from jrl import agents, callbacks, envs, registry
-from jrl.config import RunConfig, checks, datasets, plan
+from jrl.config import CustomConfig, EnvConfig, RunConfig, Sizes, checks, datasets
 from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
@@ -34,15 +33,14 @@ from jrl.run.build_collect import (
     collecting,
     make_source,
     make_vectors,
-    numbered,
     watched,
-    whole_episodes,
 )
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.data_sets import Inputs
+from jrl.run.plan import Plan
 from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
@@ -58,29 +56,40 @@ GUARANTEES = {
 class Run(NamedTuple):
     """The parts of one run; `program.close()` ends its environments."""
 
-    spec: EnvSpec  # as one device sees it
+    plan: Plan
     algo: Algo
     program: Program
     backend: str  # how the environments are stepped, in words
     in_program: bool  # whether they are stepped inside a compiled program
     replay: str  # what the replay buffer takes, in words; "" without
     guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
-    learners: int  # devices that learn
-    num_params: int  # of the networks that learn
     learn: learner.Learner  # of one device
-    mesh: Mesh  # the devices that learn
-    unroll: unroll.Unroll | None  # of one device, where the program that learns collects, too
-    note: str  # what callbacks cannot have in this run, in words; "" for nothing
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
-    policies: agents.Policies
+    note: str = ""  # what callbacks cannot have in this run, in words; "" for nothing
     recorder: data_output.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
     rebuild_with: Callable[[RunConfig], Fused] | None = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Returns the environments as one device sees them."""
+        return self.plan.spec
+
+    @property
+    def policies(self) -> agents.Policies:
+        return self.plan.policies
+
+    @property
+    def num_params(self) -> int:
+        """Returns the number of parameters of the networks that learn."""
+        states = self.policies.states(jax.eval_shape(self.algo.init, jax.random.key(0)))
+        names = [name for group in self.policies.groups if self.policies.learns(group) for name in group.names]
+        return sum(math.prod(x.shape) for name in names for x in jax.tree.leaves(states[name].params))
 
 
 def run(
@@ -116,49 +125,38 @@ def run(
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
-    vectors = make_vectors(cfg, plan.num_pools(cfg, learners), restarts)
+    vectors = make_vectors(cfg, Sizes(cfg).num_pools(learners), restarts)
     try:
-        check_agents(cfg, vectors[0].spec, learners)
-        learning = _learning(cfg, devices, vectors, callback_list)
+        plan = Plan(cfg, vectors[0].spec, devices)
+        check_agents(cfg, plan.spec, learners)
+        learning = _learning(plan, vectors, callback_list)
     except InputError:
         close_all(vectors)
         raise
-    two = _why_two_programs(
-        cfg, devices, vectors[0], learning.algo, told=training_step is not None, callback_list=callback_list
-    )
+    two = _why_two_programs(learning, told=training_step is not None, callback_list=callback_list)
     if not two:
-        return _in_one_program(cfg, learning)
+        return _in_one_program(learning)
     make = external or sources.make
-    return _in_two_programs(cfg, learning, two, timers or Timers(), restarts, callback_list, training_step, make)
+    return _in_two_programs(learning, two, timers or Timers(), restarts, callback_list, training_step, make)
 
 
 class _Learning(NamedTuple):
     """Parts that a run has, in one program or in two."""
 
-    devices: parallel.Devices
-    spec: EnvSpec  # as one device sees it
+    plan: Plan
     vectors: list[Any]  # the environments of each pool
     algo: Algo
     learn: learner.Learner
-    length: int  # steps of a rollout
     replay: str
-    policies: agents.Policies
     inputs: Inputs | None = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:
         """Returns the run, with what else it has."""
-        states = self.policies.states(jax.eval_shape(self.algo.init, jax.random.key(0)))
-        groups = filter(self.policies.learns, self.policies.groups)
-        params = [states[name].params for group in groups for name in group.names]
         return Run(
-            spec=self.spec,
+            plan=self.plan,
             algo=self.algo,
             replay=self.replay,
-            learners=self.devices.learners.devices.size,
-            num_params=sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
             learn=self.learn,
-            mesh=self.devices.learners,
-            policies=self.policies,
             data=self.inputs.checksums if self.inputs else {},
             data_notes=self.inputs.notes if self.inputs else (),
             **more,
@@ -166,27 +164,22 @@ class _Learning(NamedTuple):
 
 
 def _learning(
-    cfg: RunConfig,
-    devices: parallel.Devices,
-    vectors: list[Any],
-    callback_list: callbacks.CallbackList | None,
-    inputs: Inputs | None = None,
+    plan: Plan, vectors: list[Any], callback_list: callbacks.CallbackList | None, inputs: Inputs | None = None
 ) -> _Learning:
     """Makes the parts; `inputs` are the data sets of a mix, if they were read before.
 
     Raises:
       InputError: a space, task or callback does not go with algorithm or environments.
     """
-    spec = vectors[0].spec
+    cfg, policies = plan.cfg, plan.policies
     if cfg.custom.env_task:
         tasks.check(vectors[0])
-    policies = agents.make(cfg, spec)
     groups = policies.bound(functools.partial(algorithm_of_one, axis_name=parallel.AXIS, callback_list=callback_list))
     algo = policies.acting(groups)
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
         whole = cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes"
-        if callback_list.needs_episodes and spec.agents and whole:
+        if callback_list.needs_episodes and plan.spec.agents and whole:
             raise InputError(
                 "custom.callbacks: env runners send whole episodes of each agent, which cannot be joined to games for "
                 "callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
@@ -194,64 +187,54 @@ def _learning(
         callback_list.games = policies.game_options
         callback_list.by_turns = cfg.external is not None
         callback_list.keep_record = policies.watches_games
-    length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     with_data: build_learner.WithData | None = None
-    if datasets.is_mixed(cfg):
-        inputs = inputs or data_sets.read(cfg, spec)
-        with_data = build_data.beside(cfg, algo, inputs, spec, devices.learners.devices.size)
-    learn, replay = build_learner.of_policies(
-        policies, groups, devices=devices.learners.devices.size, length=length, with_data=with_data
-    )
-    learn = learner.transform_rollouts(learn, transforms(cfg, callback_list))
+    if datasets.is_mixed(cfg.data):
+        inputs = inputs or data_sets.read(cfg, plan.spec)
+        with_data = build_data.beside(plan, algo, inputs)
+    learn, replay = build_learner.of_policies(plan, groups, with_data)
+    learn = learner.transform_rollouts(learn, transforms(cfg.custom, callback_list))
     learn = learner.report_blocked_actions(learn, policies.seen, axis_name=parallel.AXIS, observed=policies.observed)
-    return _Learning(devices, spec, vectors, algo, learn, length, replay, policies, inputs)
+    return _Learning(plan, vectors, algo, learn, replay, inputs)
 
 
-def _refilled(cfg: RunConfig) -> bool:
-    return cfg.replay is not None and cfg.checkpoint.replay == "none"
-
-
-def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
-    devices, vectors = learning.devices, learning.vectors
-    env, iterations = vectors[0], plan.iterations_per_call(cfg)
+def _in_one_program(learning: _Learning) -> Run:
+    plan, vectors, env = learning.plan, learning.vectors, learning.vectors[0]
+    section = plan.cfg.env
 
     def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
         if not env.pure:
             raise InputError(
-                f"set_task: {cfg.env.id} is stepped by EnvPool inside the program that learns, and cannot be made "
+                f"set_task: {section.id} is stepped by EnvPool inside the program that learns, and cannot be made "
                 "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
             )
-        context = EnvContext(cfg.env.options)
+        context = EnvContext(section.options)
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
     def rebuild_with(other: RunConfig) -> Fused:
-        return _fused(other, _learning(other, devices, vectors, None, learning.inputs))
+        return _fused(_learning(dataclasses.replace(plan, cfg=other), vectors, None, learning.inputs))
 
-    program = _fused(cfg, learning)
+    backend = envs.resolve(section.id, section.backend)
     return learning.run(
-        program=program,
-        backend=f"{envs.resolve(cfg.env.id, cfg.env.backend)}, {counted(iterations, 'iteration')} per call",
+        program=_fused(learning),
+        backend=f"{backend}, {counted(plan.iterations_per_call, 'iteration')} per call",
         in_program=True,
-        guarantee="refilled" if _refilled(cfg) else "bitwise" if env.pure else "learner",
-        unroll=program.unroll,
-        note="",
+        guarantee="refilled" if plan.is_refilled else "bitwise" if env.pure else "learner",
         apply_task=apply_task,
         programs="one program collects and learns",
         rebuild_with=rebuild_with if env.pure else None,
     )
 
 
-def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
-    env, algo = learning.vectors[0], learning.algo
+def _fused(learning: _Learning) -> Fused:
+    plan, env, algo = learning.plan, learning.vectors[0], learning.algo
     assert isinstance(env, JaxEnv)
-    pools = plan.num_pools(cfg, learning.devices.learners.devices.size)
-    place = plan.columns(cfg) if numbered(cfg) else None
+    place = plan.columns if plan.is_numbered else None
     return Fused(
         learning.learn,
-        unroll.make(env, algo.act, place=place, **collecting(cfg, algo, env.spec, pools)),
-        learning.devices.learners,
-        iterations=plan.iterations_per_call(cfg),
-        rows=plan.batch_plan(cfg).rows,
+        unroll.make(env, algo.act, place=place, **collecting(plan, algo)),
+        plan.mesh,
+        iterations=plan.iterations_per_call,
+        rows=plan.rows,
         close=lambda: close_all(learning.vectors),
     )
 
@@ -261,31 +244,28 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         evaluates = bool(cfg.evaluation.every or cfg.evaluation.interval)
         callback_list.check(on_policy=False, collects=False, evaluates=evaluates)
     found = build_data.inputs(cfg)
+    plan = Plan(cfg, found.spec, devices)
     algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
-    made = build_data.make(cfg, algo, found, devices.learners.devices.size)
+    made = build_data.make(plan, algo, found)
 
     def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
         raise InputError("set_task: the run learns from data alone: there are no environments")
 
-    iterations = plan.iterations_per_call(cfg)
     program = (Prefetched if made.on_host else Offline)(
         made.learn,
         devices.learners,
-        iterations=iterations,
+        iterations=plan.iterations_per_call,
         held_out=made.held_out,
         batches=cfg.data.validation_batches,
         epoch=made.epoch,
     )
-    policies = agents.make(cfg, found.spec)
-    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, policies, found).run(
+    return _Learning(plan, [], algo, made.learn, made.size, found).run(
         program=program,
-        backend=f"data alone, {counted(iterations, 'update', ',')} per call",
+        backend=f"data alone, {counted(plan.iterations_per_call, 'update', ',')} per call",
         in_program=True,
         guarantee="data",
-        unroll=None,
-        note="",
         apply_task=apply_task,
-        judge=estimates.beside(cfg, found, algo),
+        judge=estimates.beside(plan, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",
@@ -293,7 +273,6 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
 
 
 def _in_two_programs(
-    cfg: RunConfig,
     learning: _Learning,
     why: str,
     timers: Timers,
@@ -303,19 +282,19 @@ def _in_two_programs(
     make: MakeSource,
 ) -> Run:
     """Makes a run of which one program collects and another learns, for the reason `why`."""
-    devices, vectors, algo = learning.devices, learning.vectors, learning.algo
-    env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
+    plan, vectors, algo = learning.plan, learning.vectors, learning.algo
+    cfg, env = plan.cfg, vectors[0]
     backend = "clients" if cfg.external is not None else envs.resolve(cfg.env.id, cfg.env.backend)
-    recorder = data_output.Recorder(cfg, env.spec, algo) if cfg.data.output else None
-    latest = [cfg]  # a task of EnvPool is other options of the environment
+    recorder = data_output.Recorder(plan, algo) if cfg.data.output else None
+    latest = [plan]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
     def source(key: Key, vectors: list[Any], count: int) -> Source:
-        made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list, make)
-        return watched(cfg, made, env.spec, algo, recorder, callback_list)
+        made = make_source(latest[0], algo, timers, key, vectors, count, callback_list, make)
+        return watched(latest[0], made, algo, recorder, callback_list)
 
     def remake(key: Key, count: int) -> Source:
-        made = source(key, make_vectors(latest[0], pools, count), count)
+        made = source(key, make_vectors(latest[0].cfg, plan.pools, count), count)
         for task in given:
             made.set_task(task)
         return made
@@ -324,8 +303,8 @@ def _in_two_programs(
         learning.learn,
         # as `Staged.restart` does: environments written in JAX are those of their key
         lambda key: source(jax.random.fold_in(key, restarts) if restarts else key, vectors, restarts),
-        devices.learners,
-        rows=plan.counted_columns(cfg) * learning.length,
+        plan.mesh,
+        rows=plan.counted_columns * plan.learned_length,
         timers=timers,
         stage="collect" if cfg.rollout.mode == "sync" and not cfg.env_runners.num else "wait",
         remake=remake,
@@ -338,21 +317,26 @@ def _in_two_programs(
             found = staged.source.apply_task(fn, result, EnvContext(cfg.env.options))
             given[:] = found[:1] if all(repr(x) == repr(found[0]) for x in found) else []
             return state
-        options, wanted = latest[0].env.options, list[Any]()
+        section, wanted = latest[0].cfg.env, list[Any]()
+        options = section.options
         task = fn(result, tasks.Handle(lambda: options, wanted.append), EnvContext(options))
         for changed in [*wanted, *([] if task is None else [task])][-1:]:
             if changed != options:
-                latest[0] = _with_options(latest[0], changed)
+                latest[0] = dataclasses.replace(plan, cfg=dataclasses.replace(cfg, env=_with_options(section, changed)))
                 staged.restart(count)
         return state
 
     in_program = isinstance(env, JaxEnv) and not cfg.env_runners.num
+    stepped = "inside a program" if in_program else "from the host"
+    if cfg.external is not None:
+        stepped = f"{counted(cfg.env.num_envs, 'episode')} at a time"
+    if cfg.env_runners.num:
+        stepped = f"in {counted(cfg.env_runners.num, 'env runner')}"
     return learning.run(
         program=staged,
-        backend=f"{backend}, {_stepped(cfg, in_program)}",
+        backend=f"{backend}, {stepped}",
         in_program=in_program,
-        guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
-        unroll=None,
+        guarantee="refilled" if plan.is_refilled else "restarted" if cfg.checkpoint.exact else "learner",
         recorder=recorder,
         note=callback_list.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if callback_list else "",
         apply_task=apply_task,
@@ -360,48 +344,16 @@ def _in_two_programs(
     )
 
 
-def _stepped(cfg: RunConfig, in_program: bool) -> str:
-    if cfg.external is not None:
-        return f"{counted(cfg.env.num_envs, 'episode')} at a time"
-    if cfg.env_runners.num:
-        return f"in {counted(cfg.env_runners.num, 'env runner')}"
-    return "inside a program" if in_program else "from the host"
-
-
-def two_programs(cfg: RunConfig) -> str:
-    """Says why collecting and learning cannot be one program, as far as the config tells, in words; "" where they
-    may be.
-    """
-    if cfg.env_runners.num:
-        return "env runners collect"
-    if cfg.rollout.mode != "sync":
-        return f"rollout.mode {cfg.rollout.mode}"
-    if cfg.data.output:
-        return "data.output writes what is collected"
-    if cfg.rollout.fake:
-        return "rollout.fake"
-    if cfg.rollout.batch_mode != "truncate_episodes":
-        return f"rollout.batch_mode {cfg.rollout.batch_mode}"
-    return "clients play" if cfg.external is not None else ""
-
-
-def _why_two_programs(
-    cfg: RunConfig,
-    devices: parallel.Devices,
-    env: Any,
-    algo: Algo,
-    *,
-    told: bool,
-    callback_list: callbacks.CallbackList | None,
-) -> str:
+def _why_two_programs(learning: _Learning, *, told: bool, callback_list: callbacks.CallbackList | None) -> str:
     """Returns why collecting and learning cannot be one program, in words; "" where they can.
 
     Args:
       told: `custom.training_step` decides what an iteration does.
     """
-    if why := two_programs(cfg):
-        return why
-    if devices.actors != tuple(devices.learners.devices.flat):
+    plan, env = learning.plan, learning.vectors[0]
+    if plan.why_two_programs:
+        return plan.why_two_programs
+    if plan.devices and plan.devices.actors != tuple(plan.devices.learners.devices.flat):
         return "some devices act, others learn"
     if told:
         return "custom.training_step decides what to learn from"
@@ -414,32 +366,31 @@ def _why_two_programs(
     # EnvPool's too, where one process steps them for one device and an iteration is short: with a rollout of a few rows
     # and a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its
     # program: where pools are made anew, the program that holds one is a small one
-    if devices.learners.devices.size > 1:
+    if plan.learners > 1:
         return "each device acts in a pool of its own"
-    if algo.on_policy:
+    if learning.algo.on_policy:
         return "rollouts are long enough"
-    if cfg.checkpoint.exact or cfg.custom.env_task:
+    if plan.cfg.checkpoint.exact or plan.cfg.custom.env_task:
         return "pools are made anew"
     return ""
 
 
 def transforms(
-    cfg: RunConfig, callback_list: callbacks.CallbackList | None
+    custom: CustomConfig, callback_list: callbacks.CallbackList | None
 ) -> tuple[Callable[[Rollout], Rollout], ...]:
     """Returns what becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
-    given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]
+    given = [registry.load(path, "custom.transforms") for path in custom.transforms]
     return (*given, *(callback_list.program_transforms() if callback_list else ()))
 
 
-def _with_options(cfg: RunConfig, task: Any) -> RunConfig:
-    """Returns the run in environments with other options, the task's over its own. Raises InputError."""
+def _with_options(section: EnvConfig, task: Any) -> EnvConfig:
+    """Returns environments with other options, the task's over its own. Raises InputError."""
     if not isinstance(task, Mapping):
-        raise InputError(f"a task of {cfg.env.id}, which EnvPool steps, is a mapping of its options, not {task!r}")
-    options = {**cfg.env.options, **task}
-    env = dataclasses.replace(cfg.env, options=options)
+        raise InputError(f"a task of {section.id}, which EnvPool steps, is a mapping of its options, not {task!r}")
+    env = dataclasses.replace(section, options={**section.options, **task})
     if errors := envs.check(env):
         raise InputError(*errors)
-    return dataclasses.replace(cfg, env=env)
+    return env
 
 
 def enable_compile_cache() -> None:

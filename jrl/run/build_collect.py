@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from jrl import agents, algos, callbacks, envs, registry
 from jrl.agents.policies import rollout_like
-from jrl.config import RunConfig, algo_name, multi_agent, plan, policy_mapping, to_dict
+from jrl.config import EnvRunnersConfig, RunConfig, Sizes, algo_name, policy_mapping, to_dict
 from jrl.envs import client_spaces
 from jrl.envs.context import EnvContext, Place
 from jrl.envs.scaling import learner_reward
@@ -24,6 +23,7 @@ from jrl.rollout import complete, fake, ray_hosts, sources
 from jrl.rollout.source import Source
 from jrl.rollout.watch import Watch
 from jrl.run.data_output import Recorder
+from jrl.run.plan import Plan
 from jrl.run.preflight import check_environments, on_failure, spec_of_clients
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
@@ -51,16 +51,22 @@ def environment(
       InputError: the id is unknown, or the collector does not fit the backend.
     """
     section = dataclasses.replace(cfg.env, num_envs=num_envs) if role == "train" else cfg.env.waiting(num_envs)
+    given, options, shows_state = cfg.multi_agent, envs.AgentOptions(rewards_of=rewards_of), False
+    if given is not None:
+        games = policy_mapping.by_game(given)
+        options = envs.AgentOptions(given.observation_fn, given.agent_id, given.group, games, rewards_of)
+        reads_state = "state" in getattr(cfg.network, "value_inputs", ())
+        shows_state = reads_state if given.state is None else given.state
     env = envs.make(
         section,
         seed=cfg.run.seed,
         place=Place(role, index, offset, worker_index, cfg.env_runners.num),
         host=cfg.rollout.collector == "host",
-        on_failure=on_failure(cfg),
+        on_failure=on_failure(cfg.env_runners),
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
-        state=multi_agent.shows_state(cfg),
-        agents=_agent_options(cfg)._replace(rewards_of=rewards_of),
+        state=shows_state,
+        agents=options,
     )
     if cfg.rollout.collector == "program" and not isinstance(env, JaxEnv):
         env.close()
@@ -72,23 +78,11 @@ def environment(
     return env
 
 
-def _agent_options(cfg: RunConfig) -> envs.AgentOptions:
-    given = cfg.multi_agent
-    if given is None:
-        return envs.AgentOptions()
-    games = policy_mapping.by_game(cfg)
-    return envs.AgentOptions(given.observation_fn, given.agent_id, given.group, game_numbers=games)
-
-
-def played_by_clients(cfg: RunConfig, pools: int) -> client_spaces.ClientEnv:
-    """Returns the environments of a run whose episodes clients play: spaces alone.
-
-    Raises:
-      InputError: no such spaces, or more than one device that learns.
-    """
-    if pools > 1:
-        raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
-    return client_spaces.ClientEnv(spec_of_clients(cfg), cfg.env)
+def spec_of(cfg: RunConfig) -> EnvSpec:
+    """Returns the spec of an environment of evaluations, which is made and closed. Raises as `environment`."""
+    env = environment(cfg, num_envs=1, role="eval")
+    env.close()
+    return env.spec
 
 
 def algorithm(
@@ -116,57 +110,39 @@ def algorithm_of_one(
     return learner.transform_batches(made, transforms, axis_name=axis_name)
 
 
-def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
-    """Returns the rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
-
-    Raises:
-      InputError: there is no known limit of an episode's length.
-    """
-    if cfg.rollout.batch_mode == "truncate_episodes":
-        return 0
-    longest, length = complete.longest_episode(spec.max_episode_steps), plan.rollout_length(cfg)
-    # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
-    each = [multi_agent.policy_config(cfg, name) for name in multi_agent.followers(cfg)] or [cfg]
-    sequence = lambda own: (own.network.recurrent and own.network.max_seq_len) or 1
-    unit = math.lcm(*((plan.passes(own.algo).num_minibatches or 1) * sequence(own) for own in each), 16)
-    return -(-(length + longest) // unit) * unit - length
-
-
-def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: int = 0) -> Source:
+def completed(plan: Plan, source: Source, algo: Algo, first: int = 0) -> Source:
     """Returns the source of whole episodes, where the run wants them; its columns are those from the run's number
     `first` on.
 
     Raises:
       InputError: nobody knows how long an episode can be.
     """
-    limit = whole_episodes(cfg, spec)
+    limit = plan.whole_episode_rows
     if not limit:
         return source
-    columns = agents.make(cfg, spec).columns
-    return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=columns)
+    return complete.Complete(source, limit=limit, carry=placed(plan, algo, first), agents=plan.policies.columns)
 
 
 def watched(
-    cfg: RunConfig,
+    plan: Plan,
     source: Source,
-    spec: EnvSpec,
     algo: Algo,
     recorder: Recorder | None,
     callback_list: callbacks.CallbackList | None,
 ) -> Source:
     """Wraps a source in what reads its rollouts: `data.output`, callbacks, whole episodes and `rollout.fake`."""
     by_callbacks = callback_list is not None and callback_list.needs_rollouts
-    whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
+    whole = plan.cfg.rollout.batch_mode == "complete_episodes" and not plan.cfg.env_runners.num
     if recorder is not None:
-        asked = agents.make(cfg).watches_games or (callback_list is not None and callback_list.needs_episodes)
-        source = Watch(source, recorder.stitch, [], plan.columns(cfg), keep_record=asked, extras=True)
+        asked = plan.policies.watches_games or (callback_list is not None and callback_list.needs_episodes)
+        source = Watch(source, recorder.stitch, [], plan.columns, keep_record=asked, extras=True)
     if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
-        source = callback_list.watch(source, plan.columns(cfg), batches=not whole)
+        source = callback_list.watch(source, plan.columns, batches=not whole)
     if whole:
-        source = completed(cfg, source, spec, algo)
+        source = completed(plan, source, algo)
     if callback_list and by_callbacks and whole:
-        source = callback_list.watch(source, plan.columns(cfg), episodes=False)
-    return fake.Fake(source) if cfg.rollout.fake else source
+        source = callback_list.watch(source, plan.columns, episodes=False)
+    return fake.Fake(source) if plan.cfg.rollout.fake else source
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
@@ -176,13 +152,17 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | 
       cfg: the run.
       pools: how many.
       count: differs from call to call: environments with other seeds.
+    Raises:
+      InputError: they cannot be made; of clients: no spaces, or more than one device that learns.
     """
     if cfg.env_runners.num:
-        check_environments(cfg, pools)
+        check_environments(cfg.env, cfg.env_runners, pools)
         alone = dataclasses.replace(cfg.env, batch_size=None)
         return [environment(dataclasses.replace(cfg, env=alone), num_envs=1)]
     if cfg.external is not None:
-        return [played_by_clients(cfg, pools)]
+        if pools > 1:
+            raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
+        return [client_spaces.ClientEnv(spec_of_clients(cfg.external, cfg.env), cfg.env)]
     size, vectors = cfg.env.num_envs // pools, []
     try:
         for i in range(pools):
@@ -198,37 +178,36 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
         env.close()
 
 
-def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[str, Any]:
-    """Returns the options of whoever collects for one of so many pools, beside environments and acting."""
+def collecting(plan: Plan, algo: Algo, *, record: bool = False) -> dict[str, Any]:
+    """Returns the options of whoever collects for one pool, beside environments and acting.
+
+    Args:
+      record: whether episodes are looked at: see `unroll.finish`.
+    """
+    cfg = plan.cfg
     gamma = algo.running_return_gamma  # of several policies an array of a game's columns
+    reward = registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
+    games = plan.spec.num_envs // len(gamma) if isinstance(gamma, np.ndarray) else 1
     return {
-        "window": episodes.window_per_pool(pools, cfg.run.smoothing_episodes),
+        "window": episodes.window_per_pool(plan.pools, cfg.run.smoothing_episodes),
         "explore": cfg.rollout.explore,
-        "length": plan.rollout_length(cfg),
+        "length": plan.length,
         "carry": algo.carry,
-        "reward_transform": learner_reward(
-            cfg.env, registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
-        ),
-        "running_return_gamma": np.tile(gamma, spec.num_envs // len(gamma)) if isinstance(gamma, np.ndarray) else gamma,
-        **({"record": True} if agents.make(cfg).watches_games else {}),
+        "reward_transform": learner_reward(cfg.env, reward),
+        "running_return_gamma": np.tile(gamma, games) if isinstance(gamma, np.ndarray) else gamma,
+        **({"record": True} if record or plan.policies.watches_games else {}),
         "count_agents": cfg.rollout.count_steps_by == "agent_steps",
     }
 
 
-def numbered(cfg: RunConfig) -> bool:
-    """Returns whether acting needs the number of each environment: it explores by it, or policies differ by game."""
-    return policy_mapping.by_game(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
-
-
-def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
+def placed(plan: Plan, algo: Algo, first: int) -> Callable[..., PyTree]:
     """Returns `algo.carry` of environments from the run's number `first` on."""
-    return functools.partial(algo.carry, first=first, total=plan.columns(cfg)) if numbered(cfg) else algo.carry
+    return functools.partial(algo.carry, first=first, total=plan.columns) if plan.is_numbered else algo.carry
 
 
 def make_source(
-    cfg: RunConfig,
+    plan: Plan,
     algo: Algo,
-    devices: parallel.Devices,
     timers: Timers,
     key: Key,
     vectors: list[JaxEnv | Env | AsyncEnv],
@@ -239,13 +218,14 @@ def make_source(
     """Makes the source of a staged program's rollouts: of the whole batch, on the devices that learn. `make`
     gives that of each vector.
     """
+    cfg, devices = plan.cfg, plan.devices
+    assert devices is not None
     record = cfg.data.output is not None or (callback_list is not None and callback_list.needs_episodes)
-    lag = plan.policy_lag(cfg)
     join = functools.partial(parallel.deal, mesh=devices.learners)
     if cfg.env_runners.num:
         close_all(vectors)
-        return _env_runners(cfg, algo, vectors[0].spec, timers, count, join, record=record)
-    how = collecting(cfg, algo, vectors[0].spec, len(vectors)) | ({"record": True} if record else {})
+        return _env_runners(plan, algo, timers, count, join, record=record)
+    how = collecting(plan, algo, record=record)
     if callback_list:
         how |= callback_list.collecting(vectors[0])[0]
     if cfg.external is not None:  # for clients that act by themselves
@@ -257,58 +237,57 @@ def make_source(
             key=vector_key(key, i, len(vectors)),
             timers=timers,
             device=d,
-            **how | {"carry": placed(cfg, algo, i * env.spec.num_envs)},
+            **how | {"carry": placed(plan, algo, i * env.spec.num_envs)},
         )
         for i, (env, d) in enumerate(zip(vectors, devices.actors, strict=True))
     ]
     if callback_list:
         for i, part in enumerate(parts):
-            callback_list.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.games)
+            callback_list.created(part, _contexts(cfg.env.options, 0), offset=i * vectors[0].spec.games)
     pools = sources.Pools(parts, devices=devices.actors, join=join, stack=parallel.stack)
+    lag = plan.policy_lag
     return pools if lag is None or cfg.rollout.fake else sources.Async(pools, lag=lag, timers=timers)
 
 
 def collector(cfg: RunConfig) -> tuple[Source, PyTree]:
     """Returns the source of a run's rollouts without its learner, and an untrained actor for it."""
     devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
-    vectors = make_vectors(cfg, plan.num_pools(cfg, devices.learners.devices.size), 0)
-    algo = algorithm(cfg, vectors[0].spec)
-    source = make_source(cfg, algo, devices, Timers(), jax.random.key(cfg.run.seed), vectors, 0)
+    vectors = make_vectors(cfg, Sizes(cfg).num_pools(devices.learners.devices.size), 0)
+    plan = Plan(cfg, vectors[0].spec, devices)
+    algo = algorithm(cfg, plan.spec)
+    source = make_source(plan, algo, Timers(), jax.random.key(cfg.run.seed), vectors, 0)
     return source, jax.jit(lambda key: algo.actor(algo.init(key)))(jax.random.key(0))
 
 
 def _env_runners(
-    cfg: RunConfig,
+    plan: Plan,
     algo: Algo,
-    spec: EnvSpec,
     timers: Timers,
     count: int,
     join: Callable[[Sequence[Rollout]], Rollout],
     *,
     record: bool,
 ) -> Source:
-    share = plan.columns(cfg) // cfg.env_runners.num
-    length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    recorded = record or agents.make(cfg).watches_games
-    like = rollout_like(cfg, spec, algo, length=length, num_envs=share, record=recorded)
+    cfg, runners = plan.cfg, plan.cfg.env_runners
+    shape = {"length": plan.learned_length, "num_envs": plan.columns // runners.num}
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.find_registered(to_dict(cfg)), record),
-        runner_options(cfg),
-        num_envs=plan.columns(cfg),
-        like=like,
+        runner_options(runners),
+        num_envs=plan.columns,
+        like=rollout_like(plan, plan.spec, algo, record=record or plan.policies.watches_games, **shape),
         join=join,
-        lag=plan.policy_lag(cfg),
+        lag=plan.policy_lag,
         timers=timers,
-        window=episodes.window_per_pool(cfg.env_runners.num, cfg.run.smoothing_episodes),
-        agents=len(spec.agents),
-        compress=cfg.env_runners.compress_observations,
+        window=episodes.window_per_pool(plan.pools, cfg.run.smoothing_episodes),
+        agents=len(plan.spec.agents),
+        compress=runners.compress_observations,
         stand_in=cfg.replay is None,
     )
 
 
-def runner_options(cfg: RunConfig) -> ray_hosts.RunnerOptions:
+def runner_options(section: EnvRunnersConfig) -> ray_hosts.RunnerOptions:
     """Reads the options of environment runners."""
-    return ray_hosts.RunnerOptions(**{f: getattr(cfg.env_runners, f) for f in ray_hosts.RunnerOptions._fields})
+    return ray_hosts.RunnerOptions(**{f: getattr(section, f) for f in ray_hosts.RunnerOptions._fields})
 
 
 def restarted(count: int, restarts: int) -> int:
@@ -333,21 +312,19 @@ def runner_source(
     share = cfg.env.num_envs // cfg.env_runners.num
     seeds = restarted(count, restarts)
     env = environment(cfg, num_envs=share, index=seeds, offset=index * share, worker_index=index + 1)
+    plan, first = Plan(cfg, env.spec), index * env.spec.num_envs
     algo = algorithm(cfg, env.spec)
     key = jax.random.key(cfg.run.seed)
     for number in (Role.ENV, count, index, restarts):
         key = jax.random.fold_in(key, number)
-    how = collecting(cfg, algo, env.spec, cfg.env_runners.num)
-    first = index * env.spec.num_envs
-    how |= {"carry": placed(cfg, algo, first)} | ({"record": True} if record else {})
-    made = sources.make(env, algo.act, key=key, **how)
-    source: Any = completed(cfg, made, env.spec, algo, first)
+    how = collecting(plan, algo, record=record) | {"carry": placed(plan, algo, first)}
+    source: Any = completed(plan, sources.make(env, algo.act, key=key, **how), algo, first)
     source.worker_index = index + 1
     if loaded := callbacks.load(cfg.custom.callbacks):
-        callbacks.CallbackList(loaded).created(source, _contexts(cfg, index + 1), offset=index * share)
+        contexts = _contexts(cfg.env.options, index + 1, cfg.env_runners.num)
+        callbacks.CallbackList(loaded).created(source, contexts, offset=index * share)
     return source
 
 
-def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
-    runners = cfg.env_runners.num
-    return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)
+def _contexts(options: dict[str, Any], worker_index: int, runners: int = 0) -> Callable[[int], EnvContext]:
+    return lambda i: EnvContext(options, worker_index=worker_index, num_workers=runners, vector_index=i)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.config import RunConfig, datasets, plan
+from jrl.config import RunConfig, Sizes, datasets
 from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
@@ -16,8 +16,9 @@ from jrl.host import machine
 from jrl.learn import learner, parallel
 from jrl.replay import layout, memory, mixed
 from jrl.run import build_learner, data_sets
-from jrl.run.build_collect import algorithm, environment
+from jrl.run.build_collect import algorithm, spec_of
 from jrl.run.data_sets import Inputs
+from jrl.run.plan import Plan
 from jrl.types import Algo, Buffer, EnvSpec, Key, PyTree, SequenceBatch
 
 _SPARE = 2  # slots of a ring beside those of rows and samples, for each frame of a stack: its head, and one more
@@ -39,65 +40,51 @@ def inputs(cfg: RunConfig) -> Inputs:
     Raises:
       InputError: files cannot be read, or do not fit the environment.
     """
-    if not cfg.env.id:
-        return data_sets.read(cfg, None)
-    env = environment(cfg, num_envs=1, role="eval")
-    try:
-        return data_sets.read(cfg, env.spec)
-    finally:
-        env.close()
+    return data_sets.read(cfg, spec_of(cfg) if cfg.env.id else None)
 
 
-def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
-    """Makes the learner of one of so many devices from data alone.
+def make(plan: Plan, algo: Algo, found: Inputs) -> Made:
+    """Makes the learner of one device from data alone.
 
     Args:
-      cfg: of the run.
+      plan: of the run.
       algo: its algorithm.
       found: its data.
-      devices: that learn.
     Raises:
       InputError: the data do not fit the memory, or lack what the algorithm needs.
     """
-    replay = cfg.replay
-    assert replay is not None
+    cfg, devices, replay = plan.cfg, plan.learners, plan.cfg.replay
     batch = replay.batch_size // devices
-    buffer, data = of_stores(cfg, algo, found.train, found.spec, devices, batch, online=None)
-    algo = learner.count_updates(algo, _statistics(cfg, found))
-    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
-    like = jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
-    fixed = functools.partial(learner.from_data_sets, buffer=buffer, axis_name=parallel.AXIS)
-    learn = build_learner.guarded(cfg, algo, like, fixed)._replace(data=data)
+    buffer, data = of_stores(plan, algo, found.train, found.spec, devices, batch, online=None)
+    algo = learner.count_updates(algo, _statistics(plan, found))
+    like = build_learner.samples_like(buffer, devices)
+
+    def learn_from(buffer: Buffer, data: learner.Data) -> learner.Learner:
+        fixed = functools.partial(learner.from_data_sets, buffer=buffer, axis_name=parallel.AXIS)
+        return build_learner.guarded(cfg.run.on_nonfinite, algo, like, fixed)._replace(data=data)
+
     held_out = None
     if found.validation:
-        of_rest, rest = of_stores(cfg, algo, found.validation, found.spec, devices, batch, online=None)
-        held_fixed = functools.partial(learner.from_data_sets, buffer=of_rest, axis_name=parallel.AXIS)
-        held_out = build_learner.guarded(cfg, algo, like, held_fixed)._replace(data=rest)
-    on_host, where = _placed(cfg, buffer, devices)
+        held_out = learn_from(*of_stores(plan, algo, found.validation, found.spec, devices, batch, online=None))
+    on_host, where = _placed(buffer, cfg.data.placement, devices, prioritized=replay.prioritized)
     steps = sum(store.num_steps for store in found.train.values())
-    return Made(learn, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
+    return Made(learn_from(buffer, data), held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
 
 
-def beside(cfg: RunConfig, algo: Algo, found: Inputs, spec: EnvSpec, devices: int) -> build_learner.WithData:
-    """Returns the function that puts data sets beside a run's replay.
-
-    Args:
-      cfg, algo: the run and its algorithm.
-      found: its data.
-      spec: of its environments.
-      devices: that learn.
-    """
-    batch = cfg.replay.batch_size // devices if cfg.replay else 0
+def beside(plan: Plan, algo: Algo, found: Inputs) -> build_learner.WithData:
+    """Returns the function that puts data sets beside a run's replay; arguments as `make`."""
+    devices = plan.learners
+    batch = plan.cfg.replay.batch_size // devices
 
     def with_data(online: Buffer) -> tuple[Buffer, learner.Data, str]:
-        buffer, data = of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
+        buffer, data = of_stores(plan, algo, found.train, plan.spec, devices, batch, online=online)
         return buffer, data, f"{_size(found)}, {_placed_beside(buffer, online, devices)}"
 
     return with_data
 
 
 def of_stores(
-    cfg: RunConfig,
+    sizes: Sizes,
     algo: Algo,
     stores: Mapping[str, EpisodeStore],
     spec: EnvSpec,
@@ -109,14 +96,17 @@ def of_stores(
     """Makes one device's buffer of data sets, and the functions that fill it.
 
     Args:
-      cfg, algo: the run and its algorithm.
+      sizes, algo: of the policy.
       stores: by the names of `datasets.shares`.
       spec: of the policy.
       devices: that learn.
       batch: rows of a sample on one of them.
       online: one device's replay of the run's own experience, which stands first; None: there is none.
     """
-    sizes = datasets.counts(datasets.shares(cfg), batch)
+    cfg, replay = sizes.cfg, sizes.cfg.replay
+    rows_of = datasets.counts(datasets.shares(cfg.data), batch)
+    to_end, names = traits(cfg.algo).to_end, _read_columns(cfg.algo)
+    names += [layout.TO_END] if to_end and not algo.sequences else []
     stack = build_learner.frame_stack(cfg, spec)
     parts: list[Buffer] = [] if online is None else [online]
     fills: list[Callable[[], PyTree]] = []
@@ -124,25 +114,24 @@ def of_stores(
         if stack is not None:
             data_sets.check_stacks(store, stack)
         dealt = data_sets.deal(store, devices)
-        names = wanted(cfg, algo)
         extras = [data_sets.extras_of(part, names, cfg.algo.gamma) for part in dealt]
         rows = max(part.num_rows for part in dealt)
         make = build_learner.buffers(
-            cfg, algo, spec, devices, num_envs=1, stack=stack,
-            extras={n: data_sets.element_of(column) for n, column in extras[0].items()}, to_end=to_end(cfg),
+            sizes, algo, spec, devices, num_envs=1, stack=stack,
+            extras={n: data_sets.element_of(column) for n, column in extras[0].items()}, to_end=to_end,
             by_updates=True,
         )  # fmt: skip
         frames = stack.size if stack else 1
-        burn_in = cfg.replay.burn_in if cfg.replay else 0
-        capacity = rows + plan.sequence_length(cfg) + burn_in + (_SPARE + 1) * frames
-        part = make(capacity=capacity, gamma=cfg.algo.gamma, batch_size=sizes[name])
+        capacity = rows + sizes.sequence_length + replay.burn_in + (_SPARE + 1) * frames
+        part = make(capacity=capacity, gamma=cfg.algo.gamma, batch_size=rows_of[name])
         part = _from_start(part, algo) if algo.sequences else part
         parts.append(part)
         fills.append(functools.partial(_filled, part, dealt, extras, rows))
     if len(parts) == 1:
         return parts[0], learner.Data(parts[0], fills[0], _bare, _dressed)
-    joined = mixed.make(parts, [sizes[name] for name in _order(sizes, online)], online=online is not None)
     begin = 0 if online is None else 1
+    order = [*[datasets.SAMPLER][:begin], *(name for name in rows_of if name != datasets.SAMPLER)]
+    joined = mixed.make(parts, [rows_of[name] for name in order], online=online is not None)
 
     def fill() -> PyTree:
         states = [fill() for fill in fills]
@@ -159,21 +148,9 @@ def of_stores(
     return joined, learner.Data(joined, fill, bare, dressed)
 
 
-def _order(sizes: Mapping[str, int], online: Buffer | None) -> list[str]:
-    """Returns the inputs in the order of the buffers: the environments first."""
-    rest = [name for name in sizes if name != datasets.SAMPLER]
-    return rest if online is None else [datasets.SAMPLER, *rest]
-
-
-def to_end(cfg: RunConfig) -> bool:
-    """Returns whether an algorithm learns from returns to the end of the episode."""
-    return traits(cfg.algo).to_end
-
-
-def wanted(cfg: RunConfig, algo: Algo) -> list[str]:
-    """Returns the columns beside observations, actions and rewards that an algorithm reads."""
-    own = [name for name in traits(cfg.algo).reads if name in (RETURN_TO_GO, TIMESTEP)]
-    return [*own, *([layout.TO_END] if to_end(cfg) and not algo.sequences else [])]
+def _read_columns(config: Any) -> list[str]:
+    """Returns the columns of a data set that an algorithm reads beside observations, actions and rewards."""
+    return [name for name in traits(config).reads if name in (RETURN_TO_GO, TIMESTEP)]
 
 
 def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
@@ -215,32 +192,31 @@ def _from_start(buffer: Buffer, algo: Algo) -> Buffer:
     return buffer._replace(sample=sample)
 
 
-def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
-    if not getattr(cfg.algo, "normalize_obs", False):
+def _statistics(plan: Plan, found: Inputs) -> PyTree:
+    if not getattr(plan.cfg.algo, "normalize_obs", False):
         return ()
-    alone = algorithm(cfg, found.spec)
+    alone = algorithm(plan.cfg, plan.spec)
     if alone.ingest is None:
         raise InputError("algo.normalize_obs: the algorithm takes no statistics of data sets: set it to false")
     state = jax.jit(alone.init)(jax.random.key(0))
-    own = [name for name in wanted(cfg, alone) if name != layout.TO_END]
+    own = _read_columns(plan.cfg.algo)
     for store in found.train.values():
         state = data_sets.fold(alone.ingest, state, store, extras={name: store.columns[name] for name in own})
     return state.obs_stats
 
 
-def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
+def _placed(buffer: Buffer, given: str, devices: int, *, prioritized: bool) -> tuple[bool, str]:
     """Returns whether the data lie in the host's memory, and their place and size in words.
 
     Raises:
       InputError: they fit nowhere, or not where they shall be.
     """
-    needed, given = memory.nbytes(buffer), cfg.data.placement
+    needed = memory.nbytes(buffer)
     device, host = jax.local_devices()[0], machine.free_bytes()
     on_cpu = device.platform == "cpu"
     free = memory.available(device)
     fits = free is None or needed * (devices if on_cpu else 1) <= machine.SHARE * free
     in_host = host is None or needed * devices <= machine.SHARE * host
-    prioritized = cfg.replay is not None and cfg.replay.prioritized
     if given == "host" or (given == "auto" and not fits and not on_cpu and not prioritized):
         if not in_host:
             raise InputError(

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from jrl import envs, spaces
-from jrl.agents import Policies
 from jrl.agents.fixed import Group
 from jrl.agents.policies import learned, rollout_like
-from jrl.config import RunConfig, checks, datasets, multi_agent, plan
+from jrl.config import RunConfig, Sizes, checks, datasets, multi_agent
 from jrl.envs import envpool_env
 from jrl.errors import InputError
 from jrl.fields.data import traits
@@ -19,113 +18,83 @@ from jrl.fields.env import ASYNCHRONOUS
 from jrl.learn import guard, learner, parallel
 from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
+from jrl.run.plan import Plan
 from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
 
-# (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
-MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
+# (the algorithm's Config, the algorithm) -> what teaches it
+MakeLearner = Callable[[Any, Algo], learner.Learner]
 # one device's replay -> that and data sets as one, what puts them there, and what there is, in words
 WithData = Callable[[Buffer], tuple[Buffer, learner.Data, str]]
 
 
-def of_policies(
-    policies: Policies,
-    groups: Sequence[Group],
-    *,
-    devices: int,
-    length: int,
-    with_data: WithData | None = None,
-) -> tuple[learner.Learner, str]:
-    """Makes the learner of all policies of a run; returns its replay's size in words, too; as `make`.
+def of_policies(plan: Plan, groups: Sequence[Group], with_data: WithData | None = None) -> tuple[learner.Learner, str]:
+    """Makes the learner of all policies of a run; returns its replay's size in words, too.
 
     Args:
-      policies, groups: of the run; the groups with their algorithms.
+      plan: of the run.
+      groups: of its policies, with their algorithms.
       with_data: puts data sets beside the replay of the one policy; None: there are none.
+    Raises:
+      InputError: as `maker`.
     """
-    made, sizes = [], []
+    made, texts, policies = [], [], plan.policies
     for group in groups:
         if not policies.learns(group):
             made.append(group)
             continue
-        if policies.several and (found := list(checks.split_faults(group.cfg, devices))):
+        if policies.several and (found := list(checks.split_faults(group.cfg, plan.learners))):
             raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
-        seen = learned(policies.cfg, group.spec)
-        how: Any = {"devices": devices, "length": length, "with_data": with_data}
-        learner_of, size = _factory(group.cfg, group.algo, seen, **how)
+        seen, shape = learned(plan.cfg.rollout, group.spec), {"devices": plan.learners, "length": plan.learned_length}
+        learner_of, size = maker(Sizes(group.cfg), group.algo, seen, **shape, with_data=with_data)
         made.append(_taught(group, learner_of))
-        sizes.append(size)
-    return policies.learning(made, axis_name=parallel.AXIS), "; ".join(filter(None, dict.fromkeys(sizes)))
+        texts.append(size)
+    return policies.learning(made, axis_name=parallel.AXIS), "; ".join(filter(None, dict.fromkeys(texts)))
 
 
 def _taught(group: Group, learner_of: MakeLearner) -> Group:
-    bound, taught = group.with_values, group._replace(learner=learner_of(group.cfg, group.algo))
+    bound, taught = group.with_values, group._replace(learner=learner_of(group.cfg.algo, group.algo))
     if bound is None:
         return taught
 
     def with_values(values: PyTree) -> Group:
         one = bound(values)
-        return one._replace(learner=learner_of(one.cfg, one.algo))
+        return one._replace(learner=learner_of(one.cfg.algo, one.algo))
 
     return taught._replace(with_values=with_values)
 
 
-def make(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
-) -> tuple[learner.Learner, str]:
-    """Makes the learner of one of so many devices; returns the size of its replay in words, too ("" without).
+def maker(
+    sizes: Sizes, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
+) -> tuple[MakeLearner, str]:
+    """Returns the maker of one device's learners, of Configs that differ in floats alone, and the size of the replay in
+    words, "" without.
 
     Args:
-      cfg: the run.
-      algo: its algorithm.
-      spec: of the environments.
+      sizes: of a policy.
+      algo, spec: its algorithm and environments.
       devices: that learn.
       length: steps of a rollout.
       with_data: puts data sets beside the replay; None: there are none.
     Raises:
       InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
-    learner_of, size = _factory(cfg, algo, spec, devices=devices, length=length, with_data=with_data)
-    return learner_of(cfg, algo), size
-
-
-def _factory(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
-) -> tuple[MakeLearner, str]:
-    """Returns the maker of learners such as `make`'s, of configs that differ in floats of the algorithm alone."""
-    row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
-    if not algo.on_policy:
-        assert cfg.replay is not None
-        drawn = plan.sequence_length(cfg) if algo.sequences else 2  # a transition is an observation and the next
-        batch = cfg.replay.batch_size * drawn
-        return _replay_learner(
-            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices), with_data
-        )
-    memory.check_rows(row, envs, length, kept=plan.passes(cfg.algo).circular_buffer_num_batches, devices=devices)
-    like = functools.partial(rollout_like, cfg, spec, algo, length=length)
-    of_one = like(num_envs=envs // devices)
-    of_all = of_one if devices == 1 else like(num_envs=envs)
-    return lambda cfg, algo: guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
-
-
-def _replay_learner(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int, with_data: WithData | None
-) -> tuple[MakeLearner, str]:
-    """Returns the maker of learners around a replay buffer that fits the devices' memory, and its size in words.
-
-    Args:
-      beside: bytes that it leaves free.
-      with_data: see `make`.
-    Raises:
-      InputError: it does not fit.
-    """
-    replay = cfg.replay
-    assert replay is not None
-    stack, columns = frame_stack(cfg, spec), plan.columns(cfg)
-    extras = {"carry": _carry_of_one(algo, spec)} if algo.sequences else {}
-    make = buffers(cfg, algo, spec, devices, num_envs=columns // devices, stack=stack, extras=extras)
-
+    cfg, replay, columns, row = sizes.cfg, sizes.cfg.replay, sizes.columns, spaces.num_bytes(spec.observation)
+    if algo.on_policy:
+        memory.check_rows(row, columns, length, kept=sizes.passes.circular_buffer_num_batches, devices=devices)
+        shape_of = functools.partial(rollout_like, sizes, spec, algo, length=length)
+        of_one, of_all = shape_of(num_envs=columns // devices), shape_of(num_envs=columns)
+        on_policy = functools.partial(learner.on_policy, like=of_one)
+        return lambda _, algo: guarded(cfg.run.on_nonfinite, algo, of_all, on_policy), ""
+    drawn = sizes.sequence_length if algo.sequences else 2  # a transition is an observation and the next
+    beside = memory.check_rows(row, columns, length, batch=replay.batch_size * drawn, devices=devices)
+    stack, extras = frame_stack(cfg, spec), dict[str, PyTree]()
+    if algo.sequences:  # one environment's memory, as acting hands it on to replay
+        carry = unroll.rollout_like(spec, algo, length=1, num_envs=1).extras["carry"]
+        extras["carry"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), carry)
+    make = buffers(sizes, algo, spec, devices, num_envs=columns // devices, stack=stack, extras=extras)
     batch_size = replay.batch_size // devices
     if with_data is not None:
-        batch_size = datasets.counts(datasets.shares(cfg), batch_size)[datasets.SAMPLER]
+        batch_size = datasets.counts(datasets.shares(cfg.data), batch_size)[datasets.SAMPLER]
 
     def buffer(capacity: int, gamma: Any = cfg.algo.gamma) -> Buffer:
         return make(capacity=capacity // devices, gamma=gamma, batch_size=batch_size)
@@ -137,25 +106,25 @@ def _replay_learner(
     if with_data is not None:
         held, data, words = with_data(held)
         size = f"{size}; {words}"
-    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
-    like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
+    like = samples_like(held, devices)
     make_learner = functools.partial(
         learner.off_policy,
-        updates=plan.batch_plan(cfg).updates or 1,
+        updates=sizes.updates or 1,
         learning_starts=min(replay.learning_starts, most_held),
         axis_name=parallel.AXIS,
         broken=None if stack is None else functools.partial(frames.broken_stacks, stack=stack),
     )
 
-    def learner_of(cfg: RunConfig, algo: Algo) -> learner.Learner:
-        own = held if with_data is not None else buffer(replay.capacity, cfg.algo.gamma)
-        return guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))._replace(data=data)
+    def learner_of(config: Any, algo: Algo) -> learner.Learner:
+        own = held if with_data is not None else buffer(replay.capacity, config.gamma)
+        make_own = functools.partial(make_learner, buffer=own)
+        return guarded(cfg.run.on_nonfinite, algo, like, make_own)._replace(data=data)
 
     return learner_of, size
 
 
 def buffers(
-    cfg: RunConfig,
+    sizes: Sizes,
     algo: Algo,
     spec: EnvSpec,
     devices: int,
@@ -169,7 +138,7 @@ def buffers(
     """Returns the maker of one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
 
     Args:
-      cfg, algo, spec: of the run.
+      sizes, algo, spec: of the policy.
       devices: that hold a buffer each.
       num_envs: columns of it.
       stack: that observations are stored as frames of; None: whole.
@@ -177,34 +146,33 @@ def buffers(
       to_end: see `ring.make`; sequences end where they end.
       by_updates: see `prioritized.sampler`.
     """
-    replay = cfg.replay
-    assert replay is not None
+    cfg, replay = sizes.cfg, sizes.cfg.replay
     options: dict[str, Any] = {"num_envs": num_envs, "n_step": replay.n_step, "frame_stack": stack}
-    options |= {"in_step": plan.in_step(cfg), "extras": extras, "next_action": NEXT_ACTION in traits(cfg.algo).reads}
+    options |= {"in_step": sizes.in_step, "extras": extras, "next_action": NEXT_ACTION in traits(cfg.algo).reads}
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options |= {"num_devices": devices, "by_updates": by_updates}
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
-    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
+    if multi_agent.in_lockstep(cfg.multi_agent) and not algo.sequences:  # drawn whole, masked steps and all
         options["redraw"] = False
     if algo.sequences:
         make = sequences.make
-        length = plan.sequence_length(cfg)
+        length = sizes.sequence_length
         options |= {"length": length, "burn_in": replay.burn_in, "n_step": length if to_end else replay.n_step}
     elif to_end:
         options["to_end"] = True
     return functools.partial(make, element(spec.observation), element(spec.action), **options)
 
 
-def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
-    """Returns shapes and dtypes of one environment's memory, as acting hands it on to replay."""
-    like = unroll.rollout_like(spec, algo, length=1, num_envs=1)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
+def samples_like(buffer: Buffer, devices: int) -> PyTree:
+    """Returns shapes and dtypes of what the buffers of all devices sample together."""
+    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
+    return jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
 
 
-def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
+def guarded(on_nonfinite: str, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
     """Makes the learner of `algo`, with a guard over updates that are not finite unless the config ignores them."""
-    if cfg.run.on_nonfinite == "ignore":
+    if on_nonfinite == "ignore":
         return make(algo)
     learn = make(guard.refuse_bad_updates(algo, like, axis_name=parallel.AXIS))
     return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.init_state(kept, like, np.zeros))

@@ -1,14 +1,13 @@
 """A Population, made of RunConfigs that differ in their seed and floats."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
 from jrl import algos, config, envs
-from jrl.agents.policies import differing, without_floats
-from jrl.config import RunConfig, datasets
+from jrl.agents.policies import differing, with_floats, without_floats
+from jrl.config import RunConfig, Sizes, datasets
 from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
 from jrl.host import runtime
@@ -56,14 +55,6 @@ def numbers(cfg: RunConfig) -> tuple[PyTree, dict[str, PyTree]]:
     return cfg.algo, {name: getattr(cfg.replay, name) for name in _OF_REPLAY if cfg.replay is not None}
 
 
-def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
-    """Returns a config with some of its `numbers`, by number of the leaf; they may be traced."""
-    leaves, structure = jax.tree.flatten(numbers(cfg))
-    algo, replay = jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
-    kept = cfg.replay and dataclasses.replace(cfg.replay, **replay)
-    return dataclasses.replace(cfg, algo=algo, replay=kept)
-
-
 def _why_not(configs: Sequence[RunConfig]) -> str:
     first = configs[0]
     if first.custom != CustomConfig():
@@ -76,7 +67,7 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
         return "multi_agent: policies have configs of their own, and who plays may change between calls"
     if datasets.alone(first):
         return "data.input: it learns from data alone"
-    if two := build.two_programs(first):
+    if two := Sizes(first).why_two_programs:
         return f"one program collects, another learns: {two}"
     backend = envs.resolve(first.env.id, first.env.backend)
     return "" if backend == "jax" else f"{backend} steps the environments, outside the program that learns"
@@ -110,7 +101,11 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     assert isinstance(fused, build.Fused)
 
     def with_values(values: PyTree) -> build.Fused:
-        return rebuild_with(_with_numbers(alone, values)) if floats else fused
+        if not floats:
+            return fused
+        algo, replay = with_floats(numbers(alone), values)  # which may be traced
+        kept = alone.replay and dataclasses.replace(alone.replay, **replay)
+        return rebuild_with(dataclasses.replace(alone, algo=algo, replay=kept))
 
     seeds = [each.run.seed for each in configs]
     population = Population(fused, with_values, seeds=seeds, floats=floats, devices=devices)

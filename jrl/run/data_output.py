@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import agents, spaces
+from jrl import spaces
+from jrl.agents import Policies
 from jrl.agents.policies import rollout_like
-from jrl.config import RunConfig, algo_name
+from jrl.config import algo_name
 from jrl.config.datasets import OutputConfig
 from jrl.config.multi_agent import LEAGUE
 from jrl.data import store
@@ -29,6 +30,7 @@ from jrl.host import files
 from jrl.rollout.episode import Episode
 from jrl.rollout.stitch import Stitch
 from jrl.rollout.unroll import RAW_STEPS
+from jrl.run.plan import Plan
 from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, Algo, EnvSpec, PyTree
 
 # of what acting records: what is for learning alone, and memories
@@ -37,23 +39,20 @@ _MARKS = "marks"
 _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
 
 
-def stitch_options(cfg: RunConfig, spec: EnvSpec, columns: Sequence[str] | None) -> dict[str, Any]:
+def stitch_options(policies: Policies, columns: Sequence[str] | None) -> dict[str, Any]:
     """Returns options of a Stitch whose episodes are written.
 
     Args:
-      cfg: of the run that acts.
-      spec: of its environments.
+      policies: of the run that acts.
       columns: names of what acting recorded that episodes have; None: all.
     """
-    policies = agents.make(cfg, spec)
     options = policies.game_options and {**policies.game_options, "policies": policies.labels}
-    return {**options, "extras": functools.partial(_kept, groups=_groups(cfg, spec), columns=columns)}
+    return {**options, "extras": functools.partial(_kept, groups=_groups(policies), columns=columns)}
 
 
-def _groups(cfg: RunConfig, spec: EnvSpec) -> Mapping[str, tuple[int, ...]]:
+def _groups(policies: Policies) -> Mapping[str, tuple[int, ...]]:
     """Returns where several policies record: name in extras -> their columns."""
-    columns = agents.make(cfg, spec).columns
-    return columns.extras if columns else {}
+    return policies.columns.extras if policies.columns else {}
 
 
 def _recorded_names(extras: Mapping[str, PyTree], groups: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -126,8 +125,7 @@ class Recorder:
     """Writes the episodes of a run's rollouts.
 
     Args:
-      cfg: of the run, with `data.output`.
-      spec: of its environments.
+      plan: of the run, with `data.output`.
       algo: that acts.
     Attributes:
       iteration: of the run, under way.
@@ -135,25 +133,25 @@ class Recorder:
       InputError: columns that acting does not record.
     """
 
-    def __init__(self, cfg: RunConfig, spec: EnvSpec, algo: Algo):
-        assert cfg.data.output is not None
-        self._output = cfg.data.output
-        self._options = stitch_options(cfg, spec, self._output.columns)
-        self._spec = agents.make(cfg, spec).seen
+    def __init__(self, plan: Plan, algo: Algo):
+        cfg = plan.cfg
+        self._output: OutputConfig = cfg.data.output
+        self._options = stitch_options(plan.policies, self._output.columns)
+        self._spec = plan.policies.seen
         self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
         self._stitches: dict[int, Stitch] = {}  # by the number of the first column
         self._writers: list[Writer] = []
         self._directories: list[Path] = []
         self._checkpoints: Path | None = None
-        self._check_columns(cfg, spec, algo)
+        self._check_columns(plan, algo)
 
-    def _check_columns(self, cfg: RunConfig, spec: EnvSpec, algo: Algo) -> None:
+    def _check_columns(self, plan: Plan, algo: Algo) -> None:
         wanted = self._output.columns
         if not wanted:
             return
-        like = rollout_like(cfg, spec, algo, length=1, num_envs=spec.num_envs)
-        known = _recorded_names(like.extras, _groups(cfg, spec))
+        like = rollout_like(plan, plan.spec, algo, length=1, num_envs=plan.spec.num_envs)
+        known = _recorded_names(like.extras, _groups(plan.policies))
         if missing := [name for name in wanted if name not in known]:
             there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"
             raise InputError(f"data.output.columns: acting records no {', '.join(missing)}: {there}")

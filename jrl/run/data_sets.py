@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import data, registry, spaces
-from jrl.config import RunConfig, datasets
+from jrl.config import EnvConfig, RunConfig, datasets
+from jrl.config.datasets import DataConfig, DataRewardConfig
 from jrl.data import EpisodeStore, findings
 from jrl.data.formats.transitions import guessed
 from jrl.data.spaces_json import space_from_json
@@ -47,8 +48,13 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
     Raises:
       InputError: files that cannot be read or do not fit, each with what to do.
     """
-    raw = {name: _source(cfg, name) for name in datasets.shares(cfg) if name != datasets.SAMPLER}
-    spec = with_history(cfg, _spec_of(cfg, raw)) if env_spec is None else env_spec._replace(num_envs=1)
+    raw = {name: _source(cfg.data, name) for name in datasets.shares(cfg.data) if name != datasets.SAMPLER}
+    if env_spec is None:  # a policy's view of data without environments, with history where the run asks for it
+        spec = _spec_of(cfg.data, cfg.env, next(iter(raw.values())))
+        history = build_history(spec, **history_options(cfg))
+        spec = spec if history is None else history.spec
+    else:
+        spec = env_spec._replace(num_envs=1)
     train, validation = {}, {}
     for name, store in raw.items():
         store = _best(store, getattr(cfg.algo, "top_fraction", None))
@@ -62,15 +68,15 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
     return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()}, tuple(notes))
 
 
-def _source(cfg: RunConfig, name: str) -> EpisodeStore:
+def _source(section: DataConfig, name: str) -> EpisodeStore:
     """Reads the store that an input names: files, or the result of a user's function."""
     is_path = ":" not in name or Path(name).is_absolute() or Path(name).exists()
     if registry.registered(name) is not None or not is_path:
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
-        return checked(found).where(cfg.data.where or {})
-    return data.read(datasets.paths(cfg, name), cfg.data.format, cfg.data.where)
+        return checked(found).where(section.where or {})
+    return data.read(name.split("\n"), section.format, section.where)
 
 
 def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:
@@ -85,16 +91,15 @@ def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:
 # ---------------------------------------------------------------- spaces
 
 
-def _spec_of(cfg: RunConfig, stores: Mapping[str, EpisodeStore]) -> EnvSpec:
-    first = next(iter(stores.values()))
+def _spec_of(section: DataConfig, env: EnvConfig, first: EpisodeStore) -> EnvSpec:
     env_action = None
-    if _is_normalized(cfg, first):
+    if _is_normalized(section, first):
         action = narrow(first.action_space, action=True)
         if "env_action" in first.meta:
             env_action = space_from_json(first.meta["env_action"])
     else:
         own = narrow(first.action_space, action=True)
-        action, _ = policy_actions(own, cfg.env)
+        action, _ = policy_actions(own, env)
         env_action = None if action == own else own
     return EnvSpec(narrow(first.observation), action, 1, None, env_action)
 
@@ -111,9 +116,9 @@ def narrow(space: Space, *, action: bool = False) -> Space:
     return guessed(lambda found: found, spaces.map_leaves(leaf, space))
 
 
-def _is_normalized(cfg: RunConfig, store: EpisodeStore) -> bool:
+def _is_normalized(section: DataConfig, store: EpisodeStore) -> bool:
     """Returns whether the Boxes of a store's actions are the policy's [-1, 1], and not the environment's own."""
-    given = cfg.data.actions_in_input_normalized
+    given = section.actions_in_input_normalized
     return store.meta.get("actions") == "normalized" if given is None else given
 
 
@@ -133,9 +138,10 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
             "(without algo.top_fraction, data.estimate and network.use_prev_reward)"
         )
     env_action = spec.env_action or spec.action
-    normalized = _is_normalized(cfg, store)
+    normalized = _is_normalized(cfg.data, store)
     shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
-    told = bool(history_options(cfg)) and shapes(store.observation) != shapes(spec.observation)
+    options = history_options(cfg)
+    told = bool(options) and shapes(store.observation) != shapes(spec.observation)
     own = spec.env_observation if told and spec.env_observation is not None else spec.observation
     obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
@@ -146,14 +152,14 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
             columns[LOG_PROB] = columns[LOG_PROB] + np.float32(shift)
     columns |= {name: column(store) for name, column in _MADE.items() if name in traits(cfg.algo).reads}
     if told:
-        obs = _remembered(cfg, spec._replace(observation=own), store, obs, action)
+        obs = _remembered(options, spec._replace(observation=own), store, obs, action)
     return dataclasses.replace(
         store,
         observation=spec.observation,
         action_space=spec.action,
         obs=obs,
         action=action,
-        reward=_rewards(cfg, store),
+        reward=_rewards(cfg.data.reward, store),
         columns=columns,
     )
 
@@ -191,21 +197,16 @@ def _fits(found: Any, wanted: Any) -> bool:
     return is_one and (isinstance(found, Box) or not isinstance(wanted, Box))  # a choice is not a number of a continuum
 
 
-def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
-    """Returns a policy's view of data without environments, with history where the run asks for it."""
-    found = build_history(spec, **history_options(cfg))
-    return spec if found is None else found.spec
-
-
-def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree, action: PyTree) -> PyTree:
+def _remembered(options: Mapping[str, Any], spec: EnvSpec, store: EpisodeStore, obs: PyTree, action: PyTree) -> PyTree:
     """Adds to observations [R, *] the history that the run's environments would add.
 
     Args:
+      options: from `history_options`.
       spec: without that.
       store: whose rewards are those of the environment.
       obs, action: [R, *], of the spec.
     """
-    found = build_history(spec, **history_options(cfg))
+    found = build_history(spec, **options)
     assert found is not None
     at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
     out = jax.tree.map(lambda x: np.zeros((store.num_rows, *x.shape), x.dtype), element(found.spec.observation))
@@ -260,9 +261,9 @@ def _timestep(store: EpisodeStore) -> np.ndarray:
 _MADE = {RETURN_TO_GO: _return_to_go, TIMESTEP: _timestep}  # columns that follow from the others
 
 
-def _rewards(cfg: RunConfig, store: EpisodeStore) -> np.ndarray:
+def _rewards(how: DataRewardConfig, store: EpisodeStore) -> np.ndarray:
     """Returns the rewards [R] f32 to learn from; 0 on final observations."""
-    how, reward, steps = cfg.data.reward, store.reward.astype(np.float64), store.is_step()
+    reward, steps = store.reward.astype(np.float64), store.is_step()
     if how.normalize == "range":
         found = store.returns()
         reward = reward * 1000.0 / max(float(found.max() - found.min()), 1e-8)

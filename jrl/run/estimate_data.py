@@ -89,7 +89,8 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     cfg, spec, algo = trained.config, trained.spec._replace(num_envs=1), trained.algo
     if args.gamma is not None:
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, gamma=args.gamma))
-    cfg = dataclasses.replace(cfg, data=datasets.DataConfig(actions_in_input_normalized=_as_recorded(cfg)))
+    as_recorded = cfg.data.actions_in_input_normalized if cfg.data.input is not None else None
+    cfg = dataclasses.replace(cfg, data=datasets.DataConfig(actions_in_input_normalized=as_recorded))
     store = data.read(args.paths, args.source_format)
     try:
         store = data_sets.prepared(cfg, store, spec)
@@ -100,7 +101,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     how = datasets.EstimateConfig(methods=methods, episodes=args.episodes, explore=args.explore)  # type: ignore[arg-type]  # they were looked at
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))
-    judge = estimates.Judge(cfg, how, algo, spec, store, mend=("--methods dm", "--explore"))
+    judge = estimates.Judge(cfg.algo.gamma, cfg.network, how, algo, spec, store, mend=("--methods dm", "--explore"))
     explore = action_probabilities.draws(algo, spec) if args.explore is None else args.explore
     about = {
         "policy": args.checkpoint,
@@ -109,8 +110,3 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
         "gamma": float(cfg.algo.gamma),
     }
     return judge(trained.weights, jax.random.key(args.seed)), about
-
-
-def _as_recorded(cfg: Any) -> bool | None:
-    """Returns `data.actions_in_input_normalized` of a run that learned from data."""
-    return cfg.data.actions_in_input_normalized if cfg.data.input is not None else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.algos import fqe
-from jrl.config import RunConfig, plan
+from jrl.config import NetworkConfig
 from jrl.config.datasets import EstimateConfig
 from jrl.data import EpisodeStore
 from jrl.data.findings import log_probs
@@ -23,6 +23,7 @@ from jrl.ops import estimators
 from jrl.play import action_probabilities
 from jrl.replay import ring
 from jrl.run import data_sets, reporter
+from jrl.run.plan import Plan
 from jrl.types import Algo, Array, Batch, Buffer, Discrete, EnvSpec, Key, PyTree, element
 
 _FITTED = ("dm", "dr", "wdr")  # methods that need values of the policy
@@ -65,7 +66,8 @@ class Judge:
     """Estimates what policies of one algorithm would earn, by one data set.
 
     Args:
-      cfg: the run of the policies; its `algo.gamma` discounts.
+      gamma: discount of the rewards.
+      network: of the policies.
       how: the settings.
       algo, spec: of the policies.
       store: the data, in the policies' spaces.
@@ -75,7 +77,7 @@ class Judge:
     """
 
     def __init__(
-        self, cfg: RunConfig, how: EstimateConfig, algo: Algo, spec: EnvSpec, store: EpisodeStore,
+        self, gamma: Any, network: NetworkConfig, how: EstimateConfig, algo: Algo, spec: EnvSpec, store: EpisodeStore,
         mend: tuple[str, str] = ("data.estimate.methods=[dm]", "data.estimate.explore=true"),
     ):  # fmt: skip
         if not store.has_rewards:
@@ -85,8 +87,8 @@ class Judge:
         if how.episodes is not None and how.episodes < store.num_episodes:
             chosen = np.random.default_rng(0).permutation(store.num_episodes)[: how.episodes]
             store = store.take(np.sort(chosen))
-        self._cfg, self._how, self._algo, self._spec, self._store = cfg, how, algo, spec, store
-        self._gamma = float(np.asarray(cfg.algo.gamma))
+        self._how, self._algo, self._spec, self._store = how, algo, spec, store
+        self._gamma = float(np.asarray(gamma))
         explore = action_probabilities.draws(algo, spec) if how.explore is None else how.explore
         weighing = [name for name in how.methods if name != "dm"]
         if weighing:
@@ -95,7 +97,7 @@ class Judge:
             _check_choice(algo, spec, explore, weighing or how.methods, mend)
         fits = any(name in _FITTED for name in how.methods)
         self._asked = action_probabilities.Asked(explore, bool(weighing), how.fqe.actions if fits else 0)
-        self._fit = _Fit(cfg, how, spec, store, self._gamma) if fits else None
+        self._fit = _Fit(network, how, spec, store, self._gamma) if fits else None
         self._begins = store.offsets[:-1]
 
     def __call__(self, actor: PyTree, key: Key) -> Report:
@@ -158,12 +160,12 @@ _OF_RATIOS = {
 
 
 class _Fit:
-    def __init__(self, cfg: RunConfig, how: EstimateConfig, spec: EnvSpec, store: EpisodeStore, gamma: float):
+    def __init__(self, network: NetworkConfig, how: EstimateConfig, spec: EnvSpec, store: EpisodeStore, gamma: float):
         self._settings, self._store = how.fqe, store
         to_end = data_sets.to_end(store, gamma)["reward"][store.is_step()]
         fit = fqe.Settings(how.fqe.updates, how.fqe.lr, how.fqe.tau, how.fqe.hidden)
         level, scale = float(to_end.mean()), max(float(to_end.std()), 1e-3)
-        self._fqe = fqe.make(spec, cfg.network, fit, level=level, scale=scale)
+        self._fqe = fqe.make(spec, network, fit, level=level, scale=scale)
         self._ring = functools.partial(
             ring.make, element(spec.observation), element(spec.action), num_envs=1, batch_size=how.fqe.batch_size,
             gamma=gamma, capacity=store.num_rows + _SPARE,
@@ -211,13 +213,13 @@ class Beside:
     """Estimates beside a run from data alone: when, and of which weights.
 
     Args:
-      cfg: the run.
+      seed: of the run.
+      every: updates between two estimates; None: there is one with each evaluation.
       judge: by its data.
     """
 
-    def __init__(self, cfg: RunConfig, judge: Judge):
-        self._seed, self._judge = cfg.run.seed, judge
-        self._every = plan.estimate_every(cfg)
+    def __init__(self, seed: int, every: int | None, judge: Judge):
+        self._seed, self._every, self._judge = seed, every, judge
         self._reached: Callable[[StepInfo], bool] = lambda info: False
         self._told: set[str] = set()
 
@@ -252,16 +254,18 @@ class Beside:
         return report.metrics()
 
 
-def beside(cfg: RunConfig, found: data_sets.Inputs, algo: Algo) -> Beside | None:
+def beside(plan: Plan, found: data_sets.Inputs, algo: Algo) -> Beside | None:
     """Makes the estimates of a run from these data, by those held out if any; None: `data.estimate` is not set.
 
     Raises:
       InputError: the data or the policy lack what a method needs.
     """
-    if cfg.data.estimate is None:
+    cfg, how = plan.cfg, plan.cfg.data.estimate
+    if how is None:
         return None
     store = concatenated(list((found.validation or found.train).values()))
-    return Beside(cfg, Judge(cfg, cfg.data.estimate, algo, found.spec, store))
+    judge = Judge(cfg.algo.gamma, cfg.network, how, algo, found.spec, store)
+    return Beside(cfg.run.seed, plan.estimate_every, judge)
 
 
 # ---------------------------------------------------------------- what cannot be, and what should be known

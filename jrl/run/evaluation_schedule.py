@@ -138,7 +138,6 @@ class Schedule:
         if self._told:
             self._told.call("on_evaluate_start", algorithm=self._face)
         actor = self._session.actor()
-        self.evaluations.plays_for = self._session.config
         judge = self._session.run.judge
         if judge and judge.with_evaluations:
             self._estimated = judge.of(actor, self._session.iteration)

@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import agents
 from jrl.agents import Policies
 from jrl.agents.policies import rollout_like
 from jrl.algos import gradients
-from jrl.config import algo_name, plan
+from jrl.config import algo_name
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.learn import learner, parallel
 from jrl.learn.clock import NO_STEPS, Clock
+from jrl.learn.fused import Fused
 from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
 def known(session: BaseSession) -> Known:
     """Lists the policies of a run; the one of a run with one agent is `default_policy`."""
-    policies = agents.make(session.config, session.run.spec)
+    policies = session.run.policies
     return Known(policies.names or (POLICY,), policies.trained or (() if policies.names else (POLICY,)), policies)
 
 
@@ -152,17 +152,16 @@ class ByHand:
         Raises:
           InputError: EnvPool steps the environments inside the program that learns; or there are none.
         """
-        session = self._session
-        if isinstance(session.run.program, Offline):
+        session, program = self._session, self._session.run.program
+        if isinstance(program, Offline):
             raise InputError("sample: the run learns from data.input alone: sample_replay() draws a batch of it")
-        program, collect = session.run.program, session.run.unroll
-        if collect is not None and not collect.pure:
+        if isinstance(program, Fused) and not program.unroll.pure:
             raise InputError(
                 f"sample: {session.config.env.id} is stepped by EnvPool inside the program that learns: use "
                 "rollout.collector host"
             )
         number = session.config.run.seed, session.iteration, self._call()
-        before = session.run.policies.ahead(session.run.program, session.state)
+        before = session.run.policies.ahead(program, session.state)
         state, *found = program.collect(before, *number)
         session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(found)
@@ -188,7 +187,8 @@ class ByHand:
             return learn.can_sample(own)[None], learn.sample(own, key)
 
         same, per_device = parallel.REPLICATED, parallel.PER_DEVICE
-        draw = self._program("replay", lambda: parallel.pmap(body, session.run.mesh, (per_device, same), per_device))
+        mapped = lambda: parallel.pmap(body, session.run.plan.mesh, (per_device, same), per_device)
+        draw = self._program("replay", mapped)
         ready, batch = jax.device_get(draw(state.replay, self.key(Role.UPDATE)))
         if not ready.all():
             raise InputError("sample_replay: replay is empty: train(), or learn_on_batch(rollout), fills it")
@@ -217,7 +217,7 @@ class ByHand:
     def _learn_rollout(self, rollout: Rollout):
         session = self._session
         program = session.run.program
-        placed = parallel.shard(rollout, session.run.mesh, parallel.ROLLOUT)
+        placed = parallel.shard(rollout, session.run.plan.mesh, parallel.ROLLOUT)
         number = session.config.run.seed, session.iteration, self._call()
         return program.learn(program.discontinue(session.state), placed, *number)
 
@@ -229,8 +229,8 @@ class ByHand:
             learned, aux = run.learn.update(learned, batch, key)
             return learned, aux.metrics
 
-        make = lambda: parallel.pmap(body, run.mesh, (same, parallel.PER_DEVICE, same), (same, same))
-        placed = parallel.shard(batch, run.mesh)
+        make = lambda: parallel.pmap(body, run.plan.mesh, (same, parallel.PER_DEVICE, same), (same, same))
+        placed = parallel.shard(batch, run.plan.mesh)
         learned, metrics = self._program("update", make)(state.learner, placed, self.key(Role.UPDATE))
         return dataclasses.replace(state, learner=learned), metrics
 
@@ -246,7 +246,7 @@ class ByHand:
         def make() -> Callable[..., Any]:
             algo = self._remade(gradients.taken)
             single = learner.on_policy(algo._replace(data=Fresh()))
-            whole = learner.transform_rollouts(single, build.transforms(session.config, session.callback_list))
+            whole = learner.transform_rollouts(single, build.transforms(session.config.custom, session.callback_list))
 
             def body(state, batch, key):
                 state = dataclasses.replace(state, opt_state=algo.init(jax.random.key(0)).opt_state)
@@ -259,9 +259,9 @@ class ByHand:
 
             same = parallel.REPLICATED
             specs = (same, parallel.ROLLOUT if rollout else parallel.PER_DEVICE, same), (same, same)
-            return parallel.pmap(body, run.mesh, *specs)
+            return parallel.pmap(body, run.plan.mesh, *specs)
 
-        placed = parallel.shard(batch, run.mesh, parallel.ROLLOUT if rollout else parallel.PER_DEVICE)
+        placed = parallel.shard(batch, run.plan.mesh, parallel.ROLLOUT if rollout else parallel.PER_DEVICE)
         state = run.program.keep(session.state).learner
         found, metrics = jax.device_get(self._program("gradients", make)(state, placed, self.key(Role.UPDATE)))
         return found, {name: float(x) for name, x in metrics.items()}
@@ -291,9 +291,9 @@ class ByHand:
                 return dataclasses.replace(state, **{**moved, "opt_state": own})
 
             same = parallel.REPLICATED
-            return parallel.pmap(body, run.mesh, (same, same, same), same)
+            return parallel.pmap(body, run.plan.mesh, (same, same, same), same)
 
-        placed = parallel.replicate(given, run.mesh)
+        placed = parallel.replicate(given, run.plan.mesh)
         after = self._program("apply", make)(state, placed, self.key(Role.UPDATE))
         session.replace_state(run.program.assign(session.state, after))
 
@@ -316,15 +316,15 @@ class ByHand:
         run = self._session.run
         if algo.on_policy:
             length, columns = self._rollout_shape()
-            sizes = {"length": length, "num_envs": columns // run.learners}
-            return rollout_like(self._session.config, run.spec, algo, **sizes)
+            sizes = {"length": length, "num_envs": columns // run.plan.learners}
+            return rollout_like(run.plan, run.spec, algo, **sizes)
         assert run.learn.sample is not None
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
 
     def _rollout_shape(self) -> tuple[int, int]:
         """Returns steps and columns of a rollout."""
-        cfg = self._session.config
-        return plan.rollout_length(cfg) + build.whole_episodes(cfg, self._session.run.spec), plan.columns(cfg)
+        plan = self._session.run.plan
+        return plan.learned_length, plan.columns
 
     def _alone(self, what: str) -> None:
         """Raises InputError where several policies learn, each by itself."""

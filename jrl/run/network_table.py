@@ -8,7 +8,7 @@ import jax
 
 from jrl.config import RunConfig, without_loss
 from jrl.host import runtime
-from jrl.run import build
+from jrl.run import build, build_collect
 from jrl.run.preflight import resolved
 
 
@@ -33,11 +33,7 @@ def rows(cfg: RunConfig) -> list[Row]:
       InputError: the environment, or the networks for its spaces, cannot be made.
     """
     runtime.apply(cfg.runtime)
-    env = build.environment(cfg, num_envs=1, role="eval")
-    try:
-        algo = build.algorithm(without_loss(resolved(cfg)), env.spec)
-    finally:
-        getattr(env, "close", lambda: None)()
+    algo = build.algorithm(without_loss(resolved(cfg)), build_collect.spec_of(cfg))
     state = jax.eval_shape(algo.init, jax.random.key(0))
     params = {name: one.params for name, one in state.items()} if isinstance(state, dict) else state.params
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from jrl import envs, spaces
-from jrl.config import RunConfig, checks, datasets, multi_agent, policy_mapping
-from jrl.config.plan import num_learners, num_pools
+from jrl.config import EnvConfig, EnvRunnersConfig, RunConfig, Sizes, checks, datasets, multi_agent, policy_mapping
+from jrl.config.external import ExternalConfig
 from jrl.envs import client_spaces, team
 from jrl.envs.context import OnFailure
 from jrl.errors import InputError
@@ -26,7 +26,8 @@ def check(cfg: RunConfig) -> RunConfig:
     """
     errors = loggers.check(cfg.run.log)
     try:
-        check_environments(cfg, num_pools(cfg, num_learners(cfg) or 1))
+        sizes = Sizes(cfg)
+        check_environments(cfg.env, cfg.env_runners, sizes.num_pools(sizes.learners))
     except InputError as e:
         errors += e.errors
     if errors:
@@ -34,16 +35,15 @@ def check(cfg: RunConfig) -> RunConfig:
     return resolved(cfg)
 
 
-def on_failure(cfg: RunConfig) -> OnFailure:
+def on_failure(runners: EnvRunnersConfig) -> OnFailure:
     """Returns what becomes of an environment that fails."""
-    runners = cfg.env_runners
     return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
 
 
-def check_environments(cfg: RunConfig, vectors: int) -> None:
+def check_environments(env: EnvConfig, runners: EnvRunnersConfig, vectors: int) -> None:
     """Raises InputError with what is wrong with the environments of a run in so many vectors, without making one."""
-    section = dataclasses.replace(cfg.env, num_envs=cfg.env.num_envs // vectors)
-    if errors := envs.check(section, on_failure=on_failure(cfg)):
+    section = dataclasses.replace(env, num_envs=env.num_envs // vectors)
+    if errors := envs.check(section, on_failure=on_failure(runners)):
         raise InputError(*errors)
 
 
@@ -57,9 +57,9 @@ def resolved(cfg: RunConfig) -> RunConfig:
         return cfg
     if cfg.external is not None:
         return _with_clients_agents(cfg)
-    spec, group = _spec_of_env(cfg), cfg.multi_agent.group if cfg.multi_agent else None
-    if spec.agents and group is not None:
-        multi_agent.check_group(cfg, spec.agents, _kinds(spec))
+    spec, group = _spec_of_env(cfg.env), cfg.multi_agent.group if cfg.multi_agent else None
+    if spec.agents and cfg.multi_agent and group is not None:
+        multi_agent.check_group(cfg.multi_agent, spec.agents, _kinds(spec))
         if multi_agent.is_one_team(group, spec.agents):
             return cfg  # a single agent: the learner need not know of the team's members
         spec = team.join_groups(spec, groups=group).spec
@@ -67,14 +67,14 @@ def resolved(cfg: RunConfig) -> RunConfig:
 
 
 def _with_clients_agents(cfg: RunConfig) -> RunConfig:
-    spec = spec_of_clients(cfg)
+    spec = spec_of_clients(cfg.external, cfg.env)
     if cfg.multi_agent is None and not spec.agents:
         return cfg
     if not spec.agents:
         raise InputError("multi_agent: episodes of clients have one agent: name several in external.agents")
     found = multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
     errors = [message for _, message in refused(checks.SEVERAL_CLIENTS, found)]
-    if policy_mapping.by_game(found):
+    if policy_mapping.by_game(found.multi_agent):
         errors.append(
             "multi_agent.mapping: with external the policy of an agent cannot change from game to game: use a table"
         )
@@ -83,24 +83,23 @@ def _with_clients_agents(cfg: RunConfig) -> RunConfig:
     return found
 
 
-def spec_of_clients(cfg: RunConfig) -> EnvSpec:
+def spec_of_clients(given: ExternalConfig | None, env: EnvConfig) -> EnvSpec:
     """Returns the spaces of what clients play: those of the config, of a run, or of an environment.
 
     Raises:
       InputError: there are none, or they do not go together.
     """
-    given = cfg.external
     assert given is not None
     if given.observation is not None and given.action is not None:
-        return client_spaces.build_spec(given.observation, given.action, cfg.env.num_envs, given.agents)
-    found = _spec_of_env(cfg) if given.spaces is None else _recorded(given.spaces)
+        return client_spaces.build_spec(given.observation, given.action, env.num_envs, given.agents)
+    found = _spec_of_env(env) if given.spaces is None else _recorded(given.spaces)
     seen, taken = found.env_observation or found.observation, found.env_action or found.action
-    num = cfg.env.num_envs * found.num_agents
+    num = env.num_envs * found.num_agents
     return found._replace(observation=seen, action=taken, num_envs=num, env_action=None, env_observation=None)
 
 
-def _spec_of_env(cfg: RunConfig) -> EnvSpec:
-    env = envs.make(cfg.env.waiting(1))
+def _spec_of_env(section: EnvConfig) -> EnvSpec:
+    env = envs.make(section.waiting(1))
     env.close()
     return env.spec
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.config import RunConfig
+from jrl.config import ReplayConfig
 from jrl.learn.clock import Clock, StepInfo
 from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
@@ -236,11 +236,11 @@ def not_finite(info: StepInfo) -> bool:
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 
-def without_update(row: Mapping[str, Any], cfg: RunConfig) -> str:
+def without_update(row: Mapping[str, Any], replay: ReplayConfig | None) -> str:
     """Explains why a run whose last row this is made no update although it has a learner; "" if it made one."""
-    if cfg.replay is None or row.get("updates") != 0:
+    if replay is None or row.get("updates") != 0:
         return ""
-    held, least = int(row.get("replay/size", 0)), cfg.replay.learning_starts
+    held, least = int(row.get("replay/size", 0)), replay.learning_starts
     if held < least:
         why = f"replay holds {held:,} rows, and learning begins with replay.learning_starts {least:,}"
         fix = "lower it, or raise stop.env_steps"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jrl import config
-from jrl.config import datasets, multi_agent, plan
+from jrl.config import datasets, multi_agent
 from jrl.errors import counted
 from jrl.host import env_json, files, output
 from jrl.metrics import loggers, plots, progress
@@ -61,8 +61,8 @@ def displays(
 def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:
     """Describes in lines of text what a run is going to do; if `verbose`, also its programs and what a resume keeps."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
-    yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.learners} x {kind}"
-    yield from plan.lines(cfg)
+    yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.plan.learners} x {kind}"
+    yield from run.plan.lines()
     yield from multi_agent.lines(cfg, functools.partial(_spaces, session))
     if verbose:
         yield run.programs

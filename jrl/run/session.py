@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jrl import agents, callbacks, config, registry
-from jrl.config import RunConfig, datasets, plan
+from jrl.config import RunConfig, Sizes, datasets
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.learn import loop
@@ -87,7 +87,7 @@ class Session(BaseSession):
         _log_at(cfg.run.log_level)
         self._face = face or self
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
-        self._total = None if endless else plan.total_steps(cfg)
+        self._total = None if endless else Sizes(cfg).total_steps
         self.version = 0  # of the weights: another number, other weights
         loaded = callbacks.load(cfg.custom.callbacks)
         self.callback_list = (
@@ -154,8 +154,8 @@ class Session(BaseSession):
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
         if saved and meta:
-            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
-            kept = resume.restore(saved, cfg, program.keep(state), self.run.learners)
+            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.plan.learners, self.run.data)]
+            kept = resume.restore(saved, cfg, program.keep(state), self.run.plan.learners)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
             steps = meta["env_steps"]
@@ -170,14 +170,13 @@ class Session(BaseSession):
         self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
-        updates = plan.batch_plan(cfg).updates or 1
         self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
-            every=plan.report_every(cfg),
+            every=self.run.plan.report_every,
             seconds=cfg.run.report_every_s or 0.0,
             trained=cfg.run.report_every_trained or 0,
             rows_per_update=cfg.replay.batch_size if cfg.replay else None,
-            updates_per_iteration=updates,
+            updates_per_iteration=self.run.plan.updates or 1,
             before=lambda: self.schedule.before_row(),  # of the present schedule
             agents=self.run.spec.agents,
             policies=self.run.policies.reported,
@@ -238,7 +237,7 @@ class Session(BaseSession):
         self.schedule.prepare()
         program = self.run.program
         fresh = jax.device_get(program.keep(program.init(cfg.run.seed)))
-        merged = self.run.policies.continued(fresh, kept, before, given, self.run.learners)
+        merged = self.run.policies.continued(fresh, kept, before, given, self.run.plan.learners)
         self.clock = now
         self.replace_state(self.run.policies.ahead(program, program.place(merged)))
         self._policies_changed = True
@@ -463,9 +462,8 @@ class Session(BaseSession):
         more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
         more |= {"data": dict(run.data)} if run.data else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
-        return checkpoint.meta(
-            cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
-        )
+        more |= {"devices": run.plan.learners, "guarantee": run.guarantee}
+        return checkpoint.meta(cfg or self.config, spec or run.spec, counters=counts, **more)
 
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
         """Writes what `jrl.debug` needs to repeat an update that was not finite; returns the path."""
@@ -495,7 +493,8 @@ class Session(BaseSession):
 
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
-        return resume.parts(self.run.program.keep(self.state), self.config)
+        kept = self.run.program.keep(self.state)
+        return resume.parts(kept, self.config.checkpoint, self.config.multi_agent)
 
 
 def _log_at(level: str) -> None:

@@ -13,6 +13,7 @@ from jrl.config import RunConfig, external
 from jrl.envs import client_spaces
 from jrl.envs.client_spaces import ClientEnv
 from jrl.host import interruption
+from jrl.rollout.complete import Agents
 from jrl.rollout.source import Source
 from jrl.run.preflight import resolved
 from jrl.serve.client_inference import ROWS, ClientInference, best_actions
@@ -37,14 +38,14 @@ class Clients:
         self.address = ""
 
     @contextlib.contextmanager
-    def open(self, cfg: RunConfig) -> Iterator[None]:
-        """Takes the address of the config; connections are refused until the first weights are there.
+    def open(self, given: external.ExternalConfig | None) -> Iterator[None]:
+        """Takes the address of the section `external`; connections are refused until the first weights are there.
 
         Raises:
           InputError: as `Address`.
         """
-        assert cfg.external is not None
-        self._address = Address(cfg.external)
+        assert given is not None
+        self._address = Address(given)
         self.address = self._address.url
         try:
             yield
@@ -94,11 +95,12 @@ class Clients:
             config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
             clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
         )  # fmt: skip
+        max_lag = external.max_lag(given, cfg.algo)
         learns_any, name = cfg.replay is not None, config.algo_name(cfg)
         found.by_name["default"] = Policy(
-            name, _agents(cfg, spec, learns_any=learns_any), inference, client_inference, learns=True,
+            name, _agents(spec, columns, learns_any=learns_any), inference, client_inference, learns=True,
             why=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any",
-            max_lag=external.max_lag(cfg),
+            max_lag=max_lag,
         )  # fmt: skip
 
         def begin() -> None:
@@ -108,12 +110,12 @@ class Clients:
 
         return ClientSource(
             env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
-            max_lag=external.max_lag(cfg), version=iteration, length=length, carry=carry, explore=explore,
+            max_lag=max_lag, version=iteration, length=length, carry=carry, explore=explore,
             server=found, **how,
         )  # fmt: skip
 
 
-def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:
+def _agents(spec: EnvSpec, columns: Agents | None, *, learns_any: bool) -> dict[str, Agent]:
     parts = spaces.by_kind(spec)
 
     def own(kind: int, action: PyTree) -> PyTree:
@@ -124,7 +126,6 @@ def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Age
         return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))
 
     names = spec.agents or (ALONE,)
-    columns = agents.make(cfg, spec).columns
     follows = columns.policies if columns else (0,)
     found = {}
     for kind, one in enumerate(parts):

@@ -46,7 +46,7 @@ def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, 
     for name, path in runs.items():
         meta = checkpoint.read_meta(checkpoint.locate(Path(path), best=best))
         cfg = config.override(meta["config"], [])
-        if multi_agent.the_one(cfg) is not None or not (several := multi_agent.followers(cfg)):
+        if multi_agent.the_one(cfg.multi_agent) is not None or not (several := multi_agent.followers(cfg.multi_agent)):
             found[name] = path, None
             continue
         found |= {one if len(runs) == 1 else f"{name}.{one}": (path, one) for one in several}

@@ -50,7 +50,7 @@ def _failure(member: Member, why: str) -> str:
     if not checkpoint.exists(member.directory) or why.startswith((*FAILED, STOPPED, "interrupted")):
         return ""
     metrics = checkpoint.read_meta(checkpoint.locate(member.directory)).get("metrics", {})
-    fault = reporter.without_update(metrics, member.config)
+    fault = reporter.without_update(metrics, member.config.replay)
     return f"{FAILED[0]}: {fault}" if fault else ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import config
-from jrl.config import RunConfig, plan
+from jrl.config import RunConfig, Sizes
 from jrl.errors import InputError
 from jrl.host import files
 from jrl.report.runs import MEMBERS
@@ -107,7 +107,7 @@ def reached(member: Member) -> int:
 
 def is_complete(member: Member) -> bool:
     """Returns whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
-    return reached(member) >= member.config.stop[plan.counts_by(member.config)]
+    return reached(member) >= member.config.stop[Sizes(member.config).counts_by]
 
 
 def is_population(directory: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval
 
 from jrl import config
-from jrl.config import RunConfig, checks, plan
+from jrl.config import RunConfig, Sizes, checks
 from jrl.errors import InputError, short, shown
 from jrl.fields import plain_yaml, schema
 from jrl.fields.bounds import Few
@@ -84,11 +84,12 @@ class Plan:
             return []
         if "jsonl" not in cfg.run.log:
             raise InputError("run.log: a scheduler compares the rows of result.jsonl: add jsonl")
-        least = plan.report_every(cfg)
+        sizes = Sizes(cfg)
+        least = sizes.report_every
         if self.objective(cfg).startswith("evaluation/"):
-            every = cfg.evaluation.every or (cfg.evaluation.interval or 1) * plan.batch_plan(cfg).rows
+            every = cfg.evaluation.every or (cfg.evaluation.interval or 1) * sizes.rows
             least = max(least, every)
-        return self.scheduler.pauses(int(cfg.stop[plan.counts_by(cfg)]), points, least)
+        return self.scheduler.pauses(int(cfg.stop[sizes.counts_by]), points, least)
 
 
 def read(data: Mapping[str, Any], over_it: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Plan, dict, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.config import RunConfig, checks, plan
+from jrl.config import RunConfig, Sizes, checks
 from jrl.errors import InputError, counted
 from jrl.host import files, interruption, output
 from jrl.metrics import criteria, loggers
@@ -202,7 +202,7 @@ class Sweep:
 
     def note_end(self, member: Member, why: str, at: int) -> None:
         """Keeps that a member ended by a criterion of its own or by a fault; of its budget its checkpoint tells."""
-        if why.startswith(ends.FAILED) or at < member.config.stop.get(plan.counts_by(member.config), math.inf):
+        if why.startswith(ends.FAILED) or at < member.config.stop.get(Sizes(member.config).counts_by, math.inf):
             end = {"why": why, "at": at, "stop": dict(member.config.stop)}
             self.record = self.record._replace(ended={**self.record.ended, member.name: end})
             self.record.write(self._directory)

@@ -222,7 +222,7 @@ def test_data_beside_environments(sets, tmp_path):
     config.offline_data(input_={"sampler": 0.25, sets["CartPole-v1"]: 0.75}, output=str(tmp_path / "out"))
     config.training(train_batch_size=16, replay_buffer_config={"learning_starts": 16, "capacity": 256})
     cfg = config.reporting(min_sample_timesteps_per_iteration=64).to_run_config()
-    assert datasets.is_mixed(cfg) and cfg.data.output.path == str(tmp_path / "out")
+    assert datasets.is_mixed(cfg.data) and cfg.data.output.path == str(tmp_path / "out")
     with config.build() as algo:
         found = algo.train()
         assert found["num_env_steps_sampled"] == found["num_env_steps_sampled_lifetime"] >= 64

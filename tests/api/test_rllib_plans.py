@@ -6,8 +6,8 @@ import pytest
 
 from jrl import api, config
 from jrl.api import DQNConfig, PPOConfig
+from jrl.config import Sizes
 from jrl.config import __main__ as command
-from jrl.config import plan
 from jrl.migrate import migrate
 
 RUNNERS = {"num_env_runners", "num_envs_per_env_runner", "rollout_fragment_length"}
@@ -48,6 +48,11 @@ REPLAY = [
 ]  # fmt: skip
 
 
+def sizes(cfg):
+    found = Sizes(cfg)
+    return found.rows, found.minibatch, found.updates
+
+
 def built(algo, given):
     made = api.config_class(algo)().environment("Pendulum-v1" if algo == "sac" else "CartPole-v1")
     made.env_runners(**{name: value for name, value in given.items() if name in RUNNERS})
@@ -57,8 +62,8 @@ def built(algo, given):
 @pytest.mark.parametrize(("algo", "given", "rollout", "learned", "updates"), [*ON_POLICY, *REPLAY], ids=str)
 def test_calls_files_and_the_command_have_one_plan(algo, given, rollout, learned, updates):
     cfg = built(algo, given)
-    found = plan.batch_plan(cfg)
-    assert (cfg.env.num_envs, plan.rollout_length(cfg)) == rollout
+    found = Sizes(cfg)
+    assert (cfg.env.num_envs, found.length) == rollout
     assert (found.rows, found.updates) == (rollout[0] * rollout[1], updates)
     assert (found.minibatch if cfg.replay else (cfg.algo.num_minibatches, found.minibatch)) == learned
     assert config.from_dict(migrate({"env": cfg.env.id, **given}, algo=algo).config) == cfg
@@ -84,7 +89,7 @@ def test_environments_that_are_named_by_jrls_name_stay():
     counted = DQNConfig().environment("CartPole-v1").env_runners(num_envs=16, rollout_fragment_length=4)
     cfg = built("dqn", {"num_envs_per_env_runner": 16, "rollout_fragment_length": 4})
     assert counted.to_run_config() == cfg
-    assert plan.batch_plan(cfg)[:3] == (64, 256, 1)
+    assert sizes(cfg) == (64, 256, 1)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -95,7 +100,7 @@ def test_a_rate_of_updates_counts_beside_a_fragment(first):
     steps.insert(first, lambda: made.env_runners(rollout_fragment_length=32))
     for step in steps:
         step()
-    assert plan.batch_plan(made.to_run_config())[:3] == (32, 256, 8)
+    assert sizes(made.to_run_config()) == (32, 256, 8)
 
 
 def test_of_a_fragment_and_the_steps_between_updates_the_later_counts():
@@ -105,5 +110,5 @@ def test_of_a_fragment_and_the_steps_between_updates_the_later_counts():
     later = made.copy().training(replay_buffer_config={"train_every": 16}, train_batch_size=64).to_run_config()
     assert (later.replay.train_every, later.replay.updates_per_step, later.replay.batch_size) == (16, 1.0, 64)
     later = made.update_from_dict({"rollout": {"length": 3}}).training(replay_buffer_config={"batch_size": 16})
-    assert plan.batch_plan(later.to_run_config())[:3] == (12, 16, 12)
+    assert sizes(later.to_run_config()) == (12, 16, 12)
     assert made.env_runners(rollout_fragment_length="auto").to_run_config().rollout.length == 3

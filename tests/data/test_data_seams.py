@@ -61,9 +61,10 @@ def test_what_does_not_go_with_data_alone_is_refused_by_name(written, algo, over
 
 def made_of(cfg):
     from jrl.run import build_collect
+    from jrl.run.plan import Plan
 
     found = build_data.inputs(cfg)
-    return cfg, build_collect.algorithm(cfg, found.spec), found, 1
+    return Plan(cfg, found.spec), build_collect.algorithm(cfg, found.spec), found
 
 
 # ---------------------------------------------------------------- images
@@ -87,8 +88,8 @@ def test_stacks_of_frames_are_kept_as_frames(tmp_path):
     drawn = {}
     for size in (1, 3):
         cfg = run_config(str(tmp_path / "set"), f"replay.frame_stack={size}", "replay.n_step=2")
-        cfg, algo, found, _ = made_of(cfg)
-        buffer, sets = build_data.of_stores(cfg, algo, found.train, found.spec, 1, 1024, online=None)
+        plan, algo, found = made_of(cfg)
+        buffer, sets = build_data.of_stores(plan, algo, found.train, found.spec, 1, 1024, online=None)
         state = jax.tree.map(lambda x, like: x.reshape(like.shape), sets.fill(), jax.eval_shape(buffer.init))
         batch = jax.jit(buffer.sample)(state, jax.random.key(0))
         drawn[size] = {(obs.tobytes(), nxt.tobytes(), int(a)) for obs, nxt, a, w in zip(

@@ -56,7 +56,7 @@ def buffer_of(cfg, devices=1):
     found = build_data.inputs(cfg)
     algo = build_collect.algorithm(cfg, found.spec)
     buffer, sets = build_data.of_stores(
-        cfg, algo, found.train, found.spec, devices, cfg.replay.batch_size // devices, online=None
+        config.Sizes(cfg), algo, found.train, found.spec, devices, cfg.replay.batch_size // devices, online=None
     )
     full, like = jax.device_get(sets.fill()), jax.eval_shape(buffer.init)
     parts = [jax.tree.map(lambda x, own, d=d: x.reshape(devices, *own.shape)[d], full, like) for d in range(devices)]
@@ -333,7 +333,7 @@ def test_a_mix_has_its_share_of_each(written, tmp_path):
     cfg = run_config({written: 0.75, str(tmp_path / "other"): 0.25})
     found = build_data.inputs(cfg)
     algo = build_collect.algorithm(cfg, found.spec)
-    buffer, sets = build_data.of_stores(cfg, algo, found.train, found.spec, 1, 64, online=None)
+    buffer, sets = build_data.of_stores(config.Sizes(cfg), algo, found.train, found.spec, 1, 64, online=None)
     full = jax.tree.map(lambda x, like: x.reshape(like.shape), sets.fill(), jax.eval_shape(buffer.init))
     batch = jax.jit(buffer.sample)(full, jax.random.key(3))
     np.testing.assert_array_equal(np.asarray(batch.obs[:, 0]) >= 1000, np.arange(64) >= 48)

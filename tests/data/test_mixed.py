@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jrl import config, data
-from jrl.config import plan
+from jrl.config import Sizes
 from jrl.errors import InputError
 from jrl.learn.program import own_replay
 from jrl.replay import memory
@@ -136,7 +136,7 @@ def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
 
 
 def test_the_plan_says_what_a_batch_is_of(written):
-    assert f"of each batch 25% from replay, 75% from {written}" in list(plan.lines(run_config(written)))
+    assert f"of each batch 25% from replay, 75% from {written}" in list(Sizes(run_config(written)).lines())
 
 
 def test_the_plan_says_how_large_the_data_are(written):

@@ -81,7 +81,7 @@ class Run:
 def running(cfg):
     """The run of a config, at work until the context ends."""
     clients, interrupted = Clients(), []
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         run = Run(cfg, clients, interrupted)
         run.start()
         listening(run.address)

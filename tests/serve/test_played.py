@@ -87,7 +87,7 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, c
     here = played_here(algo, env_id, core)
     cfg = config.from_dict({**settings(algo, env_id, core), "external": {"port": 0, "max_wait_ms": 0}})
     clients, stop = Clients(), threading.Event()
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         env, seed = Rules() if env_id == "rules" else gymnasium.make(env_id), envs.seed_range(SEED)
         args = (clients, env, seed, stop, mode, wrong := [])
         thread = threading.Thread(target=_after_listening, args=args, daemon=True)
@@ -145,7 +145,7 @@ def test_the_memory_of_a_client_is_before_each_row(core):
                 break
         client.close()
 
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         thread = threading.Thread(target=play, daemon=True)
         thread.start()
         run = build.run(cfg, external=clients.source(cfg, 0, []))
@@ -221,7 +221,7 @@ def test_every_step_comes_to_the_learner_once_and_in_order(mode):
                 break
         client.close()
 
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         thread = threading.Thread(target=play, daemon=True)
         thread.start()
         found = rollouts(cfg, clients.source(cfg, 0, []), count=20)

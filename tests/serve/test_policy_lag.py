@@ -56,7 +56,7 @@ def _play(address, episode, first, versions):
 def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
     cfg = serving.settings(algo, envs=1, length=LENGTH, external={} if most is None else {"max_lag": most})
     clients, found, chose, taken, late = Clients(), queue.SimpleQueue(), [], [], 0
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         run = build.run(cfg, external=clients.source(cfg, 0, []))
         thread = threading.Thread(target=_learner, args=(run, found, len(requests)), daemon=True)
         thread.start()
@@ -85,5 +85,6 @@ def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
 
 @pytest.mark.parametrize(("algo", "most"), [("ppo", 4), ("impala", None), ("appo", None), ("dqn", None)])
 def test_who_corrects_for_the_age_of_weights_learns_from_any(algo, most):
-    assert external.max_lag(serving.settings(algo)) == most
-    assert external.max_lag(serving.settings(algo, external={"max_lag": 1})) == 1
+    max_lag = lambda cfg: external.max_lag(cfg.external, cfg.algo)
+    assert max_lag(serving.settings(algo)) == most
+    assert max_lag(serving.settings(algo, external={"max_lag": 1})) == 1

@@ -32,10 +32,10 @@ def of(path, **external):
 def test_they_are_those_of_the_environment_of_the_run(pendulum):
     cfg = of(pendulum)
     like = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "Pendulum-v1", "num_envs": 2}, "external": {}})
-    expected = build_collect.played_by_clients(like, 1).spec._replace(max_episode_steps=None)
+    expected = build_collect.make_vectors(like, 1, 0)[0].spec._replace(max_episode_steps=None)
     assert expected.env_action is not None
     for path in (pendulum, checkpoint.locate(pendulum)):
-        assert build_collect.played_by_clients(of(path), 1).spec == expected
+        assert build_collect.make_vectors(of(path), 1, 0)[0].spec == expected
     with serving.running(cfg) as run:
         found = serving.asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
         assert (found["observation"]["shape"], found["action"]["shape"]) == ([3], [1])
@@ -46,7 +46,7 @@ def test_they_are_those_of_the_environment_of_the_run(pendulum):
 
 
 def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
-    of_path = lambda path: build_collect.played_by_clients(of(path), 1)
+    of_path = lambda path: build_collect.make_vectors(of(path), 1, 0)[0]
     with pytest.raises(InputError, match=r"external\.spaces: .*nowhere does not exist"):
         of_path(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -64,6 +64,6 @@ def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
 def test_agents_are_taken_over_with_their_spaces(pendulum, monkeypatch):
     spec = client_spaces.build_spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
     monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
-    found = build_collect.played_by_clients(of(pendulum), 1).spec
+    found = build_collect.make_vectors(of(pendulum), 1, 0)[0].spec
     assert (found.agents, found.kinds) == (("a", "b"), ((0,), (1,)))
     assert found.num_envs == 2 * of(pendulum).env.num_envs

@@ -175,7 +175,7 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
         finally:
             client.close()
 
-    with clients.open(cfg):
+    with clients.open(cfg.external):
         thread = threading.Thread(target=go, daemon=True)
         thread.start()
         found, directories = rollouts(cfg, clients, 14, wrong, tmp_path, seen)

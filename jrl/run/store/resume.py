@@ -15,7 +15,7 @@ import yaml
 
 from jrl import agents, config
 from jrl.agents.policies import shapes
-from jrl.config import RunConfig, datasets, multi_agent, plan, to_dict
+from jrl.config import CheckpointConfig, MultiAgentConfig, RunConfig, Sizes, datasets, multi_agent, to_dict
 from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import TABLE, by_game
 from jrl.data.spaces_json import plain
@@ -36,17 +36,17 @@ _OF_VALUES = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # na
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 
 
-def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
+def parts(state: LoopState, section: CheckpointConfig, given: MultiAgentConfig | None) -> dict[str, PyTree]:
     """Names what a checkpoint holds of the state that `Program.keep` gave."""
-    replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    return {"learner": _kept(state.learner, cfg), "replay": replay, "source": state.source}
+    replay = state.replay if section.replay == "full" else ()
+    return {"learner": _kept(state.learner, section, given), "replay": replay, "source": state.source}
 
 
-def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
+def _kept(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
     """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
-    if cfg.checkpoint.policies == "all" or not isinstance(learner, dict):
+    if section.policies == "all" or not isinstance(learner, dict):
         return learner
-    frozen = {name for name in multi_agent.followers(cfg) if not multi_agent.is_trained(cfg, name)}
+    frozen = set(multi_agent.followers(given)) - set(multi_agent.learning(given))
     return {name: one for name, one in learner.items() if name not in frozen}
 
 
@@ -61,22 +61,22 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
       InputError: the checkpoint does not hold what is wanted.
     """
     cfg = config.override(checkpoint.read_meta(saved)["config"], [])
-    wanted = _kept(template, cfg)
+    wanted = _kept(template, cfg.checkpoint, cfg.multi_agent)
     if wanted is not template and len(wanted) < len(template) and not beside:
-        lost = [name for name in multi_agent.followers(cfg) if name not in wanted]
+        lost = [name for name in multi_agent.followers(cfg.multi_agent) if name not in wanted]
         raise InputError(
             f"{saved}: it holds the policies that learn (checkpoint.policies trainable), and not {', '.join(lost)}: "
             "name one of those that it has"
         )
-    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _named(found, cfg))
+    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _named(found, agents.make(cfg)))
     return {**template, **found} if wanted is not template else found
 
 
-def _named(found: PyTree, cfg: RunConfig) -> PyTree:
+def _named(found: PyTree, policies: agents.Policies) -> PyTree:
     """Names the policies of a State that an earlier version saved by their places in a table of games."""
     if not isinstance(found, dict) or "numbers" not in found.get(TABLE, {}):
         return found
-    first, *others = agents.make(cfg).alike
+    first, *others = policies.alike
     rest, old = [name for names in others for name in names], found[TABLE]
     places = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
     number_of = {int(old["numbers"][place]): number for number, place in enumerate(places)}
@@ -105,10 +105,11 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
       InputError: the checkpoint does not hold what the run needs.
     """
     meta = checkpoint.read_meta(saved, resumable=True)
-    wanted, before, envs = parts(template, cfg), meta["devices"], _other_num_envs(meta, cfg)
+    wanted, before, envs = parts(template, cfg.checkpoint, cfg.multi_agent), meta["devices"], _other_num_envs(meta, cfg)
     latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
     if envs:
-        _check_num_envs(saved, cfg, envs, replay=bool(jax.tree.leaves(wanted["replay"])) and not latest)
+        filled = bool(jax.tree.leaves(wanted["replay"])) and not latest
+        _check_num_envs(saved, cfg.env.num_envs, envs, replay=filled, is_by_game=by_game(cfg.multi_agent))
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": learner(saved, jax.device_get(template.learner), beside=True)}
@@ -127,14 +128,14 @@ def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
     return found if isinstance(found, int) and found != cfg.env.num_envs and not datasets.alone(cfg) else None
 
 
-def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> None:
-    fault = f"env.num_envs: expected {envs}, got {cfg.env.num_envs}"
+def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_game: bool) -> None:
+    fault = f"env.num_envs: expected {envs}, got {now}"
     if replay:
         raise InputError(
             f"{fault}: the replay of {saved} has a column for each environment: keep env.num_envs={envs}, or start "
             "with an empty replay: --set checkpoint.replay=none"
         )
-    if by_game(cfg):
+    if is_by_game:
         raise InputError(
             f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
         )
@@ -231,8 +232,10 @@ def stored_config(path: Path) -> dict[str, Any] | None:
 def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """Describes the effects of continuing with this config, on so many devices, from data with these checksums."""
     meta = checkpoint.read_meta(saved)
-    for line in differences(meta["config"], cfg):
-        yield f"changed: {line}"
+    old, new = flatten(plain(meta["config"])), flatten(plain(to_dict(cfg)))
+    for key in {**old, **new}:
+        if key not in ("run.out", "network.init") and old.get(key) != new.get(key):  # without effect later
+            yield f"changed: {key} {flow(old.get(key))} -> {flow(new.get(key))}"
     for name, checksum in meta.get("data", {}).items():
         if data.get(name, checksum) != checksum:
             where = ", ".join(name.splitlines())
@@ -264,7 +267,7 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     met, lines = set(), list[str]()
     for name, target in cfg.stop.items():
         now = criteria.is_met(name, row, target, cfg.run.smoothing_episodes)
-        if name == plan.counts_by(cfg) or not (now or told.get(name, -math.inf) >= target):
+        if name == Sizes(cfg).counts_by or not (now or told.get(name, -math.inf) >= target):
             continue
         met.add(name)
         was = f"stop.{name} {target:g} was met before"
@@ -275,13 +278,6 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     if not asked:
         return cfg, lines
     return dataclasses.replace(cfg, stop={k: v for k, v in cfg.stop.items() if k not in met}), lines
-
-
-def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
-    """Returns the keys in which two configs differ, as `key saved -> now`, but for those without effect later."""
-    old, new = (flatten(plain(tree)) for tree in (saved, to_dict(now)))
-    keys = [k for k in {**old, **new} if k not in ("run.out", "network.init") and old.get(k) != new.get(k)]
-    return [f"{k} {flow(old.get(k))} -> {flow(new.get(k))}" for k in keys]
 
 
 def _regroup_source(source: PyTree, like: PyTree) -> PyTree:

@@ -1,0 +1,72 @@
+"""Plan of a run: its sizes once the environments and devices are known, and its policies."""
+
+import dataclasses
+import functools
+import math
+
+from jax.sharding import Mesh
+
+from jrl import agents
+from jrl.config import Sizes
+from jrl.learn import parallel
+from jrl.rollout import complete
+from jrl.types import EnvSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan(Sizes):
+    """Sizes and policies of a run or an env runner, made once and passed on.
+
+    Attributes:
+      spec: the environments of one pool.
+      devices: devices of the run; None: of an env runner, which learns nothing.
+    """
+
+    spec: EnvSpec
+    devices: parallel.Devices | None = None
+
+    @functools.cached_property
+    def policies(self) -> agents.Policies:
+        return agents.make(self.cfg, self.spec)
+
+    @functools.cached_property
+    def learners(self) -> int:
+        """Returns the number of devices that learn."""
+        return 1 if self.devices is None else self.mesh.devices.size
+
+    @property
+    def mesh(self) -> Mesh:
+        """Returns the devices that learn."""
+        assert self.devices is not None
+        return self.devices.learners
+
+    @functools.cached_property
+    def pools(self) -> int:
+        """Returns the parts of the environments: one for each env runner, or for each device that acts."""
+        return self.num_pools(self.learners)
+
+    @functools.cached_property
+    def whole_episode_rows(self) -> int:
+        """Returns the rows that a rollout of whole episodes has beyond `length`; 0 where episodes may be cut.
+
+        Raises:
+          InputError: there is no known limit of an episode's length.
+        """
+        if self.cfg.rollout.batch_mode == "truncate_episodes":
+            return 0
+        longest = complete.longest_episode(self.spec.max_episode_steps)
+        # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
+        each = [Sizes(group.cfg) for group in self.policies.groups]
+        sequence = lambda own: (own.cfg.network.recurrent and own.cfg.network.max_seq_len) or 1
+        unit = math.lcm(*((own.passes.num_minibatches or 1) * sequence(own) for own in each), 16)
+        return -(-(self.length + longest) // unit) * unit - self.length
+
+    @functools.cached_property
+    def learned_length(self) -> int:
+        """Returns the steps of a rollout as it is learned from."""
+        return self.length + self.whole_episode_rows
+
+    @functools.cached_property
+    def is_refilled(self) -> bool:
+        """Returns whether a resumed run fills its replay anew."""
+        return self.cfg.replay is not None and self.cfg.checkpoint.replay == "none"

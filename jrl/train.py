@@ -132,10 +132,11 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
-    from jrl.sweep import seeds
+    if args.seeds is not None or args.processes is not None or args.resume:  # of a population, or maybe of one
+        from jrl.sweep import seeds
 
-    if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
-        return status
+        if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
+            return status
     with contextlib.ExitStack() as stack:
         if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg))

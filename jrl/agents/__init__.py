@@ -1,8 +1,6 @@
 """Policies of several agents: one interface, `Policies`, with the cases Single, Fixed, ByGame and SelfPlay."""
 
-from jrl.agents.by_game import ByGame
 from jrl.agents.policies import Fixed, Policies, Single
-from jrl.agents.self_play import SelfPlay
 from jrl.config import RunConfig, multi_agent, policy_mapping
 from jrl.types import EnvSpec
 
@@ -17,8 +15,12 @@ def make(cfg: RunConfig, spec: EnvSpec | None = None) -> Policies:
       spec: of its environments; None: only questions that the config answers can be asked.
     """
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        from jrl.agents.self_play import SelfPlay
+
         return SelfPlay(cfg, spec)
     if policy_mapping.by_game(cfg):
+        from jrl.agents.by_game import ByGame
+
         return ByGame(cfg, spec)
     names = multi_agent.followers(cfg)
     if len(names) > 1 or not all(multi_agent.is_trained(cfg, name) for name in names):

@@ -131,7 +131,7 @@ def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:
     if isinstance(own, str):
         return own
     known = _Registry(algos)
-    found = [name for name in known.names if known.get(name) is type(cfg.algo)]
+    found = [name for name in known.of_module(type(cfg.algo).__module__) if known.get(name) is type(cfg.algo)]
     if not found and algos is None and known.get(type(cfg.algo).__module__) is type(cfg.algo):
         return type(cfg.algo).__module__  # the user's own
     if len(found) != 1:
@@ -144,13 +144,15 @@ class _Registry:
 
     def __init__(self, algos: Algos | None):
         if algos is None:
-            from jrl.algos import get_config_class, is_own, names
+            from jrl.algos import get_config_class, is_own, names, of_module
 
             self.names: tuple[str, ...] = tuple(names())
             self.get: Callable[[str], type] = get_config_class
             self.is_own: Callable[[Any], bool] = is_own
+            self.of_module: Callable[[str], Sequence[str]] = of_module
         else:
             self.names, self.get, self.is_own = tuple(algos), algos.__getitem__, lambda name: False
+            self.of_module = lambda module: self.names
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

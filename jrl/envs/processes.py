@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from jrl.envs.context import SeveralAgents
-from jrl.envs.vector import ATTEMPTS, Infos, Restarts
+from jrl.envs.infos import Infos
+from jrl.envs.vector import ATTEMPTS, Restarts
 from jrl.errors import EnvironmentFailed
 from jrl.gym import masked
 from jrl.gym import worker as process

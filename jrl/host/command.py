@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jrl.errors import InputError, details, message, short
-from jrl.host import foreign_options
 
 # name as typed after `jrl` -> description; the module has the same name, with _ for -
 COMMANDS = {
@@ -64,6 +63,8 @@ class _ArgumentParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but suggest the right command if several values follow an option with one value."""
+        from jrl.host import foreign_options
+
         words = sys.argv[1:] if args is None else list(args)
         for i, word in enumerate(words):
             flag, attached, _ = word.partition("=")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs.vector import Infos
+from jrl.envs.infos import Infos
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.source import Source

@@ -7,26 +7,22 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from jrl import agents, callbacks, envs, registry
 from jrl.config import RunConfig, checks, datasets, plan
-from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.learn import learner, parallel
 from jrl.learn.fused import Fused
-from jrl.learn.offline import Offline
-from jrl.learn.prefetch import Prefetched
 from jrl.learn.program import LoopState, Program
-from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, data_output, data_sets, estimates
+from jrl.run import build_learner
 from jrl.run.build_collect import (
     MakeSource,
     algorithm_of_one,
@@ -42,9 +38,14 @@ from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
-from jrl.run.data_sets import Inputs
 from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
+
+if TYPE_CHECKING:
+    from jrl.envs import task as tasks
+    from jrl.learn.staged import Step
+    from jrl.run import data_output, estimates
+    from jrl.run.data_sets import Inputs
 
 GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
@@ -72,11 +73,11 @@ class Run(NamedTuple):
     unroll: unroll.Unroll | None  # of one device, where the program that learns collects, too
     note: str  # what callbacks cannot have in this run, in words; "" for nothing
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
-    apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
+    apply_task: "Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]"
     programs: str  # whether one program collects and learns or two do, and why, in words
     policies: agents.Policies
-    recorder: data_output.Recorder | None = None  # of `data.output`
-    judge: estimates.Beside | None = None  # of `data.estimate`
+    recorder: "data_output.Recorder | None" = None  # of `data.output`
+    judge: "estimates.Beside | None" = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
@@ -89,7 +90,7 @@ def run(
     timers: Timers | None = None,
     restarts: int = 0,
     callback_list: callbacks.CallbackList | None = None,
-    training_step: Callable[[Step], Any] | None = None,
+    training_step: "Callable[[Step], Any] | None" = None,
     external: MakeSource | None = None,
 ) -> Run:
     """Makes the environments, the algorithm and the program that trains it.
@@ -143,7 +144,7 @@ class _Learning(NamedTuple):
     length: int  # steps of a rollout
     replay: str
     policies: agents.Policies
-    inputs: Inputs | None = None  # data sets; None: there are none
+    inputs: "Inputs | None" = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:
         """Returns the run, with what else it has."""
@@ -170,7 +171,7 @@ def _learning(
     devices: parallel.Devices,
     vectors: list[Any],
     callback_list: callbacks.CallbackList | None,
-    inputs: Inputs | None = None,
+    inputs: "Inputs | None" = None,
 ) -> _Learning:
     """Makes the parts; `inputs` are the data sets of a mix, if they were read before.
 
@@ -179,6 +180,8 @@ def _learning(
     """
     spec = vectors[0].spec
     if cfg.custom.env_task:
+        from jrl.envs import task as tasks
+
         tasks.check(vectors[0])
     policies = agents.make(cfg, spec)
     groups = policies.bound(functools.partial(algorithm_of_one, axis_name=parallel.AXIS, callback_list=callback_list))
@@ -197,7 +200,11 @@ def _learning(
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     with_data: build_learner.WithData | None = None
     if datasets.is_mixed(cfg):
+        from jrl.run import data_sets
+
         inputs = inputs or data_sets.read(cfg, spec)
+        from jrl.run import build_data
+
         with_data = build_data.beside(cfg, algo, inputs, spec, devices.learners.devices.size)
     learn, replay = build_learner.of_policies(
         policies, groups, devices=devices.learners.devices.size, length=length, with_data=with_data
@@ -212,15 +219,18 @@ def _refilled(cfg: RunConfig) -> bool:
 
 
 def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
+    from jrl.envs import task as tasks
+
     devices, vectors = learning.devices, learning.vectors
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
 
-    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+    def apply_task(state: LoopState, fn: "tasks.TaskFn", result: dict[str, Any], count: int) -> LoopState:
         if not env.pure:
             raise InputError(
                 f"set_task: {cfg.env.id} is stepped by EnvPool inside the program that learns, and cannot be made "
                 "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
             )
+
         context = EnvContext(cfg.env.options)
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
@@ -257,6 +267,10 @@ def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
 
 
 def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
+    from jrl.learn.offline import Offline
+    from jrl.learn.prefetch import Prefetched
+    from jrl.run import build_data, estimates
+
     if callback_list:
         evaluates = bool(cfg.evaluation.every or cfg.evaluation.interval)
         callback_list.check(on_policy=False, collects=False, evaluates=evaluates)
@@ -264,7 +278,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
     algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
     made = build_data.make(cfg, algo, found, devices.learners.devices.size)
 
-    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+    def apply_task(state: LoopState, fn: "tasks.TaskFn", result: dict[str, Any], count: int) -> LoopState:
         raise InputError("set_task: the run learns from data alone: there are no environments")
 
     iterations = plan.iterations_per_call(cfg)
@@ -299,14 +313,20 @@ def _in_two_programs(
     timers: Timers,
     restarts: int,
     callback_list: callbacks.CallbackList | None,
-    training_step: Callable[[Step], Any] | None,
+    training_step: "Callable[[Step], Any] | None",
     make: MakeSource,
 ) -> Run:
     """Makes a run of which one program collects and another learns, for the reason `why`."""
+    from jrl.learn.staged import Staged
+
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
     backend = "clients" if cfg.external is not None else envs.resolve(cfg.env.id, cfg.env.backend)
-    recorder = data_output.Recorder(cfg, env.spec, algo) if cfg.data.output else None
+    recorder = None
+    if cfg.data.output:
+        from jrl.run.data_output import Recorder
+
+        recorder = Recorder(cfg, env.spec, algo)
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
@@ -332,12 +352,14 @@ def _in_two_programs(
         training_step=training_step,
     )
 
-    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+    def apply_task(state: LoopState, fn: "tasks.TaskFn", result: dict[str, Any], count: int) -> LoopState:
         if backend != "envpool":
             assert staged.source is not None
             found = staged.source.apply_task(fn, result, EnvContext(cfg.env.options))
             given[:] = found[:1] if all(repr(x) == repr(found[0]) for x in found) else []
             return state
+        from jrl.envs import task as tasks
+
         options, wanted = latest[0].env.options, list[Any]()
         task = fn(result, tasks.Handle(lambda: options, wanted.append), EnvContext(options))
         for changed in [*wanted, *([] if task is None else [task])][-1:]:

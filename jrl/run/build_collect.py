@@ -4,15 +4,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jrl import agents, algos, callbacks, envs, registry
 from jrl.agents.policies import rollout_like
-from jrl.config import RunConfig, algo_name, multi_agent, plan, policy_mapping, to_dict
-from jrl.envs import client_spaces
+from jrl.config import RunConfig, algo_name, multi_agent, plan, to_dict
 from jrl.envs.context import EnvContext, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
@@ -20,12 +19,15 @@ from jrl.learn import learner, parallel
 from jrl.learn.keys import Role, vector_key
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout import complete, fake, ray_hosts, sources
+from jrl.rollout import sources
 from jrl.rollout.source import Source
-from jrl.rollout.watch import Watch
-from jrl.run.data_output import Recorder
 from jrl.run.preflight import check_environments, on_failure, spec_of_clients
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl.envs import client_spaces
+    from jrl.rollout import ray_hosts
+    from jrl.run.data_output import Recorder
 
 MakeSource = Callable[..., Source]  # as `sources.make`
 
@@ -73,6 +75,8 @@ def environment(
 
 
 def _agent_options(cfg: RunConfig) -> envs.AgentOptions:
+    from jrl.config import policy_mapping
+
     given = cfg.multi_agent
     if given is None:
         return envs.AgentOptions()
@@ -80,12 +84,14 @@ def _agent_options(cfg: RunConfig) -> envs.AgentOptions:
     return envs.AgentOptions(given.observation_fn, given.agent_id, given.group, game_numbers=games)
 
 
-def played_by_clients(cfg: RunConfig, pools: int) -> client_spaces.ClientEnv:
+def played_by_clients(cfg: RunConfig, pools: int) -> "client_spaces.ClientEnv":
     """Returns the environments of a run whose episodes clients play: spaces alone.
 
     Raises:
       InputError: no such spaces, or more than one device that learns.
     """
+    from jrl.envs import client_spaces
+
     if pools > 1:
         raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
     return client_spaces.ClientEnv(spec_of_clients(cfg), cfg.env)
@@ -124,6 +130,8 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     """
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
+    from jrl.rollout import complete
+
     longest, length = complete.longest_episode(spec.max_episode_steps), plan.rollout_length(cfg)
     # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
     each = [multi_agent.policy_config(cfg, name) for name in multi_agent.followers(cfg)] or [cfg]
@@ -142,6 +150,8 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: 
     limit = whole_episodes(cfg, spec)
     if not limit:
         return source
+    from jrl.rollout import complete
+
     columns = agents.make(cfg, spec).columns
     return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=columns)
 
@@ -151,13 +161,15 @@ def watched(
     source: Source,
     spec: EnvSpec,
     algo: Algo,
-    recorder: Recorder | None,
+    recorder: "Recorder | None",
     callback_list: callbacks.CallbackList | None,
 ) -> Source:
     """Wraps a source in what reads its rollouts: `data.output`, callbacks, whole episodes and `rollout.fake`."""
     by_callbacks = callback_list is not None and callback_list.needs_rollouts
     whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
     if recorder is not None:
+        from jrl.rollout.watch import Watch
+
         asked = agents.make(cfg).watches_games or (callback_list is not None and callback_list.needs_episodes)
         source = Watch(source, recorder.stitch, [], plan.columns(cfg), keep_record=asked, extras=True)
     if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
@@ -166,7 +178,11 @@ def watched(
         source = completed(cfg, source, spec, algo)
     if callback_list and by_callbacks and whole:
         source = callback_list.watch(source, plan.columns(cfg), episodes=False)
-    return fake.Fake(source) if cfg.rollout.fake else source
+    if cfg.rollout.fake:
+        from jrl.rollout.fake import Fake
+
+        source = Fake(source)
+    return source
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
@@ -217,6 +233,8 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
 
 def numbered(cfg: RunConfig) -> bool:
     """Returns whether acting needs the number of each environment: it explores by it, or policies differ by game."""
+    from jrl.config import policy_mapping
+
     return policy_mapping.by_game(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
 
 
@@ -287,6 +305,8 @@ def _env_runners(
     *,
     record: bool,
 ) -> Source:
+    from jrl.rollout import ray_hosts
+
     share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     recorded = record or agents.make(cfg).watches_games
@@ -306,8 +326,10 @@ def _env_runners(
     )
 
 
-def runner_options(cfg: RunConfig) -> ray_hosts.RunnerOptions:
+def runner_options(cfg: RunConfig) -> "ray_hosts.RunnerOptions":
     """Reads the options of environment runners."""
+    from jrl.rollout import ray_hosts
+
     return ray_hosts.RunnerOptions(**{f: getattr(cfg.env_runners, f) for f in ray_hosts.RunnerOptions._fields})
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -11,15 +11,16 @@ from jrl import envs, spaces
 from jrl.agents import Policies
 from jrl.agents.fixed import Group
 from jrl.agents.policies import learned, rollout_like
-from jrl.config import RunConfig, checks, datasets, multi_agent, plan
-from jrl.envs import envpool_env
+from jrl.config import RunConfig, checks, datasets, plan
 from jrl.errors import InputError
 from jrl.fields.data import traits
 from jrl.fields.env import ASYNCHRONOUS
 from jrl.learn import guard, learner, parallel
-from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
+
+if TYPE_CHECKING:
+    from jrl.replay import ring
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
 MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
@@ -91,6 +92,8 @@ def _factory(
     cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
 ) -> tuple[MakeLearner, str]:
     """Returns the maker of learners such as `make`'s, of configs that differ in floats of the algorithm alone."""
+    from jrl.replay import memory
+
     row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
         assert cfg.replay is not None
@@ -117,6 +120,8 @@ def _replay_learner(
     Raises:
       InputError: it does not fit.
     """
+    from jrl.replay import frames, memory
+
     replay = cfg.replay
     assert replay is not None
     stack, columns = frame_stack(cfg, spec), plan.columns(cfg)
@@ -161,7 +166,7 @@ def buffers(
     devices: int,
     *,
     num_envs: int,
-    stack: ring.FrameStack | None,
+    stack: "ring.FrameStack | None",
     extras: Mapping[str, PyTree],
     to_end: bool = False,
     by_updates: bool = False,
@@ -177,6 +182,9 @@ def buffers(
       to_end: see `ring.make`; sequences end where they end.
       by_updates: see `prioritized.sampler`.
     """
+    from jrl.config import multi_agent
+    from jrl.replay import prioritized, ring
+
     replay = cfg.replay
     assert replay is not None
     options: dict[str, Any] = {"num_envs": num_envs, "n_step": replay.n_step, "frame_stack": stack}
@@ -188,6 +196,8 @@ def buffers(
     if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
         options["redraw"] = False
     if algo.sequences:
+        from jrl.replay import sequences
+
         make = sequences.make
         length = plan.sequence_length(cfg)
         options |= {"length": length, "burn_in": replay.burn_in, "n_step": length if to_end else replay.n_step}
@@ -210,12 +220,15 @@ def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], lea
     return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.init_state(kept, like, np.zeros))
 
 
-def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
+def frame_stack(cfg: RunConfig, spec: EnvSpec) -> "ring.FrameStack | None":
     """Counts the images of an observation that are frames of a stack: what is known of EnvPool's Atari, or as told.
 
     Raises:
       InputError: replay could not put such stacks together again.
     """
+    from jrl.envs import envpool_env
+    from jrl.replay import ring
+
     assert cfg.replay is not None
     size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
     atari = bool(cfg.env.id) and envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"

@@ -16,14 +16,12 @@ import numpy as np
 from jrl import agents
 from jrl.agents import Policies
 from jrl.agents.policies import rollout_like
-from jrl.algos import gradients
 from jrl.config import algo_name, plan
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.learn import learner, parallel
 from jrl.learn.clock import NO_STEPS, Clock
 from jrl.learn.keys import Role, role_key
-from jrl.learn.offline import Offline
 from jrl.learn.program import own_replay
 from jrl.run import build
 from jrl.run.policies import BaseSession
@@ -152,6 +150,8 @@ class ByHand:
         Raises:
           InputError: EnvPool steps the environments inside the program that learns; or there are none.
         """
+        from jrl.learn.offline import Offline
+
         session = self._session
         if isinstance(session.run.program, Offline):
             raise InputError("sample: the run learns from data.input alone: sample_replay() draws a batch of it")
@@ -174,6 +174,8 @@ class ByHand:
         Raises:
           InputError: there is no replay, or nothing to sample in it yet.
         """
+        from jrl.learn.offline import Offline
+
         session = self._session
         self._alone("sample_replay")
         learn, state = session.run.learn, session.state
@@ -238,6 +240,8 @@ class ByHand:
 
     def gradients(self, batch: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
         """Returns the gradient of the algorithm's loss, and its metrics: see `Learns.compute_gradients`."""
+        from jrl.algos import gradients
+
         session, run = self._session, self._session.run
         self._alone("compute_gradients")
         self._check("compute_gradients", batch)
@@ -268,6 +272,8 @@ class ByHand:
 
     def apply(self, given: PyTree) -> None:
         """Makes one step of the run's optimizer by gradients of `gradients`: see `Learns.apply_gradients`."""
+        from jrl.algos import gradients
+
         session, run = self._session, self._session.run
         self._alone("apply_gradients")
         state = run.program.keep(session.state).learner
@@ -298,6 +304,8 @@ class ByHand:
         session.replace_state(run.program.assign(session.state, after))
 
     def _remade(self, standing_in: Callable[[], Any]) -> Algo:
+        from jrl.algos import gradients
+
         session = self._session
         with standing_in():
             algo = build.algorithm(
@@ -336,6 +344,8 @@ class ByHand:
             )
 
     def _check(self, what: str, batch: Any) -> None:
+        from jrl.learn.offline import Offline
+
         session = self._session
         cfg, name = session.config, algo_name(session.config)
         from_data = isinstance(session.run.program, Offline)  # which takes no rollouts

@@ -6,7 +6,6 @@ from pathlib import Path
 from jrl import envs, spaces
 from jrl.config import RunConfig, checks, datasets, multi_agent, policy_mapping
 from jrl.config.plan import num_learners, num_pools
-from jrl.envs import client_spaces, team
 from jrl.envs.context import OnFailure
 from jrl.errors import InputError
 from jrl.fields.refusals import refused
@@ -62,6 +61,8 @@ def resolved(cfg: RunConfig) -> RunConfig:
         multi_agent.check_group(cfg, spec.agents, _kinds(spec))
         if multi_agent.is_one_team(group, spec.agents):
             return cfg  # a single agent: the learner need not know of the team's members
+        from jrl.envs import team
+
         spec = team.join_groups(spec, groups=group).spec
     return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
@@ -92,6 +93,8 @@ def spec_of_clients(cfg: RunConfig) -> EnvSpec:
     given = cfg.external
     assert given is not None
     if given.observation is not None and given.action is not None:
+        from jrl.envs import client_spaces
+
         return client_spaces.build_spec(given.observation, given.action, cfg.env.num_envs, given.agents)
     found = _spec_of_env(cfg) if given.spaces is None else _recorded(given.spaces)
     seen, taken = found.env_observation or found.observation, found.env_action or found.action

@@ -14,7 +14,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,17 +26,19 @@ from jrl.host import runtime
 from jrl.learn import loop
 from jrl.learn.clock import NO_STEPS, Clock, StepInfo
 from jrl.learn.program import LoopState
-from jrl.learn.staged import Step
 from jrl.metrics import criteria, loggers, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
 from jrl.run.evaluation_schedule import Schedule
-from jrl.run.manual_steps import ByHand, known
 from jrl.run.policies import BaseSession
 from jrl.run.preflight import resolved
-from jrl.run.store import checkpoint, resume
-from jrl.run.workers import Workers
+from jrl.run.store import checkpoint
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl.learn.staged import Step
+    from jrl.run.manual_steps import ByHand
+    from jrl.run.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Session(BaseSession):
         face: Any = None,
         sinks: list[reporter.Sink] | None = None,
         endless: bool = False,
-        training_step: Callable[[Step], Any] | None = None,
+        training_step: "Callable[[Step], Any] | None" = None,
         directory: Path | None = None,
         run: build.Run | None = None,
         external: build.MakeSource | None = None,
@@ -95,9 +97,7 @@ class Session(BaseSession):
         )
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self._directory_of_videos, self._training_step, self._external = directory, training_step, external
-        self.by_hand = ByHand(self)
         self._build(cfg, restarts, run)
-        self.workers = Workers(self)
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()
@@ -112,6 +112,18 @@ class Session(BaseSession):
         # checkpoints are compared by data that are held out
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
         self.rows_wait = False
+
+    @functools.cached_property
+    def by_hand(self) -> "ByHand":
+        from jrl.run.manual_steps import ByHand
+
+        return ByHand(self)
+
+    @functools.cached_property
+    def workers(self) -> "Workers":
+        from jrl.run.workers import Workers
+
+        return Workers(self)
 
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
@@ -154,6 +166,8 @@ class Session(BaseSession):
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
         if saved and meta:
+            from jrl.run.store import resume
+
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
             kept = resume.restore(saved, cfg, program.keep(state), self.run.learners)
             state = program.place(kept)
@@ -163,6 +177,8 @@ class Session(BaseSession):
             self.met = dict(meta.get("met") or {})
         elif weights:
             kept = jax.device_get(program.keep(state).learner)
+            from jrl.run.store import resume
+
             learner, lines = resume.weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
@@ -195,6 +211,8 @@ class Session(BaseSession):
         if self.callback_list:
             if begin:
                 named = getattr(self._face, "get_policy", lambda name: self._face)
+                from jrl.run.manual_steps import known
+
                 self.callback_list.begin(self._face, {name: named(name) for name in known(self).ids})
             if saved:
                 self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
@@ -337,7 +355,7 @@ class Session(BaseSession):
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
-        evaluates = self.schedule.evaluations.busy or self.schedule.in_row(1)
+        evaluates = self.schedule.busy or self.schedule.in_row(1)
         if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
@@ -495,6 +513,8 @@ class Session(BaseSession):
 
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
+        from jrl.run.store import resume
+
         return resume.parts(self.run.program.keep(self.state), self.config)
 
 

@@ -25,8 +25,6 @@ from jrl.learn.learner import Kept
 from jrl.learn.program import LoopState
 from jrl.metrics import criteria
 from jrl.metrics.episodes import EpisodeState, clear_running
-from jrl.replay import layout, mixed
-from jrl.replay.regroup import convert, regroup
 from jrl.run.store import checkpoint
 from jrl.types import PyTree
 
@@ -141,6 +139,8 @@ def _check_num_envs(saved: Path, cfg: RunConfig, envs: int, *, replay: bool) -> 
 
 
 def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
+    from jrl.replay.regroup import convert
+
     renew = lambda replay, like: convert(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
@@ -153,6 +153,9 @@ def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
     """Deals a replay to so many devices. Of data sets, whose episodes are dealt anew, priorities begin anew, but for
     the updates that they count.
     """
+    from jrl.replay import layout, mixed
+    from jrl.replay.regroup import regroup
+
     if isinstance(found, mixed.State):
         parts = zip(found.parts, wanted.parts, strict=True)
         return mixed.State(tuple(_dealt(part, fresh, before, devices) for part, fresh in parts))

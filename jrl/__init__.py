@@ -26,7 +26,7 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("jrl.host.installed").version("jrl") or "unknown"
+        return importlib.import_module("jrl.host.machine").version("jrl") or "unknown"
     if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
         module, own = _WHERE[name]
         return getattr(importlib.import_module(module), own)

@@ -141,9 +141,9 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
-        from jrl.run.store import checkpoint, resume
-
         if saved and not args.as_test:  # which asks whether the criterion is met
+            from jrl.run.store import checkpoint, resume
+
             meta = checkpoint.read_meta(saved, resumable=True)
             asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
             cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.gym.faults import space_kind
+from jrl.gym import space_kind
 from jrl.spaces import ACTION_MASK, num_choices
 from jrl.types import InputError, Space
 

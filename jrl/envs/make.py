@@ -17,7 +17,7 @@ from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, s
 from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
 from jrl.fields.env import REFUSED, EnvConfig
-from jrl.fields.refusals import refused
+from jrl.fields.validation import refused
 from jrl.host.machine import check_observations
 from jrl.spaces import by_kind, leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv

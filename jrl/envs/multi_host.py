@@ -23,8 +23,9 @@ from jrl.envs.precision import Precision
 from jrl.envs.transform import agent_indices
 from jrl.envs.vector import Restarts, Vector, format_error
 from jrl.fields.env import EnvConfig
+from jrl.gym import space_kind
 from jrl.gym.exceptions import explain_make_error, is_environment_error
-from jrl.gym.faults import Fault, list_fatal, space_kind
+from jrl.gym.faults import Fault, list_fatal
 from jrl.gym.game import GameFactory, Kind, Layout, PendingReset, list_spaces
 from jrl.gym.interfaces import AgentInterface
 from jrl.gym.masked import list_numeric_shapes

@@ -11,9 +11,10 @@ from jrl.envs import spec as spaces
 from jrl.envs.context import SeveralAgents
 from jrl.envs.infos import Infos
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym import FIRST_STEPS
 from jrl.gym.block import Block, get_row, list_array_sizes
 from jrl.gym.exceptions import explain_make_error, format_line, format_stack, is_environment_error
-from jrl.gym.faults import FIRST_STEPS, Breach, reset_with_seed
+from jrl.gym.faults import Breach, reset_with_seed
 from jrl.gym.masked import list_numeric_shapes, wrap_with_mask
 from jrl.host.machine import check_observations
 

@@ -63,8 +63,6 @@ class _ArgumentParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but suggest the right command if several values follow an option with one value."""
-        from jrl.host import foreign_options
-
         words = sys.argv[1:] if args is None else list(args)
         for i, word in enumerate(words):
             flag, attached, _ = word.partition("=")
@@ -74,11 +72,13 @@ class _ArgumentParser(argparse.ArgumentParser):
                 repeated = " ".join(f"{flag} {setting}" for setting in more)
                 self.error(f"{' '.join(more)}: {flag} takes one value: repeat it, ... {repeated}")
         found, extra = self.parse_known_intermixed_args(words, namespace)  # files may follow options
-        known = foreign_options.OPTIONS.get(self.prog.removeprefix(_prefix), {})
-        answers = {flag: known[flag] for word in extra if (flag := word.partition("=")[0]) in known}
-        if answers:
-            self.error("; ".join(f"{flag}: {answer}" for flag, answer in answers.items()))
         if extra:
+            from jrl.host import foreign_options
+
+            known = foreign_options.OPTIONS.get(self.prog.removeprefix(_prefix), {})
+            answers = {flag: known[flag] for word in extra if (flag := word.partition("=")[0]) in known}
+            if answers:
+                self.error("; ".join(f"{flag}: {answer}" for flag, answer in answers.items()))
             self.error(f"unrecognized arguments: {' '.join(extra)}")
         return found
 

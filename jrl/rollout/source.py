@@ -14,6 +14,8 @@ from jrl.types import Episodes, Key, PyTree, Rollout
 if TYPE_CHECKING:
     from jrl.envs import task as tasks
 
+FAILURES = "env/failures"  # metric: number of environment failures so far; absent if no environment can fail
+
 
 class Source:
     """Yields rollouts of the same columns.

@@ -21,8 +21,7 @@ from jrl.envs.context import EnvContext
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
-from jrl.rollout.collect import FAILURES, HostCollector
-from jrl.rollout.source import Parts, Source
+from jrl.rollout.source import FAILURES, Parts, Source
 from jrl.types import ActOut, AsyncEnv, Env, Episodes, InputError, JaxEnv, Key, PyTree, Rollout
 
 if TYPE_CHECKING:
@@ -155,6 +154,8 @@ def make(
     **options,
 ) -> Source:
     """Returns the source for the kind of environment; a host environment's source acts on the actor's device."""
+    from jrl.rollout.collect import HostCollector
+
     if isinstance(env, JaxEnv):
         return JaxSource(env, act, key=key, device=device, **options)
     if isinstance(env, AsyncEnv):

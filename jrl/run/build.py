@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jrl import agents, callbacks, envs, registry
+from jrl import agents, envs, registry
 from jrl.config import RunConfig, checks, datasets, plan
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.learn import learner, parallel
-from jrl.learn.fused import Fused
 from jrl.learn.program import LoopState, Program
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
@@ -40,6 +39,10 @@ from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
+
+if TYPE_CHECKING:
+    from jrl import callbacks
+    from jrl.learn.fused import Fused
 
 if TYPE_CHECKING:
     from jrl.envs import task as tasks
@@ -81,7 +84,7 @@ class Run(NamedTuple):
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
-    rebuild_with: Callable[[RunConfig], Fused] | None = None
+    rebuild_with: "Callable[[RunConfig], Fused] | None" = None
 
 
 def run(
@@ -89,7 +92,7 @@ def run(
     *,
     timers: Timers | None = None,
     restarts: int = 0,
-    callback_list: callbacks.CallbackList | None = None,
+    callback_list: "callbacks.CallbackList | None" = None,
     training_step: "Callable[[Step], Any] | None" = None,
     external: MakeSource | None = None,
 ) -> Run:
@@ -170,7 +173,7 @@ def _learning(
     cfg: RunConfig,
     devices: parallel.Devices,
     vectors: list[Any],
-    callback_list: callbacks.CallbackList | None,
+    callback_list: "callbacks.CallbackList | None",
     inputs: "Inputs | None" = None,
 ) -> _Learning:
     """Makes the parts; `inputs` are the data sets of a mix, if they were read before.
@@ -234,7 +237,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         context = EnvContext(cfg.env.options)
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
-    def rebuild_with(other: RunConfig) -> Fused:
+    def rebuild_with(other: RunConfig) -> "Fused":
         return _fused(other, _learning(other, devices, vectors, None, learning.inputs))
 
     program = _fused(cfg, learning)
@@ -251,7 +254,9 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
     )
 
 
-def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
+def _fused(cfg: RunConfig, learning: _Learning) -> "Fused":
+    from jrl.learn.fused import Fused
+
     env, algo = learning.vectors[0], learning.algo
     assert isinstance(env, JaxEnv)
     pools = plan.num_pools(cfg, learning.devices.learners.devices.size)
@@ -266,7 +271,7 @@ def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
     )
 
 
-def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
+def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: "callbacks.CallbackList | None") -> Run:
     from jrl.learn.offline import Offline
     from jrl.learn.prefetch import Prefetched
     from jrl.run import build_data, estimates
@@ -312,7 +317,7 @@ def _in_two_programs(
     why: str,
     timers: Timers,
     restarts: int,
-    callback_list: callbacks.CallbackList | None,
+    callback_list: "callbacks.CallbackList | None",
     training_step: "Callable[[Step], Any] | None",
     make: MakeSource,
 ) -> Run:
@@ -414,7 +419,7 @@ def _why_two_programs(
     algo: Algo,
     *,
     told: bool,
-    callback_list: callbacks.CallbackList | None,
+    callback_list: "callbacks.CallbackList | None",
 ) -> str:
     """Returns why collecting and learning cannot be one program, in words; "" where they can.
 
@@ -446,7 +451,7 @@ def _why_two_programs(
 
 
 def transforms(
-    cfg: RunConfig, callback_list: callbacks.CallbackList | None
+    cfg: RunConfig, callback_list: "callbacks.CallbackList | None"
 ) -> tuple[Callable[[Rollout], Rollout], ...]:
     """Returns what becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
     given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]

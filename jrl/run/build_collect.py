@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl import agents, algos, callbacks, envs, registry
+from jrl import agents, algos, envs, registry
 from jrl.agents.policies import rollout_like
 from jrl.config import RunConfig, algo_name, multi_agent, plan, to_dict
 from jrl.envs.context import EnvContext, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
 from jrl.learn import learner, parallel
-from jrl.learn.keys import Role, vector_key
+from jrl.learn.program import Role, vector_key
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources
 from jrl.rollout.source import Source
 from jrl.run.preflight import check_environments, on_failure, spec_of_clients
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl import callbacks
 
 if TYPE_CHECKING:
     from jrl.envs import client_spaces
@@ -98,7 +101,11 @@ def played_by_clients(cfg: RunConfig, pools: int) -> "client_spaces.ClientEnv":
 
 
 def algorithm(
-    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
+    cfg: RunConfig,
+    spec: EnvSpec,
+    *,
+    axis_name: str | None = None,
+    callback_list: "callbacks.CallbackList | None" = None,
 ) -> Algo:
     """Makes the algorithm of `cfg.algo` for the spaces of `spec`, with the user's loss, and what `custom.batch` and
     `callback_list` do to batches in the program. Of several policies it acts with all of them.
@@ -109,7 +116,11 @@ def algorithm(
 
 
 def algorithm_of_one(
-    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
+    cfg: RunConfig,
+    spec: EnvSpec,
+    *,
+    axis_name: str | None = None,
+    callback_list: "callbacks.CallbackList | None" = None,
 ) -> Algo:
     """Makes the algorithm of one policy; arguments as `algorithm`."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
@@ -162,7 +173,7 @@ def watched(
     spec: EnvSpec,
     algo: Algo,
     recorder: "Recorder | None",
-    callback_list: callbacks.CallbackList | None,
+    callback_list: "callbacks.CallbackList | None",
 ) -> Source:
     """Wraps a source in what reads its rollouts: `data.output`, callbacks, whole episodes and `rollout.fake`."""
     by_callbacks = callback_list is not None and callback_list.needs_rollouts
@@ -251,7 +262,7 @@ def make_source(
     key: Key,
     vectors: list[JaxEnv | Env | AsyncEnv],
     count: int,
-    callback_list: callbacks.CallbackList | None = None,
+    callback_list: "callbacks.CallbackList | None" = None,
     make: MakeSource = sources.make,
 ) -> Source:
     """Makes the source of a staged program's rollouts: of the whole batch, on the devices that learn. `make`
@@ -351,6 +362,8 @@ def runner_source(
       index: of the runner.
       restarts: how often runners were started in its place: each has environments of its own.
     """
+    from jrl import callbacks
+
     registry.install(registered)
     share = cfg.env.num_envs // cfg.env_runners.num
     seeds = restarted(count, restarts)

@@ -92,7 +92,7 @@ def _factory(
     cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
 ) -> tuple[MakeLearner, str]:
     """Returns the maker of learners such as `make`'s, of configs that differ in floats of the algorithm alone."""
-    from jrl.replay import memory
+    from jrl.learn import memory
 
     row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
@@ -120,7 +120,8 @@ def _replay_learner(
     Raises:
       InputError: it does not fit.
     """
-    from jrl.replay import frames, memory
+    from jrl.learn import memory
+    from jrl.replay import frames
 
     replay = cfg.replay
     assert replay is not None

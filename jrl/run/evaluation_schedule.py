@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jrl import callbacks
 from jrl.config import EvaluationConfig, datasets
-from jrl.learn.clock import StepInfo
+from jrl.learn.program import StepInfo
 from jrl.run import reporter
 from jrl.run.policies import BaseSession
 from jrl.types import PyTree
+
+if TYPE_CHECKING:
+    from jrl import callbacks
 
 if TYPE_CHECKING:
     from jrl.play.evaluation import Evaluations
@@ -36,7 +38,7 @@ class Schedule:
       InputError: see `Evaluations`.
     """
 
-    def __init__(self, session: BaseSession, told: callbacks.CallbackList | None, face: Any, directory: Path | None):
+    def __init__(self, session: BaseSession, told: "callbacks.CallbackList | None", face: Any, directory: Path | None):
         self._cfg = cfg = session.config
         self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
         self._evaluations: Evaluations | None = None

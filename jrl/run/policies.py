@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl import callbacks, config, registry
+from jrl import config, registry
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.fields.schema import merge
-from jrl.learn.clock import NO_STEPS, Clock
-from jrl.learn.program import LoopState
+from jrl.learn.program import NO_STEPS, Clock, LoopState
 from jrl.run import reporter
 from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint
 from jrl.types import PyTree
+
+if TYPE_CHECKING:
+    from jrl import callbacks
 
 if TYPE_CHECKING:
     from jrl.run import build
@@ -35,7 +37,7 @@ class BaseSession(abc.ABC):
     state: LoopState
     iteration: int
     reporter: reporter.Reporter
-    callback_list: callbacks.CallbackList | None
+    callback_list: "callbacks.CallbackList | None"
 
     @property
     @abc.abstractmethod

@@ -8,7 +8,7 @@ from jrl.config import RunConfig, checks, datasets, multi_agent, policy_mapping
 from jrl.config.plan import num_learners, num_pools
 from jrl.envs.context import OnFailure
 from jrl.errors import InputError
-from jrl.fields.refusals import refused
+from jrl.fields.validation import refused
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
 from jrl.types import EnvSpec

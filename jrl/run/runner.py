@@ -13,7 +13,7 @@ import jax
 from jrl.errors import counted
 from jrl.host import files, interruption
 from jrl.learn import parallel
-from jrl.learn.clock import StepInfo
+from jrl.learn.program import StepInfo
 from jrl.run import reporter, run_directory
 from jrl.run.session import Session
 from jrl.run.store.writer import Checkpointer

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl import agents, callbacks, config, registry
+from jrl import agents, config, registry
 from jrl.config import RunConfig, datasets, plan
 from jrl.errors import InputError
 from jrl.host import runtime
-from jrl.learn import loop
-from jrl.learn.clock import NO_STEPS, Clock, StepInfo
-from jrl.learn.program import LoopState
-from jrl.metrics import criteria, loggers, results
+from jrl.learn.program import NO_STEPS, Calls, Clock, LoopState, StepInfo
+from jrl.metrics import loggers, progress, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
 from jrl.run.evaluation_schedule import Schedule
@@ -36,6 +34,7 @@ from jrl.run.store import checkpoint
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 
 if TYPE_CHECKING:
+    from jrl.callbacks import CallbackList
     from jrl.learn.staged import Step
     from jrl.run.manual_steps import ByHand
     from jrl.run.workers import Workers
@@ -91,10 +90,12 @@ class Session(BaseSession):
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
         self._total = None if endless else plan.total_steps(cfg)
         self.version = 0  # of the weights: another number, other weights
-        loaded = callbacks.load(cfg.custom.callbacks)
-        self.callback_list = (
-            callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
-        )
+        self.callback_list: CallbackList | None = None
+        if cfg.custom.callbacks:
+            from jrl import callbacks
+
+            loaded = callbacks.load(cfg.custom.callbacks)
+            self.callback_list = callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics)
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self._directory_of_videos, self._training_step, self._external = directory, training_step, external
         self._build(cfg, restarts, run)
@@ -105,7 +106,7 @@ class Session(BaseSession):
         self.reporter: reporter.Reporter
         self.met: dict[str, float] = {}  # stop criteria that a row has met, and their numbers
         self._policies_changed = False  # some were added or removed
-        self._calls: loop.Calls | None = None
+        self._calls: Calls | None = None
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
@@ -298,11 +299,11 @@ class Session(BaseSession):
             return self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
 
     @property
-    def calls(self) -> loop.Calls:
+    def calls(self) -> Calls:
         """Returns the calls of the program from the present state on."""
         if self._calls is None:
             program = self.run.program
-            self._calls = loop.Calls(
+            self._calls = Calls(
                 program.rows,
                 program.iterations,
                 self.state,
@@ -425,7 +426,7 @@ class Session(BaseSession):
         self.met |= {
             name: target
             for name, target in self.config.stop.items()
-            if criteria.is_met(name, row, target, self.config.run.smoothing_episodes)
+            if progress.is_met(name, row, target, self.config.run.smoothing_episodes)
         }
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)
@@ -513,9 +514,7 @@ class Session(BaseSession):
 
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
-        from jrl.run.store import resume
-
-        return resume.parts(self.run.program.keep(self.state), self.config)
+        return checkpoint.state_parts(self.run.program.keep(self.state), self.config)
 
 
 def _log_at(level: str) -> None:

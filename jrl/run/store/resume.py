@@ -18,34 +18,20 @@ from jrl.agents.policies import shapes
 from jrl.config import RunConfig, datasets, multi_agent, plan, to_dict
 from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import TABLE, by_game
-from jrl.data.spaces_json import plain
 from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
 from jrl.learn.learner import Kept
 from jrl.learn.program import LoopState
-from jrl.metrics import criteria
+from jrl.metrics import progress
 from jrl.metrics.episodes import EpisodeState, clear_running
 from jrl.run.store import checkpoint
+from jrl.spaces_json import plain
 from jrl.types import PyTree
 
 _log = logging.getLogger(__name__)
 
 _OF_VALUES = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # names of their arrays
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
-
-
-def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
-    """Names what a checkpoint holds of the state that `Program.keep` gave."""
-    replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    return {"learner": _kept(state.learner, cfg), "replay": replay, "source": state.source}
-
-
-def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
-    """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
-    if cfg.checkpoint.policies == "all" or not isinstance(learner, dict):
-        return learner
-    frozen = {name for name in multi_agent.followers(cfg) if not multi_agent.is_trained(cfg, name)}
-    return {name: one for name, one in learner.items() if name not in frozen}
 
 
 def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
@@ -59,7 +45,7 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
       InputError: the checkpoint does not hold what is wanted.
     """
     cfg = config.override(checkpoint.read_meta(saved)["config"], [])
-    wanted = _kept(template, cfg)
+    wanted = checkpoint.kept_policies(template, cfg)
     if wanted is not template and len(wanted) < len(template) and not beside:
         lost = [name for name in multi_agent.followers(cfg) if name not in wanted]
         raise InputError(
@@ -103,7 +89,7 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
       InputError: the checkpoint does not hold what the run needs.
     """
     meta = checkpoint.read_meta(saved, resumable=True)
-    wanted, before, envs = parts(template, cfg), meta["devices"], _other_num_envs(meta, cfg)
+    wanted, before, envs = checkpoint.state_parts(template, cfg), meta["devices"], _other_num_envs(meta, cfg)
     latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
     if envs:
         _check_num_envs(saved, cfg, envs, replay=bool(jax.tree.leaves(wanted["replay"])) and not latest)
@@ -266,7 +252,7 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     told = meta.get("met") or {}
     met, lines = set(), list[str]()
     for name, target in cfg.stop.items():
-        now = criteria.is_met(name, row, target, cfg.run.smoothing_episodes)
+        now = progress.is_met(name, row, target, cfg.run.smoothing_episodes)
         if name == plan.counts_by(cfg) or not (now or told.get(name, -math.inf) >= target):
             continue
         met.add(name)

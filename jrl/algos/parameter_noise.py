@@ -32,7 +32,7 @@ class Noise:
     seed: Array  # [] u32
 
 
-def refuse_memory(cfg: Exploration, network: NetworkConfig) -> None:
+def refuse_memory(cfg: ParameterNoise, network: NetworkConfig) -> None:
     """Raises InputError for parameter noise where the network has a memory: the distance that the noise is to have is
     one of policies on single observations."""
     if network.recurrent:
@@ -40,20 +40,20 @@ def refuse_memory(cfg: Exploration, network: NetworkConfig) -> None:
         raise InputError(f"algo.exploration {cfg.name}: not with network.core {network.core.name}: use {other}")
 
 
-def begin(cfg: Exploration, key: Key) -> dict[str, Noise]:
+def begin(cfg: ParameterNoise, key: Key) -> dict[str, Noise]:
     """Returns the initial noise, by its name in `State.own`."""
     # another stream than the parameters, which use the same key
     seed = jax.random.bits(jax.random.fold_in(key, 0x6E6F6973))
     return {"noise": Noise(jnp.asarray(cfg.std, jnp.float32), seed)}
 
 
-def perturbed(cfg: Exploration, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
+def perturbed(cfg: ParameterNoise, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
     """Returns the parameters with the noise of these environment steps."""
     return _drawn(cfg, own["noise"], params, env_steps)
 
 
 def adapted(
-    cfg: Exploration,
+    cfg: ParameterNoise,
     policy: Callable[[PyTree, PyTree], Array],
     state: Any,
     params: PyTree,

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import batching, mlir
 
-from jrl.envs import infos
 from jrl.envs import spec as spaces
-from jrl.envs.infos import Infos
+from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
 from jrl.types import Array, EnvSpec, InputError, JaxEnv, PyTree, Space, StepResult, element
@@ -219,9 +218,9 @@ class Pool:
 
     def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
         """Return the key of the mask in the infos; None: no mask."""
-        if not infos.may_have_mask(name, observed, action, id):
+        if not may_have_mask(name, observed, action, id):
             return None
-        found = infos.find_mask(name, info_shapes(self._pool), action, id)
+        found = find_mask(name, info_shapes(self._pool), action, id)
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:

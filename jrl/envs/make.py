@@ -196,8 +196,8 @@ def list_options(
     if cfg.frame_stack > 1 or use_prev_action or use_prev_reward:
         from jrl.envs import history
 
-        asked = {"prev_action": use_prev_action, "prev_reward": use_prev_reward}
-        found.append(partial(history.add_history, frame_stack=cfg.frame_stack, **asked))
+        added = {"prev_action": use_prev_action, "prev_reward": use_prev_reward}
+        found.append(lambda spec: history.add_history(spec, frame_stack=cfg.frame_stack, **added))
     if agents == NO_OPTIONS:
         return found
     from jrl.envs import agent_options, team

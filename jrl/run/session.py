@@ -94,8 +94,8 @@ class Session(BaseSession):
         if cfg.custom.callbacks:
             from jrl import callbacks
 
-            loaded = callbacks.load(cfg.custom.callbacks)
-            self.callback_list = callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics)
+            if loaded := callbacks.load(cfg.custom.callbacks):
+                self.callback_list = callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics)
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self._directory_of_videos, self._training_step, self._external = directory, training_step, external
         self._build(cfg, restarts, run)

@@ -3,7 +3,7 @@
 `jrl.load(path)` gives a trained policy (`jrl.play.actor`); `jrl.check_env(env)` lists the faults of an environment.
 """
 
-import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,12 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("jrl.host.installed").version("jrl") or "unknown"
+        return importlib.import_module("jrl.host.machine").version("jrl") or "unknown"
     if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
         module, own = _WHERE[name]
         return getattr(importlib.import_module(module), own)
-    hints = importlib.import_module("jrl.rllib.hints")
-    if name in hints.HINTS["jrl"]:
-        raise hints.missing(sys.modules[__name__], name, "jrl")
+    if importlib.util.find_spec(f"jrl.{name}") is None:  # `from jrl import types` asks for a package's name first
+        hints = importlib.import_module("jrl.rllib.hints")
+        if name in hints.HINTS["jrl"]:
+            raise hints.missing(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jrl.errors import shown
-from jrl.host import command, foreign_options, installed
+from jrl.host import command, foreign_options, machine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help(own))
         return 0
     if name == "--version":
-        print("jrl", installed.version("jrl") or "unknown")
+        print("jrl", machine.version("jrl") or "unknown")
         return 0
     if (name := name.replace("_", "-")) not in command.COMMANDS:
         near = difflib.get_close_matches(name, command.COMMANDS, 1)

@@ -132,19 +132,20 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
-    from jrl.sweep import seeds
-
     title = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
     title = title.replace("/", "-").replace(":", "-")
-    if (status := seeds.train(args, cfg, _dated(title), transcript)) is not None:
-        return status
+    if args.seeds is not None or args.processes is not None or args.resume:  # a population, or perhaps one
+        from jrl.sweep import seeds
+
+        if (status := seeds.train(args, cfg, _dated(title), transcript)) is not None:
+            return status
     with contextlib.ExitStack() as stack:
         if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg.external))
         directory, saved = _directory(args, cfg.run.out, title, stack)
-        from jrl.run.store import checkpoint, resume
-
         if saved and not args.as_test:  # which asks whether the criterion is met
+            from jrl.run.store import checkpoint, resume
+
             meta = checkpoint.read_meta(saved, resumable=True)
             asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
             cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)

@@ -72,11 +72,11 @@ class Runner:
         self._evaluations = evaluation.Evaluations(cfg)
 
     def run(self, seed: int) -> dict[str, Any]:
-        from jrl.learn import loop
+        from jrl.learn.program import train
         from jrl.metrics import episodes
 
         start, program, returns, due = time.time(), self._program, [], self._steps / _PARTS
-        for info in loop.run(program, program.init(seed), seed=seed, total_env_steps=self._steps):
+        for info in train(program, program.init(seed), seed=seed, total_env_steps=self._steps):
             if info.env_steps >= due:
                 due += self._steps / _PARTS
                 returns.append(episodes.summarize([info.episodes])["episode/return"])

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from jrl import config
 from jrl.host import files
-from jrl.metrics import criteria, loggers
+from jrl.metrics import loggers, progress
 from jrl.report import figures, statistics
 
 SUMMARY = "summary.jsonl"  # of --out
@@ -249,7 +249,7 @@ def result(task: Task, seed: int, directory: Path, failed: list[str]) -> dict:
         cfg = config.load(task.config, task.overrides)
         wanted, window = {**cfg.stop, "env_steps": math.inf}, cfg.run.smoothing_episodes
         # of all rows: that of the end comes after the one that ended the run
-        reached = any(criteria.is_met(name, row, value, window) for row in rows for name, value in wanted.items())
+        reached = any(progress.is_met(name, row, value, window) for row in rows for name, value in wanted.items())
     else:
         reached = bool(returns) and task.bounds[0] <= returns[-1] <= task.bounds[1]
     reached = reached and min(returns, default=math.inf) >= task.lowest

@@ -54,7 +54,7 @@ def whole_run(cfg: config.RunConfig) -> Measured:
     """Environment steps per second of the run as it is trained, without result rows."""
     import jax
 
-    from jrl.learn import loop
+    from jrl.learn.program import train
     from jrl.metrics import episodes
     from jrl.metrics.timers import Timers
     from jrl.run import build
@@ -62,7 +62,7 @@ def whole_run(cfg: config.RunConfig) -> Measured:
     timers = Timers()
     run = build.run(cfg, timers=timers)
     state = run.program.init(cfg.run.seed)
-    infos = loop.run(run.program, state, seed=cfg.run.seed, total_env_steps=10**15, timers=timers)
+    infos = train(run.program, state, seed=cfg.run.seed, total_env_steps=10**15, timers=timers)
     for _ in range(4):  # compiles
         jax.block_until_ready(next(infos).metrics)
 

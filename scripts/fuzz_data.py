@@ -43,9 +43,9 @@ from pyarrow import ipc, parquet
 from jrl import data
 from jrl.data import findings, inspection
 from jrl.data.formats import files
-from jrl.data.spaces_json import plain
 from jrl.data.store import checked
 from jrl.errors import InputError
+from jrl.spaces_json import plain
 from jrl.types import Box, Dict, Discrete, MultiBinary, Tuple
 
 ROOT = Path(__file__).parent.parent

@@ -10,8 +10,8 @@ from nested import nested
 
 from jrl import algos, config, data, registry
 from jrl.algos import dqn
-from jrl.envs import IN_JAX
 from jrl.envs.jax_env import Definition
+from jrl.envs.jax_ids import load_definition
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.multi_toys import copy_task as copies
 from jrl.fields.data import Fixed, Replay, learns_from
@@ -39,7 +39,7 @@ def echo(delay: int = 0, length: int = 10) -> Definition:
 
 def two(task: str, **options: Any) -> MultiDefinition:
     """Two agents, each of which has a task of its own, of this id."""
-    return copies((registry.registered(task) or IN_JAX[task])(**options), 2)
+    return copies(load_definition(task, options), 2)
 
 
 registry.register(ECHO, echo)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import jax
 
-from jrl import algos, config
-from jrl.data import spaces_json
+from jrl import algos, config, spaces_json
 from jrl.fields.data import Fixed, learns_from
 from jrl.run import build
 from jrl.run.preflight import resolved

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import config
-from jrl.data import spaces_json
+from jrl import config, spaces_json
 from jrl.errors import InputError
 from jrl.run.store import checkpoint
 from jrl.run.store.writer import Checkpointer

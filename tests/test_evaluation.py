@@ -9,7 +9,7 @@ import pytest
 
 from jrl import agents, config
 from jrl.errors import InputError
-from jrl.learn.keys import Role, role_key
+from jrl.learn.program import Role, role_key
 from jrl.play import build_evaluation
 from jrl.play.evaluate import Player
 from jrl.play.evaluation import Evaluations

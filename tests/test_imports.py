@@ -21,12 +21,13 @@ ARROWS = {
     "registry": {"errors"},
     "types": {"errors", "fields"},
     "spaces": {"errors", "types"},
+    "spaces_json": {"errors", "types"},
     "host": {"errors", "fields"},
-    "data": {"errors", "fields", "host", "spaces", "types"},
+    "data": {"errors", "fields", "host", "spaces", "spaces_json", "types"},
     "distributions": {"ops", "spaces", "types"},
     "networks": {"errors", "fields", "ops", "registry", "spaces", "types"},
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},
-    "replay": {"errors", "host", "ops", "types"},
+    "replay": {"errors", "ops", "types"},
     "gym": {"errors"},
     "envs": {"errors", "fields", "gym", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
@@ -34,7 +35,7 @@ ARROWS = {
     "rollout": {"envs", "errors", "host", "metrics", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},
     "config": {"errors", "fields", "host", "registry"},
-    "learn": {"errors", "fields", "host", "metrics", "ops", "replay", "rollout", "spaces", "types"},
+    "learn": {"errors", "fields", "host", "metrics", "ops", "rollout", "spaces", "types"},
     "agents": {
         "algos", "config", "envs", "errors", "host", "learn", "metrics", "ops", "registry", "rollout", "spaces",
         "types",
@@ -43,19 +44,19 @@ ARROWS = {
         "agents", "algos", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
         "registry", "rollout", "run", "run.store", "spaces", "types",
     },
-    "run.store": {"agents", "config", "data", "errors", "fields", "host", "learn", "metrics", "replay", "types"},
+    "run.store": {"agents", "config", "errors", "fields", "host", "learn", "metrics", "replay", "spaces_json", "types"},
     "run": {
-        "agents", "algos", "callbacks", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics", "ops",
-        "play", "registry", "replay", "rollout", "run.store", "spaces", "types",
+        "agents", "algos", "callbacks", "config", "data", "envs", "errors", "fields", "host", "learn", "metrics",
+        "ops", "play", "registry", "replay", "rollout", "run.store", "spaces", "spaces_json", "types",
     },
     "sweep": {"config", "errors", "fields", "host", "metrics", "report", "run", "run.store"},
     "serve": {
-        "agents", "algos", "config", "data", "distributions", "envs", "errors", "export", "fields", "host", "metrics",
-        "play", "rollout", "run", "run.store", "spaces", "types",
+        "agents", "algos", "config", "distributions", "envs", "errors", "export", "fields", "host", "metrics", "play",
+        "rollout", "run", "run.store", "spaces", "spaces_json", "types",
     },
     "serve.__main__": {"config", "errors", "fields", "host", "serve", "train"},
     "sweep.__main__": {"config", "config.__main__", "errors", "fields", "host", "sweep"},
-    "export": {"config", "data", "errors", "fields", "host", "play", "rollout", "spaces", "types"},
+    "export": {"config", "errors", "fields", "host", "play", "rollout", "spaces", "spaces_json", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "play"},
     "__main__": {"errors", "host"},  # and the module of the command that was typed
@@ -66,7 +67,7 @@ ARROWS = {
     "plot": {"errors", "fields", "host", "metrics", "report"},
     "report.__main__": {"errors", "fields", "host", "report"},
     "check_env": {"errors", "host"},
-    "data.__main__": {"data", "errors", "fields", "host"},
+    "data.__main__": {"data", "errors", "fields", "host", "spaces_json"},
     "debug": {"errors", "fields", "host", "run", "run.store", "types"},
     # what RLlib's users know, with its names jrl.api and jrl.migrate
     "rllib": {
@@ -131,8 +132,8 @@ def is_module(name):
 def imports(tree):
     """(dotted name, line, inside a function) of every import statement; `if TYPE_CHECKING` counts as any other.
 
-    So does a text that is the name of a module of jrl, which is imported when it is needed; what follows "-m" is run by
-    a process of its own.
+    So does a text that names a module of jrl or a part of it, which is imported when it is needed; what follows "-m" is
+    run by a process of its own.
     """
     lists = [node.elts for node in ast.walk(tree) if isinstance(node, ast.List)]
     run = {id(x) for elts in lists for m, x in itertools.pairwise(elts) if getattr(m, "value", None) == "-m"}
@@ -145,13 +146,10 @@ def imports(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
             found.extend((f"{node.module}.{alias.name}", node.lineno, lazy) for alias in node.names)
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in run
-            and is_module(node.value)
-        ):
-            found.append((node.value, node.lineno, True))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in run:
+            module = node.value.partition(":")[0]  # "jrl.envs.classic:cartpole"
+            if is_module(module):
+                found.append((module, node.lineno, True))
         for child in ast.iter_child_nodes(node):
             visit(child, lazy)
 
@@ -269,8 +267,8 @@ def test_few_modules_lie_flat():
         ("config/x.py", "from jrl import algos", "config -> jrl.algos (at module level)"),
         ("envs/x.py", "import envpool", "envs -> envpool: only inside a function"),
         ("metrics/x.py", "def f():\n    import orbax.checkpoint", "metrics -> orbax"),
-        ("learn/loop.py", "import jax\nf = jax.pmap(abs)", "jax.pmap: only parallel.py"),
-        ("learn/loop.py", "from jax import shard_map\nf = shard_map(abs)", "shard_map: only parallel.py"),
+        ("learn/program.py", "import jax\nf = jax.pmap(abs)", "jax.pmap: only parallel.py"),
+        ("learn/program.py", "from jax import shard_map\nf = shard_map(abs)", "shard_map: only parallel.py"),
         ("train.py", "from jrl.api import x", "train -> jrl.rllib"),
         ("run/build.py", "from jrl import train", "run -> jrl.train"),
         ("data/x.py", "from jrl.data import commands", "data -> jrl.data.__main__"),
@@ -344,6 +342,21 @@ for argv in [["--help"], ["config", "list"], *([name, "--help"] for name in comm
     assert "usage: jrl " in out.getvalue() or "ppo" in out.getvalue()
 """
     assert loaded(code) & HEAVY == set()
+
+
+def test_a_run_loads_few_modules_of_jrl(tmp_path):
+    """A newcomer meets few files between the command and PPO's gradient: the optional parts are imported on demand."""
+    argv = ["jrl.train", "ppo", "--stop", "env_steps=2000", "--out", str(tmp_path / "run")]
+    code = f"""
+import contextlib, runpy, sys
+sys.argv = {argv!r}
+with contextlib.suppress(SystemExit):
+    runpy.run_module("jrl.train", run_name="__main__")
+print(*(name for name in sys.modules if name.partition(".")[0] == "jrl"), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "jrl.algos.ppo" in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()[-1].split()) <= 107
 
 
 def test_an_algorithm_loads_no_environment_library():

@@ -12,9 +12,9 @@ from jrl import callbacks
 from jrl.algos import dqn, ppo
 from jrl.config import load
 from jrl.envs import classic, jax_env
-from jrl.learn import learner, loop, parallel
+from jrl.learn import learner, parallel
 from jrl.learn.fused import Fused
-from jrl.learn.keys import Role, role_key
+from jrl.learn.program import Role, role_key, train
 from jrl.learn.staged import Staged
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -57,7 +57,7 @@ def programs():
 def play(program, iterations, seed=SEED, **counters):
     """(learner state on the host, the infos without states) after so many iterations, each call waited for."""
     infos, state = [], None
-    for info in loop.run(program, program.init(seed), seed=seed, total_env_steps=EVERYTHING, **counters):
+    for info in train(program, program.init(seed), seed=seed, total_env_steps=EVERYTHING, **counters):
         state = jax.block_until_ready(info.state)
         infos.append(info._replace(state=None))
         if info.iteration >= iterations:
@@ -120,11 +120,11 @@ def test_a_run_in_two_parts_is_the_run(programs, eight):
     """State and counters are all that a continuation needs."""
     program = programs["K4"]
     state = None
-    for info in loop.run(program, program.init(SEED), seed=SEED, total_env_steps=EVERYTHING):
+    for info in train(program, program.init(SEED), seed=SEED, total_env_steps=EVERYTHING):
         state = jax.device_get(info.state)
         counters = {"iteration": info.iteration, "clock": info.clock_after()}
         break
-    for info in loop.run(program, program.place(state), seed=SEED, total_env_steps=EVERYTHING, **counters):
+    for info in train(program, program.place(state), seed=SEED, total_env_steps=EVERYTHING, **counters):
         assert info.iteration == 8
         assert info.env_steps == counters["clock"].env_steps
         assert_trees(eight["K4"][0], jax.device_get(info.state.learner))
@@ -150,7 +150,7 @@ def test_the_budget_is_kept(programs, eight, name):
     program = programs[name]
     after = [i.env_steps_after() for i in eight["K1"][1]]  # of each iteration
     for budget in (1, after[0], after[0] + 1, after[4], after[4] + 1):
-        infos = list(loop.run(program, program.init(SEED), seed=SEED, total_env_steps=budget))
+        infos = list(train(program, program.init(SEED), seed=SEED, total_env_steps=budget))
         jax.block_until_ready(infos[-1].state)
         needed = next(n for n, steps in enumerate(after, 1) if steps >= budget)
         assert (infos[-1].iteration, infos[-1].env_steps_after()) == (needed, after[needed - 1]), budget
@@ -177,7 +177,7 @@ def test_a_call_of_fewer_iterations_is_the_beginning_of_a_whole_one(programs):
 def test_the_state_is_donated(programs):
     for name, program in programs.items():
         first, buffer = program.init(SEED), None
-        for info in loop.run(program, first, seed=SEED, total_env_steps=EVERYTHING):
+        for info in train(program, first, seed=SEED, total_env_steps=EVERYTHING):
             jax.block_until_ready(info.state)
             leaf = jax.tree.leaves(info.state.learner.params)[0]
             if buffer is not None:
@@ -191,7 +191,7 @@ def test_four_devices(four_devices):
     """Fused: each device has environments of its own and the same learner. Two calls, waited for."""
     program = fused(iterations=2, devices=4)
     state, infos = program.init(SEED), []
-    for info in loop.run(program, state, seed=SEED, total_env_steps=EVERYTHING):
+    for info in train(program, state, seed=SEED, total_env_steps=EVERYTHING):
         jax.block_until_ready((info.state, info.metrics, info.episodes))
         infos.append(info._replace(state=None))
         if len(infos) == 2:

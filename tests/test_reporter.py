@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learn.clock import Clock, StepInfo
+from jrl.learn.program import Clock, StepInfo
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.run import reporter as reporters

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jrl.fields.hyper import Schedule
-from jrl.learn.clock import Clock, StepInfo
+from jrl.learn.program import Clock, StepInfo
 from jrl.types import Box, Discrete, EnvSpec, Episodes, MultiDiscrete, hyperparams
 
 

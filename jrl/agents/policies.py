@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,8 +18,11 @@ from jrl.errors import InputError
 from jrl.learn.learner import Learner
 from jrl.learn.program import LoopState, Program
 from jrl.metrics.episodes import EpisodeState, clear_running
-from jrl.rollout import complete, unroll
+from jrl.rollout import unroll
 from jrl.types import Algo, EnvSpec, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl.rollout import complete
 
 # (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
 MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
@@ -156,10 +159,12 @@ class Policies(abc.ABC):
         return self.followed
 
     @property
-    def columns(self) -> complete.Agents | None:
+    def columns(self) -> "complete.Agents | None":
         """Returns agents and policies of a rollout's columns, and where policies record extras; None with one agent."""
         if not self.spec.agents:
             return None
+        from jrl.rollout import complete
+
         return complete.Agents(tuple(map(self.names.index, self.followed)), self.spec.kinds, self._extras())
 
     def _extras(self) -> dict[str, tuple[int, ...]]:
@@ -392,4 +397,8 @@ def rollout_like(sizes: Sizes, spec: EnvSpec, algo: Algo, **shape: Any) -> Rollo
         recorded: Any = like.extras[unroll.RAW_STEPS]
         like = dataclasses.replace(like, extras={**like.extras, unroll.RAW_STEPS: {**recorded, "over": like.mask}})
     side_by_side = cfg.rollout.batch_mode == "truncate_episodes" and cfg.external is None
-    return like if side_by_side else complete.led_like(like)
+    if side_by_side:
+        return like
+    from jrl.rollout import complete
+
+    return complete.led_like(like)

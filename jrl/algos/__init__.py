@@ -76,6 +76,11 @@ def names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def of_module(module: str) -> tuple[str, ...]:
+    """Returns the names of the algorithms that a module defines, without importing it."""
+    return tuple(name for name, home in _MODULES.items() if home == module)
+
+
 def is_own(name: object) -> bool:
     """Returns whether a name is a user's module: a name with dots, or a module that can be imported."""
     if not isinstance(name, str) or name in _MODULES:

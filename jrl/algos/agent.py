@@ -13,6 +13,7 @@ static parts. `make` names the functions, and `algo` binds them to both:
 So `functools.partial(ppo.update, cfg, agent)` is `ppo.make(...).update`, and `vmap` over a Config covers all floats.
 """
 
+import contextvars
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +25,9 @@ import optax
 from flax import struct
 
 from jrl import spaces
-from jrl.algos import choices, custom_loss, exploration, gradients, parameter_noise, parts, sequences
+from jrl.algos import custom_loss, exploration, parts, sequences
 from jrl.algos import observer as observers
-from jrl.algos.exploration import Exploration, Explorer, Stochastic
+from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import Fixed, Fresh, Replay
@@ -141,17 +142,20 @@ def make(
       networks: (cfg, observer, network) -> the algorithm's networks for observations of `observer.spec`.
       kind: kind of the output of `policy`.
       records: values that acting records in a rollout's extras.
-      flat: whether the optimizer sees one vector; see `gradients.adam`.
+      flat: whether the optimizer sees one vector; see `adam`.
     Raises:
       InputError: unsupported space, torso, exploration or loss.
     """
     parts.check_action(cfg, spec.action)
     parts.check_critic(cfg, network)
     custom_loss.check(loss)
-    parameter_noise.refuse_memory(cfg.exploration, network)
+    if isinstance(cfg.exploration, ParameterNoise):
+        from jrl.algos import parameter_noise
+
+        parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    optimizer = gradients.optimizer(functools.partial(gradients.adam, flat=flat))
+    optimizer = _optimizer(functools.partial(adam, flat=flat))
     net = networks(cfg, observer, network)
     return Agent(spec, network, observer, net, kind, records, optimizer, axis_name, loss)
 
@@ -178,6 +182,10 @@ def begin(
       by_part: whether `params` is a dict whose parts have an optimizer each.
       own: state of this algorithm only, by name.
     """
+    if isinstance(cfg.exploration, ParameterNoise):
+        from jrl.algos import parameter_noise
+
+        own |= parameter_noise.begin(cfg.exploration, key)
     optimizer = agent.optimizer(cfg)
     opt_state = {name: optimizer.init(part) for name, part in params.items()} if by_part else optimizer.init(params)
     return State(
@@ -188,7 +196,7 @@ def begin(
         return_stats=normalize.init(()) if cfg.normalize_reward else (),
         env_steps=jnp.zeros((), jnp.uint32),
         updates=jnp.zeros((), jnp.uint32),
-        own={**own, **parameter_noise.begin(cfg.exploration, key)},
+        own=own,
     )
 
 
@@ -204,13 +212,12 @@ def acting_params(state: State) -> PyTree:
 
 def actor(cfg: Common, agent: Agent, state: State) -> Actor:
     """Returns the parts of a State that acting needs."""
-    params = acting_params(state)
-    return Actor(
-        params,
-        state.obs_stats,
-        state.env_steps if explorer(cfg, agent).reads_env_steps else (),
-        parameter_noise.perturbed(cfg.exploration, state.own, params, state.env_steps),
-    )
+    params, noisy = acting_params(state), ()
+    if isinstance(cfg.exploration, ParameterNoise):
+        from jrl.algos import parameter_noise
+
+        noisy = parameter_noise.perturbed(cfg.exploration, state.own, params, state.env_steps)
+    return Actor(params, state.obs_stats, state.env_steps if explorer(cfg, agent).reads_env_steps else (), noisy)
 
 
 def act(
@@ -258,6 +265,8 @@ def choice(
     cfg: Common, agent: Agent, policy: Callable[..., Any], actor: Actor, obs: PyTree, carry: PyTree, explore: bool
 ) -> tuple[Any, PyTree]:
     """Returns the distribution [B] of the actions of `act`, and the carry after it; see `choices.make_distribution`."""
+    from jrl.algos import choices
+
     before, own = split_carry(carry)
     obs = agent.observer.see(actor.obs_stats, obs)
     output, memory, _ = policy(cfg, agent, actor, obs, before, explore)
@@ -278,6 +287,36 @@ def _join(memory: PyTree, exploration: PyTree) -> PyTree:
 
 
 # ---------------------------------------------------------------- learning
+
+Replace = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+# replaces the optimizers of algorithms that are made in this context: see `jrl.algos.gradients`
+replacement: contextvars.ContextVar[Replace | None] = contextvars.ContextVar("gradients", default=None)
+
+
+def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
+    """Returns clipping and Adam without the step size, which may be a schedule: see `descend`.
+
+    Args:
+      flat: whether to join all arrays into one vector: ten small arrays have ten times the overhead of one. Not for
+        large arrays: gathering the gradient of two stacked 256 x 256 critics takes longer than their update (8 ms and
+        4 ms on two CPU cores).
+    """
+    per_leaf = []
+    if cfg.max_grad_value is not None:
+        per_leaf.append(optax.clip(cfg.max_grad_value))
+    if cfg.max_leaf_norm is not None:
+        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
+        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
+        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
+    steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
+    steps.append(optax.scale_by_adam(eps=cfg.adam_eps))
+    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps))
+
+
+def _optimizer(own: Callable[[Any], optax.GradientTransformation]) -> Callable[[Any], optax.GradientTransformation]:
+    """Returns the function from Config to optimizer, or its replacement by `jrl.algos.gradients`."""
+    wrap = replacement.get()
+    return own if wrap is None else lambda cfg: wrap(own(cfg))
 
 
 def descend(
@@ -384,6 +423,10 @@ def ingest(cfg: Common, agent: Agent, state: State, rollout: Rollout) -> State:
 
 def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: State, rollout: Rollout) -> State:
     """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapted`."""
+    if not isinstance(cfg.exploration, ParameterNoise):
+        return state
+    from jrl.algos import parameter_noise
+
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
     return parameter_noise.adapted(
         cfg.exploration,

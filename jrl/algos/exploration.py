@@ -28,7 +28,6 @@ import jax.numpy as jnp
 from annotated_types import Ge, Interval
 
 from jrl import registry, spaces
-from jrl.algos import uniform
 from jrl.fields.bounds import UINT32, DeviceSteps, Name, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
 from jrl.fields.hyper import Options
 from jrl.ops import exploration as ops
@@ -217,6 +216,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
     def at_random(key, action, mask):
         """Returns random actions like `action`; the key may be reused, because only one of the two is used."""
+        from jrl.algos import uniform
+
         anything = uniform.sample(action_space, key, spaces.batch_shape(action_space, action), mask)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), anything, action)
 
@@ -232,6 +233,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
         action, log_prob, carry = choose(dist, key, env_steps, carry, mask)
         log_prob = dist.log_prob(action) if log_prob is None else log_prob
         if random_timesteps:
+            from jrl.algos import uniform
+
             early = env_steps < random_timesteps
             anything = at_random(key, action, mask)
             action = jax.tree.map(lambda new, old: jnp.where(early, new, old), anything, action)
@@ -308,6 +311,7 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
         case ParameterNoiseAction():
             return stateless, lambda action, key, env_steps, carry, mask: (action, None, carry)
         case Random():
+            from jrl.algos import uniform
 
             def anything(output, key, env_steps, carry, mask):
                 batch = jax.tree.leaves(output)[0].shape[0]

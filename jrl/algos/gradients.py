@@ -10,7 +10,6 @@ steps use `agent.descend`.
 """
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,32 +18,8 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jrl.algos.agent import Replace, replacement
 from jrl.types import Array, PyTree
-
-_Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
-_Made = Callable[[Any], optax.GradientTransformation]  # Config -> optimizer
-_wrap: contextvars.ContextVar[_Wrap | None] = contextvars.ContextVar("gradients", default=None)
-
-
-def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
-    """Returns clipping and Adam without the step size, which may be a schedule: see `agent.descend`.
-
-    Args:
-      flat: whether to join all arrays into one vector: ten small arrays have ten times the overhead of one. Not for
-        large
-        arrays: gathering the gradient of two stacked 256 x 256 critics takes longer than their update (8 ms and 4 ms on
-          two CPU cores).
-    """
-    per_leaf = []
-    if cfg.max_grad_value is not None:
-        per_leaf.append(optax.clip(cfg.max_grad_value))
-    if cfg.max_leaf_norm is not None:
-        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
-        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
-        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
-    steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    steps.append(optax.scale_by_adam(eps=cfg.adam_eps))
-    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps))
 
 
 @struct.dataclass
@@ -73,19 +48,13 @@ def is_node(x: Any) -> bool:
     return isinstance(x, Taken | Given)
 
 
-def optimizer(own: _Made) -> _Made:
-    """Returns an algorithm's function from Config to optimizer, or its replacement within `taken` or `given`."""
-    wrap = _wrap.get()
-    return own if wrap is None else lambda cfg: wrap(own(cfg))
-
-
 @contextlib.contextmanager
-def _replace_optimizer(wrap: _Wrap) -> Iterator[None]:
-    token = _wrap.set(wrap)
+def _replace_optimizer(wrap: Replace) -> Iterator[None]:
+    token = replacement.set(wrap)
     try:
         yield
     finally:
-        _wrap.reset(token)
+        replacement.reset(token)
 
 
 def taken() -> contextlib.AbstractContextManager[None]:
@@ -118,4 +87,4 @@ def given() -> contextlib.AbstractContextManager[None]:
     return _replace_optimizer(wrap)
 
 
-__all__ = ["Given", "Taken", "given", "is_node", "optimizer", "taken"]
+__all__ = ["Given", "Taken", "given", "is_node", "taken"]

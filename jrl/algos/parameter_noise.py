@@ -1,7 +1,7 @@
 """Noise on the parameters that act, whose deviation adapts to what it does to the policy (arXiv:1706.01905).
 
-    own = begin(cfg.exploration, key)                                             # of `State.own`; {} without noise
-    noisy = perturbed(cfg.exploration, state.own, state.params, state.env_steps)  # parameters that act; () without
+    own = begin(cfg.exploration, key)                                             # of `State.own`
+    noisy = perturbed(cfg.exploration, state.own, state.params, state.env_steps)  # parameters that act
     state = adapted(cfg.exploration, agent, policy, state, params, obs)           # once for each rollout
 
 All is a function of the State: the noise follows from a seed and the count of environment steps, so that nothing of its
@@ -32,30 +32,28 @@ class Noise:
     seed: Array  # [] u32
 
 
-def refuse_memory(cfg: Exploration, network: NetworkConfig) -> None:
+def refuse_memory(cfg: ParameterNoise, network: NetworkConfig) -> None:
     """Raises InputError for parameter noise where the network has a memory: the distance that the noise is to have is
     one of policies on single observations."""
-    if isinstance(cfg, ParameterNoise) and network.recurrent:
+    if network.recurrent:
         other = "epsilon_greedy" if isinstance(cfg, ParameterNoiseQ) else "gaussian"
         raise InputError(f"algo.exploration {cfg.name}: not with network.core {network.core.name}: use {other}")
 
 
-def begin(cfg: Exploration, key: Key) -> dict[str, Noise]:
-    """Returns the initial noise, by its name in `State.own`; {} with another exploration."""
-    if not isinstance(cfg, ParameterNoise):
-        return {}
+def begin(cfg: ParameterNoise, key: Key) -> dict[str, Noise]:
+    """Returns the initial noise, by its name in `State.own`."""
     # another stream than the parameters, which use the same key
     seed = jax.random.bits(jax.random.fold_in(key, 0x6E6F6973))
     return {"noise": Noise(jnp.asarray(cfg.std, jnp.float32), seed)}
 
 
-def perturbed(cfg: Exploration, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
-    """Returns the parameters with the noise of these environment steps; () with another exploration."""
-    return _drawn(cfg, own["noise"], params, env_steps) if isinstance(cfg, ParameterNoise) else ()
+def perturbed(cfg: ParameterNoise, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
+    """Returns the parameters with the noise of these environment steps."""
+    return _drawn(cfg, own["noise"], params, env_steps)
 
 
 def adapted(
-    cfg: Exploration,
+    cfg: ParameterNoise,
     policy: Callable[[PyTree, PyTree], Array],
     state: Any,
     params: PyTree,
@@ -67,15 +65,13 @@ def adapted(
     """Returns a State whose noise is nearer to the distance that it is to have.
 
     Args:
-      cfg: exploration of the algorithm; floats may be traced. With another one the State stays as it is.
+      cfg: exploration of the algorithm; floats may be traced.
       policy: (params, obs [B, *]) -> Q values [B, A], or actions [B, *].
       state: a State with `env_steps` and `own`.
       params: that act without noise.
       obs, mask: [B, *] as networks read it, and [B, A] bool, the actions that can be taken there; None: all.
       axis_name: of the mapped axis over devices; None outside of one.
     """
-    if not isinstance(cfg, ParameterNoise):
-        return state
     noise, noisy_params = state.own["noise"], perturbed(cfg, state.own, params, state.env_steps)
     exact, noisy = policy(params, obs), policy(noisy_params, obs)
     target, distance = _distance(cfg, state.env_steps, exact, noisy, mask, axis_name)

@@ -145,13 +145,12 @@ def check_action(cfg: Any, space: Space) -> None:
     kinds = getattr(cfg, "action_kinds", cfg.acts_in)  # action_kinds depends on options of the Config
     if kinds is Space:  # jrl.distributions raises for unsupported spaces
         return
+    whole = isinstance(space, Box) and not np.issubdtype(np.dtype(space.dtype), np.floating)
+    if isinstance(space, kinds) and not whole:
+        return
     known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
     others = [name for name, config in known.items() if isinstance(space, config.acts_in) and not config.in_teams]
-    fix = f"use {algos.either(algos.alike(cfg, others))}"
-    if isinstance(space, Box) and not np.issubdtype(np.dtype(space.dtype), np.floating):
-        fix = "no algorithm handles a Box of integers"
-    elif isinstance(space, kinds):
-        return
+    fix = "no algorithm handles a Box of integers" if whole else f"use {algos.either(algos.alike(cfg, others))}"
     names = ["float Box" if kind is Box else kind.__name__ for kind in get_args(kinds) or (kinds,)]
     raise InputError(f"{name_of(cfg)} needs a {' or '.join(names)} action space, not {space}: {fix}")
 

@@ -19,7 +19,7 @@ from jrl.fields import bounds, validation
 from jrl.fields import env as environments
 from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.env import ASYNCHRONOUS, PROCESSES
-from jrl.fields.refusals import Row, refused
+from jrl.fields.validation import Row, refused
 
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 

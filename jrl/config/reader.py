@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from jrl import registry
-from jrl.config import metric_names, path_keys, sb3_names
+from jrl.config import metric_names, path_keys
 from jrl.config.checks import endless, faults
 from jrl.config.plan import STEPS_PER_REPORT, Sizes
 from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
@@ -38,6 +38,7 @@ Algos = Mapping[str, type]
 # for --help of the commands that take a config
 DROP = "leave out the keys of RLlib's configuration that jrl does not have, such as those of other replay buffers"
 _OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
+_LINE = "lin_"  # Stable-Baselines3: a line to 0 at the end of the run
 _MOST_DOTS = 40  # in a key of the command line
 _MOST_PROBLEMS = 50  # that are told at once
 
@@ -131,7 +132,7 @@ def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:
     if isinstance(own, str):
         return own
     known = _Registry(algos)
-    found = [name for name in known.names if known.get(name) is type(cfg.algo)]
+    found = [name for name in known.of_module(type(cfg.algo).__module__) if known.get(name) is type(cfg.algo)]
     if not found and algos is None and known.get(type(cfg.algo).__module__) is type(cfg.algo):
         return type(cfg.algo).__module__  # the user's own
     if len(found) != 1:
@@ -144,13 +145,15 @@ class _Registry:
 
     def __init__(self, algos: Algos | None):
         if algos is None:
-            from jrl.algos import get_config_class, is_own, names
+            from jrl.algos import get_config_class, is_own, names, of_module
 
             self.names: tuple[str, ...] = tuple(names())
             self.get: Callable[[str], type] = get_config_class
             self.is_own: Callable[[Any], bool] = is_own
+            self.of_module: Callable[[str], Sequence[str]] = of_module
         else:
             self.names, self.get, self.is_own = tuple(algos), algos.__getitem__, lambda name: False
+            self.of_module = lambda module: self.names
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,12 +279,20 @@ _SECTIONS = tuple(f.name for f in dataclasses.fields(RunConfig))
 
 def _algorithm_meant(given: Any, known: Sequence[str]) -> str:
     name = short(given)[1:-1] if isinstance(given, str) else short(given)
+    from jrl.config import sb3_names
+
     if answer := sb3_names.algorithm(name):
         return f": {answer}"
     if (config := name.lower().replace("-", "_")) in shipped.names():
         return f": it is a config of jrl: leave out --algo and give its name, as in `jrl train {config}`"
     near = difflib.get_close_matches(short(given).lower(), known, 1)
     return f": did you mean {near[0]}?" if near else ""
+
+
+def _unknown_key(key: str, *, replay: bool) -> str | None:
+    from jrl.config import sb3_names
+
+    return sb3_names.answer(key, replay=replay, sections=_SECTIONS)
 
 
 def _budget(data: Mapping[str, Any]) -> float | None:
@@ -305,9 +316,9 @@ def _in_steps(value: Any, steps: float | None) -> Any:
         return value
     if isinstance(value, Mapping):
         return {name: _in_steps(given, steps) for name, given in value.items()}
-    if isinstance(value, str) and value.startswith(sb3_names.LINE):
+    if isinstance(value, str) and value.startswith(_LINE):
         with contextlib.suppress(ValueError):
-            return [[0, float(value.removeprefix(sb3_names.LINE))], [round(steps), 0.0]]
+            return [[0, float(value.removeprefix(_LINE))], [round(steps), 0.0]]
     if isinstance(value, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
         times = [at for at, _ in value]
         if all(is_number(at) for at in times) and times and 0 < times[-1] <= 1:
@@ -370,7 +381,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     cfg = schema.build(
         RunConfig, data, problems,
         swap={"algo": cls} if cls else {}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
-        answer=functools.partial(sb3_names.answer, replay=learns_from(cls) is not Fresh, sections=_SECTIONS),
+        answer=functools.partial(_unknown_key, replay=learns_from(cls) is not Fresh),
     )  # fmt: skip
     told = [f"{problem.key}." for problem in problems]
     problems += [Problem(*one) for one in odd if not f"{one[0]}.".startswith(tuple(told))]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve, unwritable, written
 from jrl.host import command
-from jrl.host.installed import require
+from jrl.host.machine import require
 
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
@@ -73,7 +73,7 @@ def _inspect() -> Any:
         store = _read(args)
         from jrl.data import inspection
         from jrl.data.findings import findings
-        from jrl.data.spaces_json import plain
+        from jrl.spaces_json import plain
 
         found = inspection.summary(store) | _files(args)
         faults = findings(store)

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.data.spaces_json import space_to_json
 from jrl.data.store import LOG_PROB, EpisodeStore
 from jrl.errors import counted
+from jrl.spaces_json import space_to_json
 from jrl.types import Dict, Space, Tuple
 
 QUANTILES = (0, 25, 50, 75, 100)  # percent

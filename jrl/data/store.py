@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.spaces_json import space_from_json
 from jrl.errors import InputError, counted
+from jrl.spaces_json import space_from_json
 from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
 
 NO_REWARDS = {"rewards": "none"}  # in meta: the file had none, and those of the store are 0

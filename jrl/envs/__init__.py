@@ -5,14 +5,12 @@ Importing this package imports no environment library.
 
 from jrl.envs.backends import BACKENDS, backends_of, ids, is_atari, resolve
 from jrl.envs.context import ROLES, OnFailure, Place, seed_range
-from jrl.envs.jax_ids import IN_JAX
 from jrl.envs.make import AgentOptions, check, is_multi_agent, make, section
 from jrl.envs.scaling import action_transform, reward_transform
 from jrl.fields.env import EnvConfig
 
 __all__ = [
     "BACKENDS",
-    "IN_JAX",
     "ROLES",
     "AgentOptions",
     "EnvConfig",

@@ -3,18 +3,40 @@
 import difflib
 
 from jrl import registry
-from jrl.envs import jax_ids, multi_ids, suites
 from jrl.envs.context import is_in_jax
 from jrl.errors import InputError
 from jrl.fields.bounds import Backend, renamed
 
 BACKENDS = ("envpool", "gymnasium", "jax")  # in the order of `auto`
+SUITES = ("gymnax:", "brax:", "jaxmarl:")  # prefixes of ids of the jax backend
+PETTINGZOO = "pettingzoo:"  # prefix of ids of the gymnasium backend
+# jrl's own environments in JAX: id -> function that returns a Definition or MultiDefinition, for `registry.load`
+IN_JAX = {
+    "CartPole-v1": "jrl.envs.classic:cartpole",
+    "Pendulum-v1": "jrl.envs.classic:pendulum",
+    "MountainCar-v0": "jrl.envs.classic:mountain_car",
+    "MountainCarContinuous-v0": "jrl.envs.classic:mountain_car_continuous",
+    "Acrobot-v1": "jrl.envs.classic:acrobot",
+    "Catch-v0": "jrl.envs.toys:catch",
+    "StatelessCartPole-v1": "jrl.envs.toys:stateless_cartpole",
+    "RepeatAfterMe-v0": "jrl.envs.toys:repeat_after_me",
+    "Corridor-v0": "jrl.envs.toys:corridor",
+    "ParametricCartPole-v0": "jrl.envs.parametric:parametric_cartpole",
+    "MultiAgentCartPole-v1": "jrl.envs.multi_toys:multi_agent_cartpole",
+    "MultiAgentPendulum-v1": "jrl.envs.multi_toys:multi_agent_pendulum",
+    "TwoStepGame-v0": "jrl.envs.multi_toys:two_step_game",
+    "RockPaperScissors-v0": "jrl.envs.multi_toys:rock_paper_scissors",
+    "SwitchRiddle-v0": "jrl.envs.multi_toys:switch_riddle",
+    "SimpleSpread-v0": "jrl.envs.spread:simple_spread",
+    "TicTacToe-v0": "jrl.envs.board_games:tic_tac_toe",
+    "ConnectFour-v0": "jrl.envs.board_games:connect_four",
+}
 
 
 def ids(backend: str) -> tuple[str, ...]:
     """Return the ids of a backend that can be listed; prefixes such as `gymnax:` name more."""
     if backend == "jax":
-        return tuple(jax_ids.IN_JAX)
+        return tuple(IN_JAX)
     if backend == "envpool":
         from jrl.envs import envpool_env
 
@@ -34,9 +56,9 @@ def has_id(id: str, backend: str) -> bool:
     if registry.registered(id) is None:
         if ":" not in id:
             return id in ids(backend)
-        if id.startswith(suites.PREFIXES):
+        if id.startswith(SUITES):
             return backend == "jax"
-        if id.startswith(multi_ids.PREFIX):
+        if id.startswith(PETTINGZOO):
             return backend == "gymnasium"
     # a user's class or function; if it cannot be loaded, the backend reports the reason
     if backend == "envpool":

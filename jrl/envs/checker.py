@@ -19,6 +19,7 @@ from jrl.envs.jax_env import Definition
 from jrl.envs.make import make
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
+from jrl.gym import space_kind
 from jrl.gym.exceptions import describe, is_environment_error
 from jrl.gym.faults import (
     Breach,
@@ -31,7 +32,6 @@ from jrl.gym.faults import (
     fault,
     find_first,
     reset_accepts,
-    space_kind,
 )
 from jrl.host import machine
 from jrl.spaces import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrl.envs.limits import Limited
-from jrl.gym.faults import FIRST_STEPS
+from jrl.gym import FIRST_STEPS
 
 CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # names of a first parameter that is an EnvContext
 DEFINITIONS = ("Definition", "MultiDefinition")  # classes of environments written in JAX

@@ -3,9 +3,15 @@
 import contextlib
 import difflib
 import functools
+import importlib.abc
+import importlib.machinery
 import os
+import sys
+import threading
+import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import batching, mlir
 
-from jrl.envs import envpool_import, masks
 from jrl.envs import spec as spaces
-from jrl.envs.vector import Infos
+from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
 from jrl.types import Array, EnvSpec, InputError, JaxEnv, PyTree, Space, StepResult, element
@@ -43,13 +48,13 @@ def _quiet_make_spec(envpool: Any, id: str) -> Any:
 
 def _spec(id: str) -> Any:
     """Return EnvPool's spec of an environment without options."""
-    return _quiet_make_spec(envpool_import.load(), id)
+    return _quiet_make_spec(load_envpool(), id)
 
 
 def ids() -> tuple[str, ...]:
     """Return every id of EnvPool; empty if it is not installed."""
     try:
-        envpool = envpool_import.load()
+        envpool = load_envpool()
     except ImportError:
         return ()
     return tuple(envpool.list_all_envs())
@@ -151,7 +156,7 @@ def _ends_at_limit(id: str) -> bool:
 
 
 def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
-    id, envpool, options = cfg.id, envpool_import.load(), limit_steps(cfg.id, cfg.options, cfg.horizon)
+    id, envpool, options = cfg.id, load_envpool(), limit_steps(cfg.id, cfg.options, cfg.horizon)
     with _quiet():
         # for steps of a microsecond, a second thread costs more than it gains, up to hundreds of environments
         threads = 1 if family(id).startswith(_TINY) else min(cfg.num_envs, os.cpu_count() or 1)
@@ -213,9 +218,9 @@ class Pool:
 
     def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
         """Return the key of the mask in the infos; None: no mask."""
-        if not masks.may_have_mask(name, observed, action, id):
+        if not may_have_mask(name, observed, action, id):
             return None
-        found = masks.find_mask(name, info_shapes(self._pool), action, id)
+        found = find_mask(name, info_shapes(self._pool), action, id)
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
@@ -406,3 +411,79 @@ def _reward(reward: Any, info: dict[str, Any]) -> Any:
     """Return rewards f32, 0 on the step that resets: EnvPool's dm_control returns the last reward or garbage there."""
     xp = reward.__array_namespace__()  # numpy or jax.numpy
     return xp.where(info["elapsed_step"] != 0, reward.astype("float32"), xp.float32(0.0))
+
+
+# ---------------------------------------------------------------- import of the library
+#
+# `import envpool` loads the compiled library of every task family (and matplotlib), because each package
+# `envpool.FAMILY` holds the `registration.py` with its ids. That takes a second. Here a family is loaded when its first
+# attribute is used.
+
+
+def load_envpool() -> Any:
+    """Import the module `envpool`. Raises ImportError: it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "envpool" in sys.modules:
+            import envpool
+        else:
+            with _families_deferred():
+                import envpool
+    return envpool
+
+
+@contextlib.contextmanager
+def _families_deferred() -> Iterator[None]:
+    finder = _Families()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Families(importlib.abc.MetaPathFinder):
+    """Finds EnvPool's packages that have a registration."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith("envpool."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None or spec.origin is None or spec.submodule_search_locations is None:
+            return None
+        if not (Path(spec.origin).parent / "registration.py").is_file():
+            return None
+        spec.loader = _Deferred(spec.loader)
+        return spec
+
+
+class _Deferred(importlib.abc.Loader):
+    """Executes a module at the first access to a missing attribute."""
+
+    def __init__(self, loader: importlib.abc.Loader):
+        self._loader, self._lock = loader, threading.RLock()
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        def __getattr__(name: str) -> Any:
+            # the interpreter looks for dunder names in every module: they must not load the family
+            if not (name.startswith("__") and name.endswith("__")):
+                with self._lock:
+                    if module.__dict__.pop("__getattr__", None) is not None:
+                        module.__loader__ = self._loader
+                        if module.__spec__ is not None:
+                            module.__spec__.loader = self._loader
+                        try:
+                            self._loader.exec_module(module)
+                        except BaseException:  # keep the hook, so that the next access raises the same error
+                            module.__dict__["__getattr__"] = __getattr__
+                            raise
+                if name in module.__dict__:
+                    return module.__dict__[name]
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        module.__dict__["__getattr__"] = __getattr__

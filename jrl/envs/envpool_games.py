@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.envpool_env import Pool, info_shapes, num_players
+from jrl.envs.infos import find_mask
 from jrl.fields.env import EnvConfig
 from jrl.spaces import ACTION_MASK
 from jrl.types import Array, Discrete, EnvSpec, InputError, PyTree, Several, Space, StepResult
@@ -64,7 +64,7 @@ class EnvPoolGames(Pool):
                 f"{', '.join(infos)}: use a game whose players take turns this way, or all act at once"
             )
         self._legal, self._choices = cfg.action_mask_info or _LEGAL, action.n
-        masks.find_mask(self._legal, infos, action, cfg.id)
+        find_mask(self._legal, infos, action, cfg.id)
         waiting = Discrete(action.n + 1)
         return spaces.add_mask_space(observation, waiting), waiting
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from jrl import registry
 from jrl.envs import context as contexts
-from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, EnvFactory, OnFailure
+from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.envs.precision import Precision
 from jrl.envs.processes import Workers
-from jrl.envs.vector import Infos, Vector
+from jrl.envs.vector import Vector
 from jrl.fields.env import EnvConfig
 from jrl.gym.exceptions import format_line, is_environment_error, suggest_install
 from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
@@ -189,9 +189,9 @@ class _Adapter(HostMembers):
     def _add_mask(self, action: Space, name: str | None) -> None:
         """Add the mask of the infos, if any, to the observations."""
         vector, id = self._vector, self._vector.restarts.id
-        if not masks.may_have_mask(name, vector.observation_space, action, id):
+        if not may_have_mask(name, vector.observation_space, action, id):
             return
-        found = masks.find_mask(name, vector.peek_info_shapes(), action, id)
+        found = find_mask(name, vector.peek_info_shapes(), action, id)
         if found is not None:
             vector.add_mask(*found, limited=self._depth > 0)
             self._depth += 1

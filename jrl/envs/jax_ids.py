@@ -1,25 +1,14 @@
 """Ids of environments written in JAX: jrl's own, the suites', and the user's."""
 
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jrl import registry
-from jrl.envs import (
-    board_games,
-    classic,
-    jaxmarl_env,
-    limits,
-    multi_agent,
-    multi_toys,
-    parametric,
-    spread,
-    suites,
-    toys,
-)
 from jrl.envs import context as contexts
+from jrl.envs import limits, multi_agent, suites
+from jrl.envs.backends import IN_JAX, SUITES
 from jrl.envs.jax_env import Definition, build, check_time_limit
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
@@ -27,27 +16,6 @@ from jrl.fields.env import EnvConfig
 from jrl.gym import exceptions
 from jrl.spaces import columns, elements
 from jrl.types import JaxEnv
-
-IN_JAX: dict[str, Callable[..., Definition | MultiDefinition]] = {
-    "CartPole-v1": classic.cartpole,
-    "Pendulum-v1": classic.pendulum,
-    "MountainCar-v0": classic.mountain_car,
-    "MountainCarContinuous-v0": classic.mountain_car_continuous,
-    "Acrobot-v1": classic.acrobot,
-    "Catch-v0": toys.catch,
-    "StatelessCartPole-v1": toys.stateless_cartpole,
-    "RepeatAfterMe-v0": toys.repeat_after_me,
-    "Corridor-v0": toys.corridor,
-    "ParametricCartPole-v0": parametric.parametric_cartpole,
-    "MultiAgentCartPole-v1": multi_toys.multi_agent_cartpole,
-    "MultiAgentPendulum-v1": multi_toys.multi_agent_pendulum,
-    "TwoStepGame-v0": multi_toys.two_step_game,
-    "RockPaperScissors-v0": multi_toys.rock_paper_scissors,
-    "SwitchRiddle-v0": multi_toys.switch_riddle,
-    "SimpleSpread-v0": spread.simple_spread,
-    "TicTacToe-v0": board_games.tic_tac_toe,
-    "ConnectFour-v0": board_games.connect_four,
-}
 
 
 def check(cfg: EnvConfig) -> list[str]:
@@ -61,13 +29,13 @@ def check(cfg: EnvConfig) -> list[str]:
 def has_agents(cfg: EnvConfig) -> bool:
     """Return whether the environments have several agents. Raises InputError as `load_definition`."""
     if is_suite_id(cfg.id):
-        return cfg.id.startswith(jaxmarl_env.PREFIX)
+        return cfg.id.startswith("jaxmarl:")
     return isinstance(load_definition(cfg.id, cfg.options), MultiDefinition)
 
 
 def is_suite_id(id: str) -> bool:
     """Return whether an id is one of gymnax, brax or JaxMARL."""
-    return id.startswith(suites.PREFIXES) and registry.registered(id) is None
+    return id.startswith(SUITES) and registry.registered(id) is None
 
 
 def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
@@ -77,8 +45,10 @@ def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefin
       InputError: an unknown option, or a user's function that does not return a definition.
     """
     options = dict(options)
-    found: Any = registry.registered(id) or IN_JAX.get(id)
-    if found is None:
+    found: Any = registry.registered(id)
+    if found is None and id in IN_JAX:
+        found = registry.load(IN_JAX[id], "env.id")
+    elif found is None:
         from jrl.envs import gym_env
 
         found = gym_env.load_class(id)

@@ -22,7 +22,6 @@ from jrl.envs.spec import add_mask_space, check_action
 from jrl.spaces import ACTION_MASK, columns, combine_agents, from_parts, kinds, map_leaves, parts_by_kind
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
-PREFIX = "jaxmarl:"
 _WORLD = "world_state"  # key of the global state among JaxMARL's observations; all other keys are agents
 _NEVER = 2**30
 _OVER = -1  # JaxmarlState.elapsed of a game whose next step begins a new game

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.envs import agent_options, history, jax_ids, limits, multi_ids, scaling, team
 from jrl.envs import context as contexts
+from jrl.envs import limits, scaling
 from jrl.envs.backends import has_id, resolve
 from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, seed_range
 from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
 from jrl.fields.env import REFUSED, EnvConfig
-from jrl.fields.refusals import refused
+from jrl.fields.validation import refused
 from jrl.host.machine import check_observations
 from jrl.spaces import by_kind, leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
@@ -40,10 +40,12 @@ def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings:
 
             errors += envpool_env.check(cfg.id, cfg.options)
         elif found == "gymnasium":
-            from jrl.envs import gym_env
+            from jrl.envs import gym_env, multi_ids
 
             errors += (multi_ids if multi_ids.is_declared(cfg.id, cfg.options) else gym_env).check(cfg.id, cfg.options)
         else:
+            from jrl.envs import jax_ids
+
             errors += jax_ids.check(cfg)
     except InputError as e:
         errors += e.errors
@@ -120,11 +122,15 @@ def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
         cfg = section(env, **settings)
         found = resolve(cfg.id, cfg.backend)
         if found == "jax":
+            from jrl.envs import jax_ids
+
             return jax_ids.has_agents(cfg)
         if found == "envpool":
             from jrl.envs import envpool_env
 
             return envpool_env.num_players(cfg.id) > 1
+        from jrl.envs import multi_ids
+
         return multi_ids.is_declared(cfg.id, cfg.options) is True
     except InputError:
         return False
@@ -186,13 +192,16 @@ def list_options(
     found: list[Option] = [
         partial(scaling.scale_actions, env=cfg),
         partial(limits.ends, no_done_at_end=cfg.no_done_at_end),
-        partial(
-            history.add_history,
-            frame_stack=cfg.frame_stack,
-            prev_action=use_prev_action,
-            prev_reward=use_prev_reward,
-        ),
     ]
+    if cfg.frame_stack > 1 or use_prev_action or use_prev_reward:
+        from jrl.envs import history
+
+        added = {"prev_action": use_prev_action, "prev_reward": use_prev_reward}
+        found.append(lambda spec: history.add_history(spec, frame_stack=cfg.frame_stack, **added))
+    if agents == NO_OPTIONS:
+        return found
+    from jrl.envs import agent_options, team
+
     if agents.observation_fn is not None:
         found.append(partial(agent_options.apply_observation_fn, path=agents.observation_fn))
     if agents.agent_id:
@@ -270,6 +279,8 @@ def _make_raw(
     """Make the environments without options, with their own spaces."""
     first, found = seed_range(seed, place.role, place.index) + place.offset, resolve(cfg.id, cfg.backend)
     if found == "jax":
+        from jrl.envs import jax_ids
+
         return jax_ids.make(cfg, state=state)
     if found == "envpool":
         from jrl.envs import envpool_env
@@ -282,7 +293,7 @@ def _make_raw(
             return envpool_env.AsyncEnvPoolEnv(cfg, seed=first)
         from_host = envpool_env.EnvPoolEnv(cfg, seed=first)
         return from_host if host else from_host.to_jax() or from_host
-    from jrl.envs import gym_env, multi_host
+    from jrl.envs import gym_env, multi_host, multi_ids
 
     context = EnvContext(
         cfg.options,

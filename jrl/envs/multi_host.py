@@ -14,16 +14,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.envs import masks, multi_ids
+from jrl.envs import multi_ids
 from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.gym_env import AsyncMethods, HostMembers, start_workers
+from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.envs.precision import Precision
 from jrl.envs.transform import agent_indices
-from jrl.envs.vector import Infos, Restarts, Vector, format_error
+from jrl.envs.vector import Restarts, Vector, format_error
 from jrl.fields.env import EnvConfig
+from jrl.gym import space_kind
 from jrl.gym.exceptions import explain_make_error, is_environment_error
-from jrl.gym.faults import Fault, list_fatal, space_kind
+from jrl.gym.faults import Fault, list_fatal
 from jrl.gym.game import GameFactory, Kind, Layout, PendingReset, list_spaces
 from jrl.gym.interfaces import AgentInterface
 from jrl.gym.masked import list_numeric_shapes
@@ -224,17 +226,17 @@ def find_layout(
     for observation, action in (each[numbers[0]] for numbers in groups):
         spaces.convert_observation_space(observation)
         converted = spaces.convert_action_space(action).space
-        may_have_masks.append(masks.may_have_mask(mask_info, observation, converted, id))
+        may_have_masks.append(may_have_mask(mask_info, observation, converted, id))
     pending = _reset_early(play, id, seed) if any(may_have_masks) or state else None
     state_space = _find_state_space(play, id) if state else None
     found = []
-    for numbers, may_have_mask in zip(groups, may_have_masks, strict=True):
+    for numbers, may_be_masked in zip(groups, may_have_masks, strict=True):
         own, mask = each[numbers[0]], None
-        if may_have_mask and pending is not None:
+        if may_be_masked and pending is not None:
             agents = [play.agents[k] for k in numbers]
             first = [agent for agent in agents if agent in pending.turn.movers] or agents
             info = next((info for info in map(pending.turn.infos.get, first) if isinstance(info, dict)), {})
-            mask = masks.find_mask(mask_info, list_numeric_shapes(info), spaces.convert_action_space(own[1]).space, id)
+            mask = find_mask(mask_info, list_numeric_shapes(info), spaces.convert_action_space(own[1]).space, id)
         # only a Discrete space gets a waiting action; other waiting agents' actions are ignored
         waits = play.waits and space_kind(own[1]) == "Discrete"
         found.append(_build_kind(numbers, own, mask, state_space, id, waits=waits))

@@ -14,13 +14,12 @@ from typing import Any
 
 from jrl import registry
 from jrl.envs import context as contexts
-from jrl.envs import jaxmarl_env
+from jrl.envs.backends import PETTINGZOO
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
 from jrl.gym.exceptions import format_line, is_environment_error
 from jrl.types import InputError
 
-PREFIX = "pettingzoo:"
 OPTIONS = ("state", "turn_based")  # jrl's options, not passed to the environment
 _BASES = ("ParallelEnv", "AECEnv", "MultiAgentEnv")
 _LISTS = ("possible_agents", "_agent_ids")
@@ -31,7 +30,7 @@ def is_declared(id: str, options: dict[str, Any]) -> bool | None:
 
     A class is recognised by its bases and members, a function by its return annotation. None: no annotation.
     """
-    if id.startswith((PREFIX, jaxmarl_env.PREFIX)) and registry.registered(id) is None:
+    if id.startswith((PETTINGZOO, "jaxmarl:")) and registry.registered(id) is None:
         return True
     found = _load(id)
     if found is None:
@@ -104,7 +103,7 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     ]
     from jrl.envs import gym_env
 
-    if not id.startswith(PREFIX):
+    if not id.startswith(PETTINGZOO):
         return errors + gym_env.check(id, remove_own_options(options))
     try:
         _load_function(id)
@@ -120,7 +119,7 @@ def make_factory(cfg: EnvConfig, context: contexts.EnvContext) -> contexts.EnvFa
     from jrl.envs import gym_env
 
     by_context = False
-    if cfg.id.startswith(PREFIX) and registry.registered(cfg.id) is None:
+    if cfg.id.startswith(PETTINGZOO) and registry.registered(cfg.id) is None:
         found = _load_function(cfg.id)
     else:
         loaded = gym_env.load_class(cfg.id)
@@ -132,7 +131,7 @@ def make_factory(cfg: EnvConfig, context: contexts.EnvContext) -> contexts.EnvFa
 
 def _load_function(id: str) -> Callable[..., Any]:
     """Return the module's function that makes environments. Raises InputError: no such module or function."""
-    name = id.removeprefix(PREFIX).replace("/", ".")
+    name = id.removeprefix(PETTINGZOO).replace("/", ".")
     module = _import_module(id, name)
     for function in ("parallel_env", "env"):
         if callable(made := getattr(module, function, None)):

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from jrl.envs.context import SeveralAgents
-from jrl.envs.vector import ATTEMPTS, Infos, Restarts
+from jrl.envs.infos import Infos
+from jrl.envs.vector import ATTEMPTS, Restarts
 from jrl.errors import EnvironmentFailed
-from jrl.gym import masked
+from jrl.gym import FIRST_STEPS, masked
 from jrl.gym import worker as process
 from jrl.gym.block import Block, list_array_sizes
-from jrl.gym.faults import FIRST_STEPS
 from jrl.host.machine import check_observations
 
 _NEVER_S = 1e6

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.gym.faults import space_kind
+from jrl.gym import space_kind
 from jrl.spaces import ACTION_MASK, num_choices
 from jrl.types import Box, Dict, Discrete, InputError, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 

@@ -17,7 +17,6 @@ from jrl.errors import cannot_import
 from jrl.spaces import map_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
 
-PREFIXES = ("gymnax:", "brax:", jaxmarl_env.PREFIX)
 _NEVER = 2**30
 
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs.multi_agent import acting_next
 from jrl.envs.spec import check_action, to_numpy
 from jrl.spaces import columns, elements
 from jrl.types import Array, AsyncEnv, EnvSpec, JaxEnv, Key, PyTree, Several, StepResult
@@ -105,7 +104,12 @@ def _wrap_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         inner, obs = env.reset(key)
         state, actions = _init(jnp, chain)
-        state, result = _observe(jnp, chain, state, actions, _reset_as_step(jnp, env.spec, obs, acting_next(inner)))
+        there = None
+        if env.spec.agents:
+            from jrl.envs.multi_agent import acting_next
+
+            there = acting_next(inner)
+        state, result = _observe(jnp, chain, state, actions, _reset_as_step(jnp, env.spec, obs, there))
         # copies: the caller donates state and observation, which must not share a buffer
         return {"env": inner, **state} if has_state else inner, jax.tree.map(jnp.copy, result.obs)
 

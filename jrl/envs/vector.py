@@ -2,73 +2,25 @@
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrl.envs import spec as spaces
 from jrl.envs.context import SeveralAgents
+from jrl.envs.infos import Infos
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym import FIRST_STEPS
 from jrl.gym.block import Block, get_row, list_array_sizes
 from jrl.gym.exceptions import explain_make_error, format_line, format_stack, is_environment_error
-from jrl.gym.faults import FIRST_STEPS, Breach, reset_with_seed
+from jrl.gym.faults import Breach, reset_with_seed
 from jrl.gym.masked import list_numeric_shapes, wrap_with_mask
 from jrl.host.machine import check_observations
 
 ATTEMPTS = 10  # attempts to make and reset an environment again before the run ends
 _RESTARTED = 2**30  # seeds of restarts; first resets use smaller seeds (see `context.seed_range`)
 _log = logging.getLogger(__name__)
-
-
-class Infos:
-    """Infos of the latest step or reset.
-
-    `latest` is kept only while `wanted`: a dict per environment, or None before its first answer.
-    """
-
-    def __init__(self, num_envs: int):
-        self.wanted = False
-        self.latest: Sequence[Any] | Mapping[int, Any] = [None] * num_envs
-
-    def set_from_pool(self, info: Mapping[str, Any]) -> None:
-        """Set `latest` to EnvPool's infos of the environments `info["env_id"]`."""
-        if self.wanted:
-            self.latest = PoolInfos(info, info["env_id"])
-
-
-class PoolInfos(Mapping[int, dict[str, Any]]):
-    """Infos of a pool, arrays [n, ...], by environment; each dict is built on access.
-
-    Args:
-      arrays: name -> array, or a dict of arrays; copied. Arrays without a row per environment are left out.
-      env_id: environments of the rows [n].
-    """
-
-    def __init__(self, arrays: Mapping[str, Any], env_id: np.ndarray):
-        self._rows = {int(i): row for row, i in enumerate(env_id)}
-        self._arrays = self._copy(arrays)
-
-    def _copy(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, x in arrays.items():
-            if isinstance(x, Mapping):
-                found[name] = self._copy(x)
-            elif np.shape(x)[:1] == (len(self._rows),):
-                found[name] = np.array(x)
-        return found
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return self._pick(self._arrays, self._rows[i])
-
-    def _pick(self, arrays: Mapping[str, Any], row: int) -> dict[str, Any]:
-        return {name: self._pick(x, row) if isinstance(x, dict) else x[row] for name, x in arrays.items()}
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
 
 class Restarts:

@@ -12,7 +12,7 @@ from jrl.errors import InputError
 from jrl.export.directory import check_free
 from jrl.fields.paths import resolve
 from jrl.host import command
-from jrl.host.installed import require
+from jrl.host.machine import require
 
 FORMATS = ("npz", "stablehlo", "onnx")
 

@@ -17,7 +17,7 @@ from jrl import spaces
 from jrl.export import directory, npz
 from jrl.export.program import Program, trace
 from jrl.export.source import Source
-from jrl.host.installed import version
+from jrl.host.machine import version
 from jrl.types import Box, Discrete, InputError, Leaf, MultiBinary, MultiDiscrete, PyTree, Space
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jrl import config, spaces
-from jrl.data.spaces_json import space_to_json
 from jrl.play import actor as play
 from jrl.rollout.unroll import reset_where
+from jrl.spaces_json import space_to_json
 from jrl.types import Array, PyTree, Space
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive
-from jrl.fields.refusals import Row
-from jrl.fields.validation import section
+from jrl.fields.validation import Row, section
 
 ASYNCHRONOUS = ("env.batch_size", "env.batch_wait_ms")  # keys of environments that do not wait for each other
 PROCESSES = "env.remote_worker_envs"  # key of environments with a process each

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from jrl.errors import short, shown
 from jrl.fields import validation
 from jrl.fields.bounds import hints
-from jrl.fields.comments import docs as docs
-from jrl.fields.comments import tree_docs as tree_docs
 from jrl.fields.plain_yaml import dump as dump
 from jrl.fields.plain_yaml import fault_of_yaml as fault_of_yaml
 from jrl.fields.plain_yaml import flow as flow
@@ -23,8 +21,10 @@ from jrl.fields.plain_yaml import read_mapping as read_mapping
 from jrl.fields.plain_yaml import read_text as read_text
 from jrl.fields.plain_yaml import read_yaml as read_yaml
 from jrl.fields.validation import default_of as default_of
+from jrl.fields.validation import docs as docs
 from jrl.fields.validation import is_required as is_required
 from jrl.fields.validation import section_class as section_class
+from jrl.fields.validation import tree_docs as tree_docs
 
 _MOST_MENDS = 20  # of unknown keys
 

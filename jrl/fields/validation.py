@@ -12,22 +12,25 @@ A field whose type is a section is a section within it. A union of sections that
 Texts of numbers are numbers; true is none, and "yes" is not true. Imports no jax, and pydantic when it first checks.
 """
 
+import ast
 import dataclasses
 import difflib
 import functools
 import inspect
+import io
 import itertools
 import math
 import sys
+import textwrap
+import tokenize
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, dataclass_transform
 
 from annotated_types import Ge, Len, MaxLen
 
 from jrl.errors import InputError, short, shown
-from jrl.fields import comments
-from jrl.fields.bounds import Formerly, Points, describe, hints, in_float32, is_number, is_union, renamed
+from jrl.fields.bounds import Formerly, Points, describe, hints, in_float32, is_number, is_union, range_words, renamed
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -262,7 +265,7 @@ class _Json(NamedTuple):
 
 def _documented(cls: type, schema: dict[str, Any]) -> None:
     """Adds words and defaults to the JSON Schema of a section's keys."""
-    schema["description"], said = inspect.getdoc(cls), comments.docs(cls)
+    schema["description"], said = inspect.getdoc(cls), docs(cls)
     for field in dataclasses.fields(cls):
         about, default = schema["properties"].get(field.name, {}), field.default
         about.pop("title", None)
@@ -340,7 +343,7 @@ def _place(cls: type, loc: tuple[Any, ...], data: Any, swap: Swap) -> _Place:
         given = place.value.get(name) if isinstance(place.value, Mapping) else None
         field = next((f for f in dataclasses.fields(of) if f.init and f.name == name), None)
         default = dataclasses.MISSING if field is None or is_required(field) else default_of(field)
-        doc = comments.docs(of).get(name, "") if field else ""
+        doc = docs(of).get(name, "") if field else ""
         place = _Place((*place.path, name), annotations[name] if field else None, given, default, doc)
     leaf = typing.get_args(place.hint)[0] if typing.get_origin(place.hint) is Annotated else place.hint
     if rest and typing.get_origin(leaf) is dict and isinstance(place.value, Mapping) and rest[-1] != "[key]":
@@ -417,3 +420,78 @@ def _line(value: Any, hint: Any) -> str:
 
 def _takes_points(hint: Any) -> bool:
     return hint == Points or any(_takes_points(arg) for arg in typing.get_args(hint))
+
+
+# ---------------------------------------------------------------- documentation: the comments in the source
+
+
+@functools.cache
+def docs(cls: type) -> Mapping[str, str]:
+    """Returns field -> the comment on its line, or the lines directly above it. Empty where there is no source."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):
+            continue
+        comments: dict[int, str] = {}
+        own_line: dict[int, str] = {}
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                whole = not token.line[: token.start[1]].strip()
+                (own_line if whole else comments)[token.start[0]] = token.string.lstrip("# ")
+        body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)).body
+        for node in body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                if "ClassVar" in ast.unparse(node.annotation):  # no field
+                    continue
+                first = node.lineno
+                while first - 1 in own_line:
+                    first -= 1
+                above = " ".join(own_line[n] for n in range(first, node.lineno))
+                doc = comments.get(node.end_lineno or node.lineno, above)
+                if doc:
+                    found[node.target.id] = doc
+    return found
+
+
+def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
+    """Returns dotted key -> comment and range, of a dataclass instance and of the sections within it."""
+    ranges = {name: range_words(hint) for name, hint in hints(type(tree)).items()}
+    found = {prefix + name: words for name, words in ranges.items() if words}
+    cls: type = type(tree)
+    for name, doc in docs(cls).items():
+        found[prefix + name] = f"{doc}; {ranges[name]}" if ranges.get(name) else doc
+    for field in dataclasses.fields(tree):
+        if dataclasses.is_dataclass(getattr(tree, field.name)):
+            found |= tree_docs(getattr(tree, field.name), f"{prefix}{field.name}.")
+    return found
+
+
+# ---------------------------------------------------------------- refused combinations of keys
+
+
+class Row(NamedTuple):
+    """A combination of values that cannot be run.
+
+        Row("rollout.max_policy_lag rollout.mode", lambda c: c.rollout.mode == "sync" and c.rollout.max_policy_lag,
+            "rollout.max_policy_lag: without rollout.mode async no policy lags: set that, or leave this out")
+
+    Where a row reads a key that is at fault itself, it is left out.
+    """
+
+    keys: str  # that it reads, with spaces between; the first is the one at fault
+    refuses: Callable[..., Any]  # config -> whether it is refused; or the message, or a list of them
+    message: str = ""  # of a row whose function does not say it
+
+
+def refused(rows: Iterable[Row], *given: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the keys and the message of each row that refuses a config.
+
+    Args:
+      given: the config, and what else the rows are asked about.
+    """
+    for row in rows:
+        if found := row.refuses(*given):
+            for message in found if isinstance(found, list) else [row.message or found]:
+                yield tuple(row.keys.split()), message

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.gym import faults
-from jrl.gym.faults import FLAGS, NUMBERS, space_kind
+from jrl.gym import faults, space_kind
+from jrl.gym.faults import FLAGS, NUMBERS
 
 # ---------------------------------------------------------------- Gymnasium spaces and their elements
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FIRST_STEPS = 32  # steps of each environment that a run checks fully
+from jrl.gym import space_kind
+
 # exact types of rewards and flags that need no further check
 NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_))
 FLAGS = frozenset((bool, np.bool_))
@@ -22,7 +23,6 @@ RESET = ("observations", "infos")
 PARALLEL = ("observations", "rewards", "terminations", "truncations", "infos")
 RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _ROUNDING = 1e-5  # relative float32 error allowed beyond a bound
-_KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
 # The table: the fault and, after the last colon, its fix. These faults end a run in its first steps
 RUN = {
@@ -229,12 +229,6 @@ def has_no_fatal_fault(reward: Any, terminated: Any, truncated: Any, info: Any) 
 
 
 # ---------------------------------------------------------------- observations
-
-
-def space_kind(space: Any) -> str:
-    """Return the name of a space's class, or of its first base class that is a known space."""
-    names = [cls.__name__ for cls in type(space).__mro__]
-    return next((name for name in names if name in _KINDS), names[0])
 
 
 def check_observation(name: str, space: Any, obs: Any, where: str, num_envs: int | None = None) -> Iterator[Fault]:

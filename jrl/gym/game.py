@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.gym import interfaces
+from jrl.gym import interfaces, space_kind
 from jrl.gym.block import build_element, flatten_space, get_row
-from jrl.gym.faults import Breach, Fault, check_observation, describe_time, get_bounds, list_fatal, space_kind
+from jrl.gym.faults import Breach, Fault, check_observation, describe_time, get_bounds, list_fatal
 from jrl.gym.interfaces import AgentInterface, GameStep
 from jrl.gym.masked import MaskError
 

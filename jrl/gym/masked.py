@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.gym.faults import Breach, space_kind
+from jrl.gym import space_kind
+from jrl.gym.faults import Breach
 
 
 class MaskError(Breach):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jrl.errors import InputError, details, message, short
-from jrl.host import foreign_options
 
 # name as typed after `jrl` -> description; the module has the same name, with _ for -
 COMMANDS = {
@@ -73,11 +72,13 @@ class _ArgumentParser(argparse.ArgumentParser):
                 repeated = " ".join(f"{flag} {setting}" for setting in more)
                 self.error(f"{' '.join(more)}: {flag} takes one value: repeat it, ... {repeated}")
         found, extra = self.parse_known_intermixed_args(words, namespace)  # files may follow options
-        known = foreign_options.OPTIONS.get(self.prog.removeprefix(_prefix), {})
-        answers = {flag: known[flag] for word in extra if (flag := word.partition("=")[0]) in known}
-        if answers:
-            self.error("; ".join(f"{flag}: {answer}" for flag, answer in answers.items()))
         if extra:
+            from jrl.host import foreign_options
+
+            known = foreign_options.OPTIONS.get(self.prog.removeprefix(_prefix), {})
+            answers = {flag: known[flag] for word in extra if (flag := word.partition("=")[0]) in known}
+            if answers:
+                self.error("; ".join(f"{flag}: {answer}" for flag, answer in answers.items()))
             self.error(f"unrecognized arguments: {' '.join(extra)}")
         return found
 

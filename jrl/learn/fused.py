@@ -11,10 +11,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.keys import Role, role_key, role_keys, vector_key
-from jrl.learn.learner import Learner
-from jrl.learn.program import LoopState, Program, empty_replay, joined_replay, over_iterations, own_replay
-from jrl.learn.trace_once import trace_once
+from jrl.learn.learner import Learner, trace_once
+from jrl.learn.program import (
+    LoopState,
+    Program,
+    Role,
+    empty_replay,
+    joined_replay,
+    over_iterations,
+    own_replay,
+    role_key,
+    role_keys,
+    vector_key,
+)
 from jrl.metrics import episodes as episode_metrics
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState

@@ -10,10 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.keys import Role, role_key
-from jrl.learn.learner import Data, Keys, Learner
-from jrl.learn.program import LoopState, Program, joined_replay, own_replay
-from jrl.learn.trace_once import trace_once
+from jrl.learn.learner import Data, Keys, Learner, trace_once
+from jrl.learn.program import LoopState, Program, Role, joined_replay, own_replay, role_key
 from jrl.metrics import episodes as episode_metrics
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 

@@ -18,10 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jrl.host import machine
-from jrl.learn import parallel
+from jrl.learn import memory, parallel
 from jrl.learn.fused import Fused
 from jrl.learn.program import LoopState, Program
-from jrl.replay import memory
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
 _MEMBERS = "member"  # the axis of the mesh

@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jrl.learn import parallel
+from jrl.learn.learner import trace_once
 from jrl.learn.offline import Offline, keys_of
 from jrl.learn.program import LoopState
-from jrl.learn.trace_once import trace_once
 from jrl.types import Key, PyTree
 
 _UPDATES = 32  # updates per prefetched block; the devices hold the batches of two blocks

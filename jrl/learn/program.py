@@ -1,12 +1,21 @@
-"""The interface of programs that collect and learn: one compiled program (fused.py) or two (staged.py).
+"""Programs that collect and learn, their random keys, and the training loop over their calls.
 
-Both derive the same keys from the seed, so environments written in JAX give the same bits either way.
+A Program is one compiled program (fused.py) or two (staged.py). Both derive the same keys from the seed, so
+environments written in JAX give the same bits either way:
+
+    role_key(seed, role, counter) = fold_in(fold_in(key(seed), role), counter)
+
+    program = Staged(learner, source, make_mesh(), ...) or Fused(learner, unroll, make_mesh(), iterations=16, ...)
+    for info in train(program, program.init(seed), seed=seed, total_env_steps=300_000): ...
 """
 
 import abc
 import dataclasses
+import enum
 import functools
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +24,45 @@ from flax import struct
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.keys import Role, role_key
 from jrl.learn.learner import Learner
+from jrl.metrics.timers import Timers
 from jrl.rollout.source import Source
-from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import Array, Episodes, Key, Metrics, PyTree, Rollout
+
+# ---------------------------------------------------------------- random keys
+
+
+class Role(enum.IntEnum):
+    """Purpose of a key; each role has its own stream."""
+
+    INIT = 0
+    ENV = 1
+    COLLECT = 2
+    UPDATE = 3
+    EVALUATE = 4
+    VALIDATE = 5
+    DATA = 6
+    ESTIMATE = 7
+
+
+def role_key(seed: int | Key, role: Role, counter=0) -> Key:
+    """Returns the key of a role at a counter, for example the number of the iteration or evaluation."""
+    root = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
+    return jax.random.fold_in(jax.random.fold_in(root, role), counter)
+
+
+def role_keys(root: Key, roles: Sequence[Role], counters: Array) -> Key:
+    """Returns `role_key` of each role and counter [K]: [R, K]. Separate calls would compile a loop each."""
+    of_roles = jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(roles, jnp.uint32))
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(of_roles, counters)
+
+
+def vector_key(key: Key, vector, vectors: int) -> Key:
+    """Returns the key of vector `vector` of environments, on any device; with a single vector `key` itself."""
+    return key if vectors == 1 else jax.random.fold_in(key, vector)
+
+
+# ---------------------------------------------------------------- programs
 
 
 @struct.dataclass
@@ -173,3 +217,118 @@ def over_iterations(metrics: Metrics, count: Any = None) -> Metrics:
     if count is not None:
         rows = jnp.where(jnp.arange(rows.shape[1], dtype=jnp.uint32) < count, rows, jnp.nan)
     return found | dict(zip(floats, jnp.nanmean(rows, 1), strict=True))
+
+
+# ---------------------------------------------------------------- the loop
+
+
+class Clock(NamedTuple):
+    """Progress of a run: what budgets, reports, checkpoints and schedules count by."""
+
+    env_steps: int = 0  # of environments, or of agents where rollout.count_steps_by says so
+    agent_steps: int = 0  # of all agents; of environments with one agent the same
+    updates: int = 0  # gradient steps; counted when a result row is made
+    time_s: float = 0.0  # seconds of training; read when a result row is made
+
+    def after(self, report: Episodes) -> "Clock":
+        """Adds the steps of a report, of all devices and iterations in it. Waits for it."""
+        total = lambda x: int(np.asarray(x).astype(np.int64).sum())
+        steps = total(report.steps)
+        agents = total(report.agents.steps) if isinstance(report.agents, Episodes) else steps
+        return self._replace(env_steps=self.env_steps + steps, agent_steps=self.agent_steps + agents)
+
+
+NO_STEPS = Clock()
+
+
+class StepInfo(NamedTuple):
+    """Facts that the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
+
+    state: Any  # a LoopState; valid until the generator is advanced, which donates it
+    metrics: Metrics  # name -> scalar, mean over the call's iterations
+    episodes: Episodes  # of this call
+    iteration: int  # iterations done, this call's included
+    clock: Clock  # exact, up to the call before this one, so that counting never waits for the call just begun
+    timers: Any  # metrics.timers.Timers
+
+    @property
+    def env_steps(self) -> int:
+        """Returns environment steps up to the call before this one."""
+        return self.clock.env_steps
+
+    def clock_after(self) -> Clock:
+        """Returns the clock up to and including this call. Waits for it."""
+        return self.clock.after(self.episodes)
+
+    def env_steps_after(self) -> int:
+        """Returns the environment steps up to and including this call. Waits for it."""
+        return self.clock_after().env_steps
+
+
+class Calls:
+    """Calls of a run's program, one after the other: the iterations of the next one, and the results of each.
+
+    Args:
+      rows, most: of an iteration, and iterations of a call, see `Program`.
+      state: `init` of the program, or a checkpoint.
+      total_env_steps: the budget; the iteration that reaches it is the last. None: there is none.
+      iteration, clock: to continue from.
+      timers: handed on.
+      prepare: makes of the state that of the next call, before each; None: it stays.
+    Attributes:
+      state: for the next call.
+      iteration: those made so far.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        most: int,
+        state: LoopState,
+        *,
+        total_env_steps: int | None,
+        iteration: int = 0,
+        clock: Clock = NO_STEPS,
+        timers: Timers | None = None,
+        prepare: Callable[[LoopState], LoopState] | None = None,
+    ):
+        self.state, self.iteration = state, iteration
+        self._rows, self._most, self._clock, self._prepare = rows, most, clock, prepare
+        self._timers = timers or Timers()
+        self._total = math.inf if total_env_steps is None else total_env_steps
+        self._uncounted: Episodes | None = None  # of the call under way
+        self._count = 0  # its iterations
+
+    def ahead(self) -> int | None:
+        """Counts the iterations that the next call makes; None: the budget is spent."""
+        total, most = self._total, self._most
+        # to count a call is to wait for it: only where the next one might go beyond the budget
+        if self._uncounted is not None and self._clock.env_steps + (self._count + most) * self._rows > total:
+            before, self._clock, self._uncounted = self._clock, self._clock.after(self._uncounted), None
+            # a user's training step may sample more
+            self._rows = max(self._rows, -(-(self._clock.env_steps - before.env_steps) // self._count))
+        if self._uncounted is None and self._clock.env_steps >= total:
+            return None
+        left = total - self._clock.env_steps
+        unlimited = self._uncounted is not None or total == math.inf
+        # the last iteration of the call is the first that may reach the budget
+        self._count = most if unlimited else int(min(most, max(1, -(-left // self._rows))))
+        if self._prepare is not None:
+            self.state = self._prepare(self.state)
+        return self._count
+
+    def made(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
+        """Counts what the latest call made."""
+        self.state = state
+        self.iteration += self._count
+        if self._uncounted is not None:
+            self._clock = self._clock.after(self._uncounted)
+        self._uncounted = report
+        return StepInfo(state, metrics, report, self.iteration, self._clock, self._timers)
+
+
+def train(program: Program, state: LoopState, *, seed: int, **more: Any) -> Iterator[StepInfo]:
+    """Advances the program, a Fused or a Staged, until the budget is spent; `more`: as `Calls`."""
+    calls = Calls(program.rows, program.iterations, state, **more)
+    while (count := calls.ahead()) is not None:
+        yield calls.made(*program.advance(calls.state, seed, calls.iteration, count))

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.keys import Role, role_key
 from jrl.learn.learner import Learner
-from jrl.learn.program import LoopState, Program, empty_replay, over_iterations
+from jrl.learn.program import LoopState, Program, Role, empty_replay, over_iterations, role_key
 from jrl.metrics import episodes as episode_metrics
 from jrl.metrics.timers import Timers
 from jrl.rollout.source import Source

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jrl.ops import scans, sums
+from jrl.ops import scans
 from jrl.types import Array, Episodes, PyTree
 
 WINDOW = 100  # default number of episodes in the reported mean return
@@ -108,7 +108,7 @@ def track(state: EpisodeState, reward, done, mask, gamma=None, learned=None) -> 
     start = (state.episode_return, jnp.zeros_like(state.episode_return), state.length)
     (before, total, length), (returns, lengths) = scans.elementwise(body, start, (reward, done, mask))
     # before is 0 after an end, where the rounding error is dropped, too
-    total, rest = sums.add(before, jnp.where(before == 0, 0.0, state.return_rest), total)
+    total, rest = scans.compensated_add(before, jnp.where(before == 0, 0.0, state.return_rest), total)
     after = dataclasses.replace(state, episode_return=total, return_rest=rest, length=length)
     if gamma is None:
         return after, EpisodeRows(returns, lengths, jnp.zeros_like(returns))

@@ -10,7 +10,7 @@ import numpy as np
 
 from jrl.errors import shown
 from jrl.fields.paths import written
-from jrl.host.installed import require
+from jrl.host.machine import require
 from jrl.metrics.loggers import read_rows
 
 Curve = tuple[np.ndarray, np.ndarray]  # x and y of a run, f64 [N] each

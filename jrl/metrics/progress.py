@@ -1,18 +1,21 @@
-"""Progress of a run: a live bar in a terminal, plain lines in a file or a pipe."""
+"""Progress of a run: whether a result row meets a stop criterion, and the display of rows.
+
+The display is a live bar in a terminal, plain lines in a file or a pipe.
+"""
 
 import collections
 import datetime
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO, TypeGuard
 
-from jrl.metrics import criteria
-
 _COUNTERS = ("env_steps", "time_s", "iteration", "updates")  # start at 0 and grow evenly
 _ROWS = 10  # latest rows that measure the speed
 _BAR = 10  # minimum width of the bar
+_WINDOW_MEAN = re.compile(r"(episode|agent/.+|policy/[^/]+)/(?:return|length)")
 
 
 class Progress(NamedTuple):
@@ -79,9 +82,9 @@ class RunProgress:
     def _fraction_of(self, name: str, row: Mapping[str, Any]) -> float:
         """Return the progress to a criterion, 1 when it is met."""
         value, target = row.get(name), self._stop[name]
-        if not _is_finite(value) or not criteria.is_reliable(name, row, self._window):
+        if not _is_finite(value) or not is_reliable(name, row, self._window):
             return 0.0
-        if criteria.is_met(name, row, target, self._window):
+        if is_met(name, row, target, self._window):
             return 1.0
         start = 0.0 if name in _COUNTERS else self._first.setdefault(name, value)
         # below 1, even with rounding
@@ -210,3 +213,38 @@ def _open_bar(progress: RunProgress, stream: TextIO) -> Progress:
             live.update(draw(), refresh=True)
 
     return Progress(update, live.stop)
+
+
+# ---------------------------------------------------------------- stop criteria
+
+
+def is_reliable(name: str, row: Mapping[str, Any], window: int) -> bool:
+    """Return whether a row's metric can meet a criterion: a mean over fewer than `window` episodes is luck.
+
+    Args:
+      name: metric.
+      row: result row; `episode/window`, `agent/NAME/window` and `policy/NAME/window` count the episodes of its means.
+      window: required number of episodes.
+    """
+    return window_size(name, row) >= window
+
+
+def window_size(name: str, row: Mapping[str, Any]) -> float:
+    """Return the number of episodes in the mean of a row's metric; inf: the metric is not such a mean."""
+    found = _WINDOW_MEAN.fullmatch(name)
+    if found is None:
+        return math.inf
+    of_games = row.get("episode/window", math.inf)  # rows of earlier versions have no other window
+    return float(row.get(f"{found[1]}/window", of_games))
+
+
+def is_met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
+    """Return whether the row has the metric, reliable and at least `target`.
+
+    A mean over 3 episodes is not yet reliable:
+
+    >>> [is_met("episode/return", {"episode/return": 500, "episode/window": n}, 475, window=10) for n in (3, 10)]
+    [False, True]
+    """
+    value = row.get(name)
+    return value is not None and is_reliable(name, row, window) and value >= target

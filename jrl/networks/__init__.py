@@ -15,21 +15,34 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jrl import spaces
-from jrl.fields.hyper import Options
-from jrl.networks import cores, custom
-from jrl.networks.config import NetworkConfig
+from jrl.fields.hyper import NetworkConfig, Options
 from jrl.networks.dense import Dense
-from jrl.networks.encoders import DENSE, Encoders, choose, default, flattened, single
-from jrl.networks.noisy import NoisyDense
-from jrl.networks.torsos import ACTIVATIONS, CNNS, Mlp, is_image, to_float
+from jrl.networks.encoders import (
+    ACTIVATIONS,
+    CNNS,
+    DENSE,
+    Encoders,
+    Mlp,
+    choose,
+    cnn,
+    default,
+    flattened,
+    is_custom,
+    is_image,
+    single,
+    to_float,
+)
 from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space, Window, element
+
+if TYPE_CHECKING:
+    from jrl.networks import cores
 
 __all__ = ["Head", "Network", "NetworkConfig", "build", "encoded", "is_image", "with_core"]
 
@@ -65,7 +78,7 @@ class Network(NamedTuple):
 def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
     """Converts an observation [..., *] to floats, once for all networks that read it."""
     leaf = single(space, cfg)
-    if custom.is_custom(cfg):
+    if is_custom(cfg):
         return obs
     if cfg.flatten:
         return flattened(space, cfg, obs)
@@ -84,19 +97,21 @@ def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name
 
     Call it within the compact call of `module`; the encoder is its child `name`.
     """
-    if custom.is_custom(cfg):
+    if is_custom(cfg):
+        from jrl.networks import custom
+
         return custom.features(module, cfg, space, x, name)
     leaf = single(space, cfg)
     if leaf is None and not cfg.flatten:
         return Encoders(space, cfg, name=f"{name}_encoders")(x)
     encoder = "flat" if leaf is None else default(leaf, cfg)
-    return CNNS[encoder](cfg, name=name)(x) if encoder in CNNS else x.reshape(x.shape[0], -1)
+    return cnn(encoder)(cfg, name=name)(x) if encoder in CNNS else x.reshape(x.shape[0], -1)
 
 
 def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
     """Returns the output of the dense layers after `encoded`. A CNN for a single image and a user's torso have none."""
     leaf = single(space, cfg)
-    is_complete = custom.is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
+    is_complete = is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
     x = encoded(module, cfg, space, x, name)
     return x if is_complete else Mlp(cfg, name=name)(x)
 
@@ -108,6 +123,8 @@ def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry:
       carry: recurrent state of each row, or with `reset` before the first step of each window.
       reset: None: each row is one step. [N, L] bool: rows are the steps of N windows.
     """
+    from jrl.networks import cores
+
     core = cores.make(cfg.core, x.shape[-1], dtype=cfg.dtype, weights=cfg.init)
     # not `param` alone: it would trace `init` at each call to compare shapes
     params = module.param(name, core.init) if module.is_initializing() else module.get_variable("params", name)
@@ -117,7 +134,16 @@ def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry:
     return y.reshape(-1, core.size), carry
 
 
-def _truncated(core: cores.Core, limit: int | None, params, x, carry, reset):
+def start_of_core(cfg: NetworkConfig) -> Callable[[int], PyTree] | None:
+    """Returns the function from a batch size to the core's state at an episode's start; None without a core."""
+    if not cfg.recurrent:
+        return None
+    from jrl.networks import cores
+
+    return cores.make(cfg.core, 1).carry
+
+
+def _truncated(core: "cores.Core", limit: int | None, params, x, carry, reset):
     """Unrolls the core with truncated backpropagation: the gradient stops at multiples of `limit` steps."""
     length, parts = reset.shape[1], []
     if limit is None or length <= limit:
@@ -178,6 +204,8 @@ class _Towers(nn.Module):
     def _dense(self, head, features, scale, name, dtype):
         """Returns a layer of a head as a function (x, key or None) -> y of `dtype`."""
         if head.noise is not None:
+            from jrl.networks.noisy import NoisyDense
+
             return NoisyDense(features, head.noise, dtype, name=name)
         dense = Dense(features, dtype=dtype, weights=self.cfg.init, scale=scale, name=name)
         return lambda x, key: dense(x)
@@ -185,12 +213,19 @@ class _Towers(nn.Module):
 
 def check(space: Space, cfg: NetworkConfig) -> None:
     """Raises InputError if `cfg` does not fit observations of `space`."""
-    errors = cores.faults(cfg.core) + _value_input_faults(space, cfg)
-    if cfg.torso_options and not custom.is_custom(cfg):
+    errors: list[str] = []
+    if cfg.recurrent:
+        from jrl.networks import cores
+
+        errors += cores.faults(cfg.core)
+    errors += _value_input_faults(space, cfg)
+    if cfg.torso_options and not is_custom(cfg):
         errors.append(
             f"network.torso_options: {cfg.torso} takes no options, only a torso of your own does: leave them out"
         )
-    if custom.is_custom(cfg):
+    if is_custom(cfg):
+        from jrl.networks import custom
+
         custom.check(cfg, space)
     elif cfg.torso not in (*DENSE, *CNNS):
         errors.append(
@@ -259,7 +294,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
     module = _Towers(space, cfg, tuple(heads.items()))
     towers = ("torso",) if cfg.shared else tuple(f"{name}_torso" for name in heads)
     recurrent = cfg.recurrent
-    start = cores.make(cfg.core, 1).carry if recurrent else None
+    start = start_of_core(cfg)
 
     def carry(batch_size: int) -> PyTree:
         return () if start is None else {tower: start(batch_size) for tower in towers}

@@ -1,4 +1,4 @@
-"""Two-dimensional convolution that is fast inside `lax.scan`, on CPU, too.
+"""Torsos for images: Nature CNN, IMPALA ResNet, small CNN; with a convolution that is fast inside `lax.scan` on CPU.
 
 XLA's CPU backend uses its fast convolution kernel only for the NHWC / HWIO layout. It converts other layouts only
 outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step inside a
@@ -13,7 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jrl.networks import initial
+from jrl.fields.hyper import NetworkConfig
+from jrl.networks.dense import Dense, bias_init, kernel_init, parameter
+from jrl.networks.encoders import layer_options
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -84,7 +86,58 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = self.size, self.size, x.shape[-1], self.features
-        kernel: Any = initial.parameter(self, "kernel", initial.kernel(self.weights, self.scale, shape), shape)
-        bias: Any = initial.parameter(self, "bias", initial.bias(self.weights, shape), shape[-1:])
+        kernel: Any = parameter(self, "kernel", kernel_init(self.weights, self.scale, shape), shape)
+        bias: Any = parameter(self, "bias", bias_init(self.weights, shape), shape[-1:])
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         return conv2d(x, kernel, stride=self.stride, padding=self.padding) + jnp.expand_dims(bias, (0, 1, 2))
+
+
+# ---------------------------------------------------------------- torsos
+
+
+class NatureCnn(nn.Module):
+    """Three convolutions and a dense layer of 512 (Mnih et al., Nature 518, 2015), ReLU throughout."""
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        options = layer_options(self.cfg)
+        for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = nn.relu(Conv(features, size, stride, **options)(x))
+        x = x.reshape(x.shape[0], -1)
+        return nn.relu(Dense(512, **options)(x))
+
+
+class ImpalaResNet(nn.Module):
+    """Three stages of 16, 32 and 32 channels with two residual blocks each (arXiv:1802.01561, figure 3), dense 256."""
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        options = layer_options(self.cfg)
+        conv = lambda features, x: Conv(features, 3, padding="SAME", **options)(x)
+        for features in (16, 32, 32):
+            x = nn.max_pool(conv(features, x), (3, 3), strides=(2, 2), padding="SAME")
+            for _ in range(2):
+                x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
+        x = nn.relu(x).reshape(x.shape[0], -1)
+        return nn.relu(Dense(256, **options)(x))
+
+
+class SmallCnn(nn.Module):
+    """Small CNN for images of any size, such as grid cells.
+
+    Three 3 x 3 convolutions, the last two with stride 2, and a dense layer of 128; ReLU throughout.
+    """
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        options = layer_options(self.cfg)
+        for features, stride in ((16, 1), (32, 2), (64, 2)):
+            x = nn.relu(Conv(features, 3, stride, padding="SAME", **options)(x))
+        x = x.reshape(x.shape[0], -1)
+        return nn.relu(Dense(128, **options)(x))

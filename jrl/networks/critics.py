@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jrl import spaces
-from jrl.networks import Head, NetworkConfig, build, check, cores, encoded, read, with_core
+from jrl.networks import Head, NetworkConfig, build, check, encoded, read, start_of_core, with_core
 from jrl.networks.dense import Dense
-from jrl.networks.torsos import Mlp, is_image
+from jrl.networks.encoders import Mlp, is_image
 from jrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space, Window, element
 
 
@@ -75,7 +75,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
       InputError: the network does not fit the observation space.
     """
     space, action = spaces.without_mask(spec.observation), spec.action
-    start = cores.make(cfg.core, 1).carry if cfg.recurrent else None
+    start = start_of_core(cfg)
 
     def stacked(init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
         return lambda key: jax.vmap(init)(jax.random.split(key, num_critics))

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jrl import registry, spaces
-from jrl.fields.hyper import Options
-from jrl.networks.config import NetworkConfig
+from jrl.fields.hyper import NetworkConfig, Options
 from jrl.types import Array, InputError, Key, PyTree, Space, element
 
 _KEY = "network.torso"
@@ -38,11 +37,6 @@ class Torso(NamedTuple):
     init: Callable[[Key], PyTree]  # key -> params, a tree of float arrays
     apply: Callable[[PyTree, PyTree], Array]  # (params, obs [N, *]) -> [N, F]
     learns: bool = True  # whether the torso has parameters
-
-
-def is_custom(cfg: NetworkConfig) -> bool:
-    """Returns whether `cfg.torso` names a user's torso."""
-    return ":" in cfg.torso or "." in cfg.torso or registry.registered(cfg.torso) is not None
 
 
 def check(cfg: NetworkConfig, space: Space | None = None) -> None:
@@ -246,4 +240,4 @@ def _pair(fn: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso
     return Torso(lambda key: jax.tree.map(jnp.asarray, init(key)), apply)
 
 
-__all__ = ["Torso", "check", "features", "is_custom"]
+__all__ = ["Torso", "check", "features"]

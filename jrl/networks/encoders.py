@@ -1,22 +1,106 @@
-"""Encoders from an observation, an array or a tree of arrays, to a feature vector."""
+"""Encoders and torsos: from an observation, an array or a tree of arrays, to a feature vector.
+
+An encoder reads one array; the torso is the dense layers after them, or the CNN of a single image.
+"""
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jrl import spaces
-from jrl.networks import initial
-from jrl.networks.config import NetworkConfig
-from jrl.networks.torsos import CNNS, NATURE_LEAST, Mlp, is_image, to_float
-from jrl.types import Array, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
+from jrl import registry, spaces
+from jrl.fields.hyper import NetworkConfig
+from jrl.networks.dense import Dense, parameter
+from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
 
+# CNN -> its module, a class of `NetworkConfig`, for `cnn`
+CNNS = {
+    "nature_cnn": "jrl.networks.conv:NatureCnn",
+    "impala": "jrl.networks.conv:ImpalaResNet",
+    "small_cnn": "jrl.networks.conv:SmallCnn",
+}
 ENCODERS = ("flat", "mlp", "embedding", *CNNS)
 DENSE = ("auto", "mlp")  # torsos that consist of the dense layers after the encoders
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "tanh": jnp.tanh,
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "silu": nn.silu,
+    "elu": nn.elu,
+}
+_GAIN = math.sqrt(2)  # gain before an activation that halves the variance
+
+
+def layer_options(cfg: NetworkConfig) -> dict[str, Any]:
+    return {"dtype": cfg.dtype, "weights": cfg.init, "scale": _GAIN}
+
+
+NATURE_LEAST = 36  # height and width of the smallest image for nature_cnn
+
+
+def is_image(space: Space) -> bool:
+    return (
+        isinstance(space, Box)
+        and len(space.shape) == 3
+        and (space.dtype == "uint8" or np.issubdtype(np.dtype(space.dtype), np.floating))
+    )
+
+
+def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
+    """Returns observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
+
+    Integers become one-hot vectors. An array with three axes is an image; its channel axis is the smaller of the first
+    and the last axis. uint8 is divided by 255, in images by `image_max`.
+    """
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(obs.reshape(-1), space.n)
+    if isinstance(space, MultiDiscrete):
+        flat = obs.reshape(-1, len(space.nvec))
+        return jnp.concatenate([jax.nn.one_hot(flat[:, i], n) for i, n in enumerate(space.nvec)], -1)
+    x = obs.astype(jnp.float32)
+    if obs.dtype == jnp.uint8:
+        x = x / (image_max if is_image(space) else 255.0)
+    if not is_image(space):
+        return x.reshape(-1, math.prod(space.shape))
+    x = x.reshape(-1, *space.shape)
+    return jnp.moveaxis(x, 1, 3) if space.shape[0] < space.shape[2] else x
+
+
+class Mlp(nn.Module):
+    """Dense layers of widths `hidden` (None: `cfg.hidden`), each followed by the activation.
+
+    `beside` is a second input, see Dense.
+    """
+
+    cfg: NetworkConfig
+    hidden: tuple[int, ...] | None = None
+
+    @nn.compact
+    def __call__(self, x, beside=None):
+        for width in self.cfg.hidden if self.hidden is None else self.hidden:
+            x, beside = Dense(width, **layer_options(self.cfg))(x, beside), None
+            if self.cfg.layer_norm:
+                x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
+            x = ACTIVATIONS[self.cfg.activation](x)
+        return x
+
+
+def cnn(name: str) -> type[nn.Module]:
+    """Returns the class of a CNN of `CNNS`."""
+    return registry.load(CNNS[name], "network.torso")
+
+
+def is_custom(cfg: NetworkConfig) -> bool:
+    """Returns whether `cfg.torso` names a user's torso."""
+    return ":" in cfg.torso or "." in cfg.torso or registry.registered(cfg.torso) is not None
+
+
+# ---------------------------------------------------------------- encoders
 
 
 def single(space: Space, cfg: NetworkConfig) -> Leaf | None:
@@ -97,7 +181,7 @@ class _Embedding(nn.Module):
     def __call__(self, x):
         sizes = (self.leaf.n,) if isinstance(self.leaf, Discrete) else self.leaf.nvec
         init = nn.initializers.normal(1.0 / math.sqrt(self.width))
-        table: Any = initial.parameter(self, "table", init, (sum(sizes), self.width))
+        table: Any = parameter(self, "table", init, (sum(sizes), self.width))
         one_hot = to_float(self.leaf, x)
         parts = jnp.split(one_hot, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], -1)
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -137,8 +221,5 @@ class Encoders(nn.Module):
             elif encoder == "mlp":
                 features.append(Mlp(cfg, cfg.encoder_hidden, name=name)(flat(leaf, cfg, x)))
             else:
-                features.append(CNNS[encoder](cfg, name=name)(to_float(leaf, x, cfg.image_max)))
+                features.append(cnn(encoder)(cfg, name=name)(to_float(leaf, x, cfg.image_max)))
         return jnp.concatenate([x.astype(jnp.float32) for x in features], -1)
-
-
-__all__ = ["DENSE", "ENCODERS", "Encoders", "choose", "default", "flat", "flattened", "names", "single"]

@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jrl.networks import initial
-from jrl.networks.dense import linear
+from jrl.networks.dense import linear, parameter
 from jrl.ops import random
 
 
@@ -29,11 +28,11 @@ class NoisyDense(nn.Module):
         inputs, bound = x.shape[-1], 1.0 / math.sqrt(x.shape[-1])
         mean = lambda key, shape, _: bound * (2.0 * random.uniform(key, shape) - 1.0)
         deviation = lambda _, shape, dtype: jnp.full(shape, self.sigma * bound, dtype)
-        parameter: Any = functools.partial(initial.parameter, self)
-        kernel = parameter("kernel", mean, (inputs, self.features))
-        bias = parameter("bias", mean, (self.features,))
-        kernel_sigma = parameter("kernel_sigma", deviation, (inputs, self.features))
-        bias_sigma = parameter("bias_sigma", deviation, (self.features,))
+        make: Any = functools.partial(parameter, self)
+        kernel = make("kernel", mean, (inputs, self.features))
+        bias = make("bias", mean, (self.features,))
+        kernel_sigma = make("kernel_sigma", deviation, (inputs, self.features))
+        bias_sigma = make("bias_sigma", deviation, (self.features,))
         if key is not None:
             noise = random.normal(key, (inputs + self.features,))
             # without the barrier XLA recomputes the noise for each element of the kernel

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.fields import hyper
-from jrl.networks import initial
-from jrl.networks.dense import linear
+from jrl.networks.dense import kernel_init, linear
 from jrl.types import Array, Key, PyTree
 
 Params = dict[str, Array]
@@ -32,8 +31,8 @@ class Core(NamedTuple):
 
 
 def kernels(key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, init: str | None = None) -> Array:
-    """Returns `count` initial kernels side by side, f32 [rows, count * columns], see `initial.kernel`."""
-    one = initial.kernel(init, scale, (rows, columns))
+    """Returns `count` initial kernels side by side, f32 [rows, count * columns], see `kernel_init`."""
+    one = kernel_init(init, scale, (rows, columns))
     return jnp.concatenate([one(key, (rows, columns), jnp.float32) for key in jax.random.split(key, count)], -1)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import shapes
+from jrl.ops.returns import check_shapes
 
 __all__ = [
     "Interval",
@@ -243,4 +243,4 @@ def _over(x, y):
 
 def _check_shapes(reward, **others):
     """Raises ValueError unless `value` is [E, T + 1] and all other arrays are [E, T]."""
-    shapes.check("[E, T]", reward, others, value=lambda episodes, steps: (episodes, steps + 1))
+    check_shapes("[E, T]", reward, others, value=lambda episodes, steps: (episodes, steps + 1))

@@ -3,7 +3,7 @@
 The statistics of a pytree are pytrees of its structure with one shared count. Batches are merged by the parallel
 formula of Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
 After a million samples, a batch moves a mean far from 0 by less than float32's precision. The rounding error is
-therefore kept as well (`ops.sums`); otherwise the statistics would stop changing.
+therefore kept as well (`ops.scans`); otherwise the statistics would stop changing.
 """
 
 import math
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.ops import collectives, sums
+from jrl.ops import collectives, scans
 
 __all__ = ["MAX_COUNT", "RunningStats", "init", "normalize", "std", "update"]
 
@@ -145,8 +145,8 @@ def _combine(stats, count, shift, m2):
 
 
 def _add(total, rest, x):
-    """Applies `sums.add` to each leaf; returns a pair of trees."""
-    pairs = jax.tree.map(sums.add, total, rest, x)
+    """Applies `scans.compensated_add` to each leaf; returns a pair of trees."""
+    pairs = jax.tree.map(scans.compensated_add, total, rest, x)
     return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 
 

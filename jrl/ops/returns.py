@@ -6,13 +6,14 @@ real final observation: a time limit bootstraps from it, a true end does not. St
 `done` cuts the trace, so that only `value[t + 1]` affects step t. Results carry no gradient.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrl.ops import scans, shapes
+from jrl.ops import scans
 
 __all__ = [
     "VTrace",
@@ -168,4 +169,28 @@ def signed_parabolic(x, eps=1e-3) -> jax.Array:
 
 def _check_shapes(reward, **others):
     """Raises ValueError unless `value` is [T + 1, B] and all other arrays are [T, B]."""
-    shapes.check("[T, B]", reward, others, value=lambda steps, columns: (steps + 1, columns))
+    check_shapes("[T, B]", reward, others, value=lambda steps, columns: (steps + 1, columns))
+
+
+def check_shapes(
+    axes: str, reward: Any, others: Mapping[str, Any], **rules: Callable[[int, int], tuple[int, int]]
+) -> None:
+    """Raises ValueError unless `reward` has two axes and all other arrays have its shape, or the shape of their rule.
+
+    Args:
+      axes: names of the reward's axes for the message, for example `[T, B]`.
+      reward: array.
+      others: arrays by name.
+      rules: array name -> function from the reward's shape to the array's expected shape.
+    """
+    shape = jnp.shape(reward)
+    if len(shape) != 2:
+        raise ValueError(f"reward must be {axes}, got shape {shape}")
+    expected = {name: rule(*shape) for name, rule in rules.items()}
+    wrong = [
+        f"{name} must be {expected.get(name, shape)}, got {jnp.shape(x)}"
+        for name, x in others.items()
+        if jnp.shape(x) != expected.get(name, shape)
+    ]
+    if wrong:
+        raise ValueError(f"reward is {shape}: " + "; ".join(wrong))

@@ -15,7 +15,7 @@ from jrl.algos.exploration import Stochastic
 from jrl.config import RunConfig, policy_mapping
 from jrl.data.store import LOG_PROB, Episode
 from jrl.errors import InputError
-from jrl.learn.keys import Role, role_key
+from jrl.learn.program import Role, role_key
 from jrl.play.actor import Actor, load_all
 from jrl.play.evaluate import Player
 from jrl.play.tally import Goal

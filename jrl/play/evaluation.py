@@ -22,7 +22,7 @@ import numpy as np
 from jrl import agents, registry, spaces
 from jrl.config import RunConfig, Sizes
 from jrl.errors import InputError
-from jrl.learn.keys import Role, role_key
+from jrl.learn.program import Role, role_key
 from jrl.play import build_evaluation
 from jrl.play.evaluate import LENGTH, EvaluationRunners, Player, Until, Watch
 from jrl.play.tally import SUMMARY, Evaluation, Goal

@@ -23,7 +23,7 @@ from jrl.config import RunConfig
 from jrl.envs import render
 from jrl.errors import InputError
 from jrl.fields import paths
-from jrl.host.installed import require
+from jrl.host.machine import require
 from jrl.play import actor, build_evaluation
 from jrl.play.actor import Actor, load, load_all
 from jrl.run.store import checkpoint

@@ -15,7 +15,7 @@ import numpy as np
 
 from jrl.errors import InputError, counted, short, shown
 from jrl.fields import schema
-from jrl.metrics import criteria, loggers, plots
+from jrl.metrics import loggers, plots, progress
 
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # folder of the runs of a population or sweep
@@ -65,7 +65,7 @@ class Run(NamedTuple):
     def best(self, axis: str, objective: str) -> float:
         """Return the greatest value of the objective; means over few episodes count only if there are no others."""
         window = _window(self.config)
-        full = [row for row in self.rows if criteria.is_reliable(objective, _numbers(row, objective), window)]
+        full = [row for row in self.rows if progress.is_reliable(objective, _numbers(row, objective), window)]
         values = self._replace(rows=full).curve(axis, objective)[1]
         return float(max(values)) if len(values) else float(max(self.curve(axis, objective)[1], default=math.nan))
 
@@ -281,7 +281,7 @@ def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, s
     rows = [{name: None if _is_beyond(x) else x for name, x in row.items()} for row in raw]
     beyond = sum(_is_beyond(x) for row in raw for x in row.values())
     budget = {key.removeprefix("stop."): x for key, x in config.items() if key.startswith("stop.") and _is_number(x)}
-    met = lambda row, name: criteria.is_met(name, _numbers(row, name), budget[name], _window(config))
+    met = lambda row, name: progress.is_met(name, _numbers(row, name), budget[name], _window(config))
     if not rows:
         state = EMPTY
     elif any(met(row, name) for name in budget for row in rows):  # also after a fault

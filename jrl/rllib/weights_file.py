@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jrl.errors import InputError
-from jrl.host.installed import require
+from jrl.host.machine import require
 from jrl.types import PyTree
 
 

@@ -16,14 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs.vector import Infos
+from jrl.envs.infos import Infos
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout.source import Source
+from jrl.rollout.source import FAILURES, Source
 from jrl.rollout.unroll import finish, reset_where
 from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, PyTree, Rollout, Several
-
-FAILURES = "env/failures"  # metric: number of environment failures so far; absent if no environment can fail
 
 
 class FromHost(Source):

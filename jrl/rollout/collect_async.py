@@ -16,7 +16,8 @@ import numpy as np
 
 from jrl import spaces
 from jrl.envs import transform
-from jrl.rollout.collect import FAILURES, FromHost, device_of
+from jrl.rollout.collect import FromHost, device_of
+from jrl.rollout.source import FAILURES
 from jrl.rollout.unroll import reset_where
 from jrl.types import ActOut, AsyncEnv, Episodes, Key, PyTree, Rollout, Several, StepResult
 

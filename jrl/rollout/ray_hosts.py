@@ -23,10 +23,9 @@ from jrl.errors import RunnersLost
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import compression
-from jrl.rollout.collect import FAILURES
 from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
-from jrl.rollout.source import Parts
+from jrl.rollout.source import FAILURES, Parts
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]

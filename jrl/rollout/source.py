@@ -2,15 +2,19 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.types import Episodes, Key, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl.envs import task as tasks
+
+FAILURES = "env/failures"  # metric: number of environment failures so far; absent if no environment can fail
 
 
 class Source:
@@ -66,10 +70,12 @@ class Source:
           InputError: the environments have no task, or a task of another structure.
           RuntimeError: the environment's own `set_task` raised in another process.
         """
+        from jrl.envs import task as tasks
+
         tasks.check(self)
         self.foreach_env(tasks.setter(task))
 
-    def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
+    def apply_task(self, fn: "tasks.TaskFn", result: dict[str, Any], context: EnvContext) -> list[Any]:
         """Calls a curriculum function for the next tasks and sets them, see `jrl.envs.task`.
 
         Args:
@@ -82,6 +88,8 @@ class Source:
           InputError: the environments have no task, or the task does not fit.
           RuntimeError: `fn` raised in another process.
         """
+        from jrl.envs import task as tasks
+
         return tasks.apply(self, fn, result)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -102,7 +110,7 @@ class Parts(Source):
     def set_task(self, task: Any) -> None:
         self.foreach_worker(operator.methodcaller("set_task", task))
 
-    def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
+    def apply_task(self, fn: "tasks.TaskFn", result: dict[str, Any], context: EnvContext) -> list[Any]:
         found = self.foreach_worker(operator.methodcaller("apply_task", fn, result, context))
         return [task for part in found for task in part]
 
@@ -144,7 +152,7 @@ class Wrapper(Source):
     def set_task(self, task: Any) -> None:
         self._source.set_task(task)
 
-    def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
+    def apply_task(self, fn: "tasks.TaskFn", result: dict[str, Any], context: EnvContext) -> list[Any]:
         return self._source.apply_task(fn, result, context)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:

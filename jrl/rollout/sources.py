@@ -12,20 +12,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
-from jrl.rollout.collect import FAILURES, HostCollector
-from jrl.rollout.collect_async import AsyncCollector
-from jrl.rollout.source import Parts, Source
+from jrl.rollout.source import FAILURES, Parts, Source
 from jrl.types import ActOut, AsyncEnv, Env, Episodes, InputError, JaxEnv, Key, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl.envs import task as tasks
 
 
 class JaxSource(Source):
@@ -73,6 +73,8 @@ class JaxSource(Source):
 
     def get_task(self) -> PyTree:
         """Returns the task of all environments. Raises InputError if they have no task."""
+        from jrl.envs import task as tasks
+
         return tasks.get_in(self._state, self._env)
 
     def set_task(self, task: PyTree) -> None:
@@ -81,15 +83,21 @@ class JaxSource(Source):
         Raises:
           InputError: the environments have no task, or it does not fit.
         """
+        from jrl.envs import task as tasks
+
         self._state = tasks.set_in(self._state, self._env, task)
         self._task = task
 
-    def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
+    def apply_task(self, fn: "tasks.TaskFn", result: dict[str, Any], context: EnvContext) -> list[Any]:
+        from jrl.envs import task as tasks
+
         return [tasks.call_task_fn(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Returns `fn` of one `jrl.envs.task.Handle` for all environments, if they have a task."""
         if self._env.set_task is not None:
+            from jrl.envs import task as tasks
+
             return [fn(tasks.Handle(self.get_task, self.set_task))]
         raise InputError("foreach_env: expected environments that are Python objects, got environments in a program")
 
@@ -146,9 +154,13 @@ def make(
     **options,
 ) -> Source:
     """Returns the source for the kind of environment; a host environment's source acts on the actor's device."""
+    from jrl.rollout.collect import HostCollector
+
     if isinstance(env, JaxEnv):
         return JaxSource(env, act, key=key, device=device, **options)
     if isinstance(env, AsyncEnv):
+        from jrl.rollout.collect_async import AsyncCollector
+
         return AsyncCollector(env, act, timers=timers, **options)
     return HostCollector(env, act, timers=timers, **options)
 

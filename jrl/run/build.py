@@ -1,5 +1,7 @@
 """Parts of a run, made of a RunConfig: environments, algorithm, program."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -7,25 +9,20 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from jrl import agents, callbacks, envs, registry
+from jrl import agents, envs, registry
 from jrl.config import CustomConfig, EnvConfig, RunConfig, Sizes, checks, datasets
-from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.learn import learner, parallel
-from jrl.learn.fused import Fused
-from jrl.learn.offline import Offline
-from jrl.learn.prefetch import Prefetched
 from jrl.learn.program import LoopState, Program
-from jrl.learn.staged import Staged, Step
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, data_output, data_sets, estimates
+from jrl.run import build_learner
 from jrl.run.build_collect import (
     MakeSource,
     algorithm_of_one,
@@ -39,10 +36,17 @@ from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
-from jrl.run.data_sets import Inputs
 from jrl.run.plan import Plan
 from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
+
+if TYPE_CHECKING:  # parts that most runs do not have: imported where they are made
+    from jrl import callbacks
+    from jrl.envs import task as tasks
+    from jrl.learn.fused import Fused
+    from jrl.learn.staged import Step
+    from jrl.run import data_output, estimates
+    from jrl.run.data_sets import Inputs
 
 GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
@@ -173,6 +177,8 @@ def _learning(
     """
     cfg, policies = plan.cfg, plan.policies
     if cfg.custom.env_task:
+        from jrl.envs import task as tasks
+
         tasks.check(vectors[0])
     groups = policies.bound(functools.partial(algorithm_of_one, axis_name=parallel.AXIS, callback_list=callback_list))
     algo = policies.acting(groups)
@@ -189,6 +195,8 @@ def _learning(
         callback_list.keep_record = policies.watches_games
     with_data: build_learner.WithData | None = None
     if datasets.is_mixed(cfg.data):
+        from jrl.run import build_data, data_sets
+
         inputs = inputs or data_sets.read(cfg, plan.spec)
         with_data = build_data.beside(plan, algo, inputs)
     learn, replay = build_learner.of_policies(plan, groups, with_data)
@@ -208,6 +216,8 @@ def _in_one_program(learning: _Learning) -> Run:
                 "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
             )
         context = EnvContext(section.options)
+        from jrl.envs import task as tasks
+
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
     def rebuild_with(other: RunConfig) -> Fused:
@@ -226,6 +236,8 @@ def _in_one_program(learning: _Learning) -> Run:
 
 
 def _fused(learning: _Learning) -> Fused:
+    from jrl.learn.fused import Fused
+
     plan, env, algo = learning.plan, learning.vectors[0], learning.algo
     assert isinstance(env, JaxEnv)
     place = plan.columns if plan.is_numbered else None
@@ -240,6 +252,10 @@ def _fused(learning: _Learning) -> Fused:
 
 
 def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
+    from jrl.learn.offline import Offline
+    from jrl.learn.prefetch import Prefetched
+    from jrl.run import build_data, estimates
+
     if callback_list:
         evaluates = bool(cfg.evaluation.every or cfg.evaluation.interval)
         callback_list.check(on_policy=False, collects=False, evaluates=evaluates)
@@ -285,7 +301,11 @@ def _in_two_programs(
     plan, vectors, algo = learning.plan, learning.vectors, learning.algo
     cfg, env = plan.cfg, vectors[0]
     backend = "clients" if cfg.external is not None else envs.resolve(cfg.env.id, cfg.env.backend)
-    recorder = data_output.Recorder(plan, algo) if cfg.data.output else None
+    recorder = None
+    if cfg.data.output:
+        from jrl.run.data_output import Recorder
+
+        recorder = Recorder(plan, algo)
     latest = [plan]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
@@ -298,6 +318,8 @@ def _in_two_programs(
         for task in given:
             made.set_task(task)
         return made
+
+    from jrl.learn.staged import Staged
 
     staged = Staged(
         learning.learn,
@@ -319,6 +341,8 @@ def _in_two_programs(
             return state
         section, wanted = latest[0].cfg.env, list[Any]()
         options = section.options
+        from jrl.envs import task as tasks
+
         task = fn(result, tasks.Handle(lambda: options, wanted.append), EnvContext(options))
         for changed in [*wanted, *([] if task is None else [task])][-1:]:
             if changed != options:

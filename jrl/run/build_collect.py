@@ -1,31 +1,35 @@
 """Parts of a run that act, made of a RunConfig: the environments, the algorithm, the sources of rollouts."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jrl import agents, algos, callbacks, envs, registry
+from jrl import agents, algos, envs, registry
 from jrl.agents.policies import rollout_like
 from jrl.config import EnvRunnersConfig, RunConfig, Sizes, algo_name, policy_mapping, to_dict
-from jrl.envs import client_spaces
 from jrl.envs.context import EnvContext, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
 from jrl.learn import learner, parallel
-from jrl.learn.keys import Role, vector_key
+from jrl.learn.program import Role, vector_key
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout import complete, fake, ray_hosts, sources
+from jrl.rollout import sources
 from jrl.rollout.source import Source
-from jrl.rollout.watch import Watch
-from jrl.run.data_output import Recorder
 from jrl.run.plan import Plan
 from jrl.run.preflight import check_environments, on_failure, spec_of_clients
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
+
+if TYPE_CHECKING:  # parts that most runs do not have: imported where they are made
+    from jrl import callbacks
+    from jrl.rollout import ray_hosts
+    from jrl.run.data_output import Recorder
 
 MakeSource = Callable[..., Source]  # as `sources.make`
 
@@ -120,6 +124,8 @@ def completed(plan: Plan, source: Source, algo: Algo, first: int = 0) -> Source:
     limit = plan.whole_episode_rows
     if not limit:
         return source
+    from jrl.rollout import complete
+
     return complete.Complete(source, limit=limit, carry=placed(plan, algo, first), agents=plan.policies.columns)
 
 
@@ -135,6 +141,8 @@ def watched(
     whole = plan.cfg.rollout.batch_mode == "complete_episodes" and not plan.cfg.env_runners.num
     if recorder is not None:
         asked = plan.policies.watches_games or (callback_list is not None and callback_list.needs_episodes)
+        from jrl.rollout.watch import Watch
+
         source = Watch(source, recorder.stitch, [], plan.columns, keep_record=asked, extras=True)
     if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
         source = callback_list.watch(source, plan.columns, batches=not whole)
@@ -142,7 +150,11 @@ def watched(
         source = completed(plan, source, algo)
     if callback_list and by_callbacks and whole:
         source = callback_list.watch(source, plan.columns, episodes=False)
-    return fake.Fake(source) if plan.cfg.rollout.fake else source
+    if not plan.cfg.rollout.fake:
+        return source
+    from jrl.rollout.fake import Fake
+
+    return Fake(source)
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
@@ -162,6 +174,8 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | 
     if cfg.external is not None:
         if pools > 1:
             raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
+        from jrl.envs import client_spaces
+
         return [client_spaces.ClientEnv(spec_of_clients(cfg.external, cfg.env), cfg.env)]
     size, vectors = cfg.env.num_envs // pools, []
     try:
@@ -270,6 +284,8 @@ def _env_runners(
 ) -> Source:
     cfg, runners = plan.cfg, plan.cfg.env_runners
     shape = {"length": plan.learned_length, "num_envs": plan.columns // runners.num}
+    from jrl.rollout import ray_hosts
+
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.find_registered(to_dict(cfg)), record),
         runner_options(runners),
@@ -287,6 +303,8 @@ def _env_runners(
 
 def runner_options(section: EnvRunnersConfig) -> ray_hosts.RunnerOptions:
     """Reads the options of environment runners."""
+    from jrl.rollout import ray_hosts
+
     return ray_hosts.RunnerOptions(**{f: getattr(section, f) for f in ray_hosts.RunnerOptions._fields})
 
 
@@ -320,6 +338,8 @@ def runner_source(
     how = collecting(plan, algo, record=record) | {"carry": placed(plan, algo, first)}
     source: Any = completed(plan, sources.make(env, algo.act, key=key, **how), algo, first)
     source.worker_index = index + 1
+    from jrl import callbacks
+
     if loaded := callbacks.load(cfg.custom.callbacks):
         contexts = _contexts(cfg.env.options, index + 1, cfg.env_runners.num)
         callbacks.CallbackList(loaded).created(source, contexts, offset=index * share)

@@ -13,8 +13,8 @@ from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.host import machine
-from jrl.learn import learner, parallel
-from jrl.replay import layout, memory, mixed
+from jrl.learn import learner, memory, parallel
+from jrl.replay import layout, mixed
 from jrl.run import build_learner, data_sets
 from jrl.run.build_collect import algorithm, spec_of
 from jrl.run.data_sets import Inputs

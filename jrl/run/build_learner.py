@@ -1,8 +1,10 @@
 """Learner of a run, made of a RunConfig: the replay that fits the memory, and its guard."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -11,15 +13,16 @@ from jrl import envs, spaces
 from jrl.agents.fixed import Group
 from jrl.agents.policies import learned, rollout_like
 from jrl.config import RunConfig, Sizes, checks, datasets, multi_agent
-from jrl.envs import envpool_env
 from jrl.errors import InputError
 from jrl.fields.data import traits
 from jrl.fields.env import ASYNCHRONOUS
-from jrl.learn import guard, learner, parallel
-from jrl.replay import frames, memory, prioritized, ring, sequences
+from jrl.learn import guard, learner, memory, parallel
 from jrl.rollout import unroll
 from jrl.run.plan import Plan
 from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
+
+if TYPE_CHECKING:
+    from jrl.replay import ring
 
 # (the algorithm's Config, the algorithm) -> what teaches it
 MakeLearner = Callable[[Any, Algo], learner.Learner]
@@ -85,6 +88,8 @@ def maker(
         of_one, of_all = shape_of(num_envs=columns // devices), shape_of(num_envs=columns)
         on_policy = functools.partial(learner.on_policy, like=of_one)
         return lambda _, algo: guarded(cfg.run.on_nonfinite, algo, of_all, on_policy), ""
+    from jrl.replay import frames
+
     drawn = sizes.sequence_length if algo.sequences else 2  # a transition is an observation and the next
     beside = memory.check_rows(row, columns, length, batch=replay.batch_size * drawn, devices=devices)
     stack, extras = frame_stack(cfg, spec), dict[str, PyTree]()
@@ -152,6 +157,8 @@ def buffers(
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options |= {"num_devices": devices, "by_updates": by_updates}
+    from jrl.replay import prioritized, ring, sequences
+
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
     if multi_agent.in_lockstep(cfg.multi_agent) and not algo.sequences:  # drawn whole, masked steps and all
         options["redraw"] = False
@@ -184,6 +191,9 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     Raises:
       InputError: replay could not put such stacks together again.
     """
+    from jrl.envs import envpool_env
+    from jrl.replay import ring
+
     assert cfg.replay is not None
     size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
     atari = bool(cfg.env.id) and envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"

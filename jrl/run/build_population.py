@@ -12,6 +12,7 @@ from jrl.config.sections import CustomConfig, ReplayConfig
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.learn import parallel
+from jrl.learn.fused import Fused
 from jrl.learn.population import MemberProgram, Population
 from jrl.run import build
 from jrl.types import PyTree
@@ -98,9 +99,9 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     floats = {i: values[: len(configs)] for i, values in found_floats.items()}
 
     fused = run.program
-    assert isinstance(fused, build.Fused)
+    assert isinstance(fused, Fused)
 
-    def with_values(values: PyTree) -> build.Fused:
+    def with_values(values: PyTree) -> Fused:
         if not floats:
             return fused
         algo, replay = with_floats(numbers(alone), values)  # which may be traced

@@ -22,7 +22,6 @@ from jrl.config.datasets import OutputConfig
 from jrl.config.multi_agent import LEAGUE
 from jrl.data import store
 from jrl.data.formats import shards
-from jrl.data.spaces_json import space_to_json
 from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve
@@ -31,6 +30,7 @@ from jrl.rollout.episode import Episode
 from jrl.rollout.stitch import Stitch
 from jrl.rollout.unroll import RAW_STEPS
 from jrl.run.plan import Plan
+from jrl.spaces_json import space_to_json
 from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, Algo, EnvSpec, PyTree
 
 # of what acting records: what is for learning alone, and memories

@@ -14,7 +14,6 @@ from jrl.config import EnvConfig, RunConfig, datasets
 from jrl.config.datasets import DataConfig, DataRewardConfig
 from jrl.data import EpisodeStore, findings
 from jrl.data.formats.transitions import guessed
-from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB, checked
 from jrl.envs.history import build_history, history_options
 from jrl.envs.scaling import policy_actions
@@ -23,6 +22,7 @@ from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
+from jrl.spaces_json import space_from_json
 from jrl.types import Box, EnvSpec, PyTree, Rollout, Space, element
 
 CHUNK = 65_536  # rows that a ring takes at a time

@@ -17,8 +17,7 @@ from jrl.data import EpisodeStore
 from jrl.data.findings import log_probs
 from jrl.data.store import LOG_PROB, concatenated
 from jrl.errors import InputError, counted
-from jrl.learn.clock import StepInfo
-from jrl.learn.keys import Role, role_key
+from jrl.learn.program import Role, StepInfo, role_key
 from jrl.ops import estimators
 from jrl.play import action_probabilities
 from jrl.replay import ring

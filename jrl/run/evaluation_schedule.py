@@ -3,16 +3,18 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jrl import callbacks
-from jrl.config import datasets
-from jrl.learn.clock import StepInfo
-from jrl.play import video
-from jrl.play.evaluation import Evaluations
+from jrl.config import EvaluationConfig, datasets
+from jrl.learn.program import StepInfo
 from jrl.run import reporter
 from jrl.run.policies import BaseSession
 from jrl.types import PyTree
+
+if TYPE_CHECKING:
+    from jrl import callbacks
+    from jrl.play.evaluation import Evaluations
+    from jrl.play.video import Videos
 
 _MOST_EPISODES = 1000  # whose returns and lengths a row lists
 
@@ -34,11 +36,15 @@ class Schedule:
       InputError: see `Evaluations`.
     """
 
-    def __init__(self, session: BaseSession, told: callbacks.CallbackList | None, face: Any, directory: Path | None):
-        cfg = session.config
+    def __init__(self, session: BaseSession, told: "callbacks.CallbackList | None", face: Any, directory: Path | None):
+        self._cfg = cfg = session.config
         self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
-        self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)
-        self._videos = video.of_run(self.evaluations.config, cfg, directory)
+        self._evaluations: Evaluations | None = None
+        self._videos: Videos | None = None
+        if cfg.custom.evaluation or cfg.evaluation != EvaluationConfig():
+            from jrl.play import video
+
+            self._videos = video.of_run(self.evaluations.config, cfg, directory)
         self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
         self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
         self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
@@ -46,6 +52,19 @@ class Schedule:
         self._estimated: dict[str, float] = {}  # of the evaluation under way
         self._reaches: Callable[[StepInfo], bool] | None = None
         self._asked = False  # for the row that comes next
+
+    @property
+    def evaluations(self) -> "Evaluations":
+        if self._evaluations is None:
+            from jrl.play.evaluation import Evaluations
+
+            self._evaluations = Evaluations(self._cfg, callbacks=self._told, algorithm=self._face)
+        return self._evaluations
+
+    @property
+    def busy(self) -> bool:
+        """Returns whether an evaluation has begun and is not finished."""
+        return self._evaluations is not None and self._evaluations.busy
 
     def prepare(self) -> None:
         """Makes the environments, where evaluations are due by the config. Raises InputError."""
@@ -63,7 +82,8 @@ class Schedule:
             self._reaches = reporter.reached(self._settings.every, most=most, env_steps=done)
 
     def close(self) -> None:
-        self.evaluations.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
         if self._videos:
             self._videos.close()
 
@@ -75,7 +95,7 @@ class Schedule:
         """
         if self._reaches is None or not self._reaches(info):
             return False
-        if self._parallel and not self.evaluations.busy:
+        if self._parallel and not self.busy:
             self._due()
             return False
         self._asked = True
@@ -96,7 +116,7 @@ class Schedule:
         extra = self._session.reporter.extra
         if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
             extra.update(self.evaluations.nothing())
-        if self.evaluations.busy:
+        if self.busy:
             found = self._finish()
             if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
                 self.play()  # those weights are gone
@@ -127,7 +147,7 @@ class Schedule:
         return self._attached(self.evaluations.play(actor, **self._count(), duration=duration) if played else {})
 
     def _finish(self) -> dict[str, Any]:
-        found = self.evaluations.finish()
+        found = self.evaluations.finish() if self._evaluations is not None else None
         return {} if found is None else self._attached(found)
 
     def _count(self) -> dict[str, int]:

@@ -20,11 +20,9 @@ from jrl.config import algo_name
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.learn import learner, parallel
-from jrl.learn.clock import NO_STEPS, Clock
 from jrl.learn.fused import Fused
-from jrl.learn.keys import Role, role_key
 from jrl.learn.offline import Offline
-from jrl.learn.program import own_replay
+from jrl.learn.program import NO_STEPS, Clock, Role, own_replay, role_key
 from jrl.run import build
 from jrl.run.policies import BaseSession
 from jrl.types import COUNTS_STEP, NOT_FINITE, POLICY_ID, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch

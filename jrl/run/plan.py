@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 from jrl import agents
 from jrl.config import Sizes
 from jrl.learn import parallel
-from jrl.rollout import complete
 from jrl.types import EnvSpec
 
 
@@ -54,6 +53,8 @@ class Plan(Sizes):
         """
         if self.cfg.rollout.batch_mode == "truncate_episodes":
             return 0
+        from jrl.rollout import complete
+
         longest = complete.longest_episode(self.spec.max_episode_steps)
         # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
         each = [Sizes(group.cfg) for group in self.policies.groups]

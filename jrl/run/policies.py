@@ -4,21 +4,24 @@ import abc
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jrl import agents, callbacks, config, registry
+from jrl import config, registry
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.fields.schema import merge
-from jrl.learn.clock import NO_STEPS, Clock
-from jrl.learn.program import LoopState
-from jrl.run import build, reporter
+from jrl.learn.program import NO_STEPS, Clock, LoopState
+from jrl.run import reporter
 from jrl.run.preflight import resolved
-from jrl.run.store import checkpoint, resume
+from jrl.run.store import checkpoint
 from jrl.types import PyTree
+
+if TYPE_CHECKING:
+    from jrl import callbacks
+    from jrl.run import build
 
 
 class BaseSession(abc.ABC):
@@ -28,12 +31,16 @@ class BaseSession(abc.ABC):
     """
 
     config: RunConfig
-    run: build.Run
+    run: "build.Run"
     state: LoopState
     iteration: int
     reporter: reporter.Reporter
-    callback_list: callbacks.CallbackList | None
-    by_hand: Any  # manual_steps.ByHand
+    callback_list: "callbacks.CallbackList | None"
+
+    @property
+    @abc.abstractmethod
+    def by_hand(self) -> Any:
+        """Returns the session's `manual_steps.ByHand`."""
 
     @property
     @abc.abstractmethod
@@ -91,6 +98,8 @@ class BaseSession(abc.ABC):
 
     def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
         """Returns parameters, target parameters and statistics of the State, numpy arrays by field."""
+        from jrl.run.store import resume
+
         state = self.learner_state(policy)
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
 
@@ -100,6 +109,8 @@ class BaseSession(abc.ABC):
         Raises:
           ValueError: an unknown field, or arrays of other shapes.
         """
+        from jrl.run.store import resume
+
         state = self.learner_state(policy)
         for name, given in weights.items():
             if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
@@ -189,6 +200,10 @@ def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     Raises:
       InputError: it does not have them.
     """
+    from jrl import agents
+    from jrl.run import build
+    from jrl.run.store import resume
+
     meta = checkpoint.read_meta(path)
     cfg = config.override(meta["config"], [])
     policies = agents.make(cfg)

@@ -6,10 +6,9 @@ from pathlib import Path
 from jrl import envs, spaces
 from jrl.config import EnvConfig, EnvRunnersConfig, RunConfig, Sizes, checks, datasets, multi_agent, policy_mapping
 from jrl.config.external import ExternalConfig
-from jrl.envs import client_spaces, team
 from jrl.envs.context import OnFailure
 from jrl.errors import InputError
-from jrl.fields.refusals import refused
+from jrl.fields.validation import refused
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
 from jrl.types import EnvSpec
@@ -62,6 +61,8 @@ def resolved(cfg: RunConfig) -> RunConfig:
         multi_agent.check_group(cfg.multi_agent, spec.agents, _kinds(spec))
         if multi_agent.is_one_team(group, spec.agents):
             return cfg  # a single agent: the learner need not know of the team's members
+        from jrl.envs import team
+
         spec = team.join_groups(spec, groups=group).spec
     return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
@@ -91,6 +92,8 @@ def spec_of_clients(given: ExternalConfig | None, env: EnvConfig) -> EnvSpec:
     """
     assert given is not None
     if given.observation is not None and given.action is not None:
+        from jrl.envs import client_spaces
+
         return client_spaces.build_spec(given.observation, given.action, env.num_envs, given.agents)
     found = _spec_of_env(env) if given.spaces is None else _recorded(given.spaces)
     seen, taken = found.env_observation or found.observation, found.env_action or found.action

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from jrl.config import ReplayConfig
-from jrl.learn.clock import Clock, StepInfo
-from jrl.metrics import criteria
+from jrl.learn.program import Clock, StepInfo
 from jrl.metrics import episodes as episode_metrics
+from jrl.metrics import progress
 from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError
 
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -263,7 +263,7 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
 
     def sink(row: dict[str, Any]) -> str | None:
         for name, value in wanted.items():
-            if criteria.is_met(name, row, value, window):
+            if progress.is_met(name, row, value, window):
                 return f"{name} {row[name]:.4g} reached {value:g}"
         return None
 

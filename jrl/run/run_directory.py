@@ -11,7 +11,7 @@ import jax
 from jrl import config
 from jrl.config import datasets, multi_agent
 from jrl.errors import counted
-from jrl.host import env_json, files, output
+from jrl.host import files, machine, output
 from jrl.metrics import loggers, plots, progress
 from jrl.run import build
 
@@ -33,7 +33,7 @@ def opened(session: "Session", directory: Path, rows_until: int | None) -> Itera
     """
     directory.mkdir(parents=True, exist_ok=True)
     config.write(session.config, directory)
-    env_json.write_env_json(directory, devices=[str(d) for d in jax.devices()])
+    machine.write_env_json(directory, devices=[str(d) for d in jax.devices()])
     log = loggers.open_loggers(directory, session.config.run.log, rows_until)
     try:
         yield log.write

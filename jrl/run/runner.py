@@ -6,18 +6,20 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jrl.errors import counted
 from jrl.host import files, interruption
 from jrl.learn import parallel
-from jrl.learn.clock import StepInfo
-from jrl.learn.population import Population
+from jrl.learn.program import StepInfo
 from jrl.run import reporter, run_directory
 from jrl.run.session import Session
 from jrl.run.store.writer import Checkpointer
+
+if TYPE_CHECKING:
+    from jrl.learn.population import Population
 
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0  # unless checkpoint.every says otherwise
@@ -223,7 +225,7 @@ class Runner:
         members: Sequence[Member],
         watchdog: interruption.Watchdog,
         interrupted: interruption.Signals,
-        population: Population | None = None,
+        population: "Population | None" = None,
         show: Callable[[], None] = lambda: None,
     ):
         self.members, self._watchdog, self._interrupted = members, watchdog, interrupted

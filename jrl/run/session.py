@@ -14,29 +14,30 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jrl import agents, callbacks, config, registry
+from jrl import agents, config, registry
 from jrl.config import RunConfig, Sizes, datasets
 from jrl.errors import InputError
 from jrl.host import runtime
-from jrl.learn import loop
-from jrl.learn.clock import NO_STEPS, Clock, StepInfo
-from jrl.learn.program import LoopState
-from jrl.learn.staged import Step
-from jrl.metrics import criteria, loggers, results
+from jrl.learn.program import NO_STEPS, Calls, Clock, LoopState, StepInfo
+from jrl.metrics import loggers, progress, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
 from jrl.run.evaluation_schedule import Schedule
-from jrl.run.manual_steps import ByHand, known
 from jrl.run.policies import BaseSession
 from jrl.run.preflight import resolved
-from jrl.run.store import checkpoint, resume
-from jrl.run.workers import Workers
+from jrl.run.store import checkpoint
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
+
+if TYPE_CHECKING:
+    from jrl.callbacks import CallbackList
+    from jrl.learn.staged import Step
+    from jrl.run.manual_steps import ByHand
+    from jrl.run.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Session(BaseSession):
         face: Any = None,
         sinks: list[reporter.Sink] | None = None,
         endless: bool = False,
-        training_step: Callable[[Step], Any] | None = None,
+        training_step: "Callable[[Step], Any] | None" = None,
         directory: Path | None = None,
         run: build.Run | None = None,
         external: build.MakeSource | None = None,
@@ -89,15 +90,15 @@ class Session(BaseSession):
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
         self._total = None if endless else Sizes(cfg).total_steps
         self.version = 0  # of the weights: another number, other weights
-        loaded = callbacks.load(cfg.custom.callbacks)
-        self.callback_list = (
-            callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
-        )
+        self.callback_list: CallbackList | None = None
+        if cfg.custom.callbacks:
+            from jrl import callbacks
+
+            if loaded := callbacks.load(cfg.custom.callbacks):
+                self.callback_list = callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics)
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self._directory_of_videos, self._training_step, self._external = directory, training_step, external
-        self.by_hand = ByHand(self)
         self._build(cfg, restarts, run)
-        self.workers = Workers(self)
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()
@@ -105,13 +106,24 @@ class Session(BaseSession):
         self.reporter: reporter.Reporter
         self.met: dict[str, float] = {}  # stop criteria that a row has met, and their numbers
         self._policies_changed = False  # some were added or removed
-        self._calls: loop.Calls | None = None
+        self._calls: Calls | None = None
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
         # checkpoints are compared by data that are held out
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
         self.rows_wait = False
+
+    @functools.cached_property
+    def by_hand(self) -> "ByHand":
+        from jrl.run.manual_steps import ByHand
+
+        return ByHand(self)
+
+    @functools.cached_property
+    def workers(self) -> "Workers":
+
+        return Workers(self)
 
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
@@ -154,6 +166,8 @@ class Session(BaseSession):
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
         if saved and meta:
+            from jrl.run.store import resume
+
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.plan.learners, self.run.data)]
             kept = resume.restore(saved, cfg, program.keep(state), self.run.plan.learners)
             state = program.place(kept)
@@ -163,6 +177,8 @@ class Session(BaseSession):
             self.met = dict(meta.get("met") or {})
         elif weights:
             kept = jax.device_get(program.keep(state).learner)
+            from jrl.run.store import resume
+
             learner, lines = resume.weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
@@ -194,7 +210,10 @@ class Session(BaseSession):
         if self.callback_list:
             if begin:
                 named = getattr(self._face, "get_policy", lambda name: self._face)
-                self.callback_list.begin(self._face, {name: named(name) for name in known(self).ids})
+                from jrl.callbacks import DEFAULT_POLICY
+
+                ids = self.run.policies.names or (DEFAULT_POLICY,)
+                self.callback_list.begin(self._face, {name: named(name) for name in ids})
             if saved:
                 self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
         self.schedule.begin_first()
@@ -279,11 +298,11 @@ class Session(BaseSession):
             return self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
 
     @property
-    def calls(self) -> loop.Calls:
+    def calls(self) -> Calls:
         """Returns the calls of the program from the present state on."""
         if self._calls is None:
             program = self.run.program
-            self._calls = loop.Calls(
+            self._calls = Calls(
                 program.rows,
                 program.iterations,
                 self.state,
@@ -336,7 +355,7 @@ class Session(BaseSession):
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
-        evaluates = self.schedule.evaluations.busy or self.schedule.in_row(1)
+        evaluates = self.schedule.busy or self.schedule.in_row(1)
         if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
@@ -406,7 +425,7 @@ class Session(BaseSession):
         self.met |= {
             name: target
             for name, target in self.config.stop.items()
-            if criteria.is_met(name, row, target, self.config.run.smoothing_episodes)
+            if progress.is_met(name, row, target, self.config.run.smoothing_episodes)
         }
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)
@@ -494,7 +513,7 @@ class Session(BaseSession):
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
         kept = self.run.program.keep(self.state)
-        return resume.parts(kept, self.config.checkpoint, self.config.multi_agent)
+        return checkpoint.state_parts(kept, self.config.checkpoint, self.config.multi_agent)
 
 
 def _log_at(level: str) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.errors import InputError
-from jrl.learn.keys import Role
+from jrl.learn.program import Role
 from jrl.metrics.episodes import EpisodeState
 from jrl.run.manual_steps import POLICY, Known, Learns, known, set_by_policy
 from jrl.run.policies import BaseSession

@@ -21,7 +21,6 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from jrl import spaces
-from jrl.data.spaces_json import plain, space_to_json
 from jrl.serve import bodies, openapi, space_values, wire
 from jrl.serve.bodies import AgentEndRequest, TurnRequest
 from jrl.serve.client_inference import ClientInference
@@ -31,6 +30,7 @@ from jrl.serve.openapi import OPERATIONS, Operation
 from jrl.serve.space_values import FLAG, NUMBER, WHOLE
 from jrl.serve.table import UNLEARNED, Answer, Episode, Item, Order, Seat, Table
 from jrl.serve.wire import NPZ, Refused
+from jrl.spaces_json import plain, space_to_json
 from jrl.types import Dict, Leaf, PyTree, Space, element
 
 ALONE = ""  # name of the agent of an episode that has one

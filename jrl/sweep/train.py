@@ -9,7 +9,7 @@ from typing import Any
 from jrl.config import RunConfig, Sizes, checks
 from jrl.errors import InputError, counted
 from jrl.host import files, interruption, output
-from jrl.metrics import criteria, loggers
+from jrl.metrics import loggers, progress
 from jrl.sweep import ends, schedule, search
 from jrl.sweep import members as populations
 from jrl.sweep.members import Ends, Member, Record
@@ -250,8 +250,8 @@ class Sweep:
                 continue
             rows = loggers.read_rows(member.directory / "result.jsonl")
             having = [row for row in rows if ends.is_number(row.get(self.objective))]
-            if having and not criteria.is_reliable(self.objective, having[-1], window):
-                few.append(int(criteria.window_size(self.objective, having[-1])))
+            if having and not progress.is_reliable(self.objective, having[-1], window):
+                few.append(int(progress.window_size(self.objective, having[-1])))
         if not few:
             return ""
         setting = "first" if isinstance(self._scheduler, schedule.Asha) else "interval"

@@ -11,7 +11,8 @@ import pytest
 from fakes import assert_close, differ
 
 from jrl import networks
-from jrl.algos import gradients, pqn
+from jrl.algos import agent as agents
+from jrl.algos import pqn
 from jrl.algos.exploration import Custom, EpsilonGreedy, SoftQ
 from jrl.envs.jax_env import Definition, build
 from jrl.networks import NetworkConfig
@@ -231,5 +232,5 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
 def test_the_optimizer_is_that_of_the_others():
     """One flat vector of moments, clipped as PPO's."""
     state, _ = setting(WHOLE)
-    expected = gradients.adam(WHOLE).init(state.params)
+    expected = agents.adam(WHOLE).init(state.params)
     assert jax.tree.structure(expected) == jax.tree.structure(state.opt_state)

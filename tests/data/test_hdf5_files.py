@@ -14,9 +14,9 @@ from PIL import Image
 from jrl import config, data
 from jrl.data.__main__ import main as command
 from jrl.data.findings import findings
-from jrl.data.spaces_json import space_from_gymnasium, space_to_gymnasium
 from jrl.errors import InputError
 from jrl.run.session import Session
+from jrl.spaces_json import space_from_gymnasium, space_to_gymnasium
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 h5py = pytest.importorskip("h5py")

@@ -7,8 +7,8 @@ import pytest
 from jrl import config, data
 from jrl.config import Sizes
 from jrl.errors import InputError
+from jrl.learn import memory
 from jrl.learn.program import own_replay
-from jrl.replay import memory
 from jrl.run import build_population
 from jrl.run.session import Session
 from jrl.types import Box, Discrete

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from env_helpers import kolmogorov_smirnov, random_actions
 
-from jrl.envs import IN_JAX
 from jrl.envs.jax_env import build
+from jrl.envs.jax_ids import load_definition
 from jrl.types import Box, Discrete
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")
@@ -48,7 +48,7 @@ def compare(task, env, state, action, tolerance=2e-5):
 @pytest.mark.parametrize("id", IDS)
 def test_steps_equal_gymnasium_along_episodes(id):
     """Each step starts from our state, so that rounding cannot grow; an ended episode starts afresh."""
-    task, env = IN_JAX[id](), gymnasium.make(id).unwrapped
+    task, env = load_definition(id, {}), gymnasium.make(id).unwrapped
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     fresh = lambda: np.stack(jax.jit(task.reset)(rng.random((task.num_draws, 4), np.float32)), -1)
@@ -61,7 +61,7 @@ def test_steps_equal_gymnasium_along_episodes(id):
 
 @pytest.mark.parametrize("id", IDS)
 def test_steps_equal_gymnasium_from_anywhere(id):
-    task, env = IN_JAX[id](), gymnasium.make(id).unwrapped
+    task, env = load_definition(id, {}), gymnasium.make(id).unwrapped
     env.reset(seed=0)
     low, high = (np.array(x) for x in RANGES[id])
     rng = np.random.default_rng(1)
@@ -79,7 +79,7 @@ def test_steps_equal_gymnasium_from_anywhere(id):
 
 @pytest.mark.parametrize("id", IDS)
 def test_spec_equals_gymnasium(id):
-    spec = build(IN_JAX[id](), 3).spec
+    spec = build(load_definition(id, {}), 3).spec
     theirs = gymnasium.make(id)
     assert spec.num_envs == 3
     assert spec.max_episode_steps == gymnasium.spec(id).max_episode_steps
@@ -106,7 +106,7 @@ def test_starts_are_distributed_as_gymnasiums(id):
     low, high = theirs.min(0), theirs.max(0)
     margin = 0.02 * (high - low) + 1e-7  # 500 draws leave about 1/500 of the range at either end
 
-    graph = build(IN_JAX[id]()._replace(max_episode_steps=1), 4096)
+    graph = build(load_definition(id, {})._replace(max_episode_steps=1), 4096)
     state, _ = graph.reset(jax.random.key(0))
     starts = [np.stack(state.inner, -1)]
     action = np.zeros((4096, *graph.spec.action.shape), graph.spec.action.dtype)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from jrl import envs
-from jrl.envs import envpool_env, envpool_import
+from jrl.envs import envpool_env
 
 
 def family(path, code):
@@ -13,8 +13,8 @@ def family(path, code):
     (path / "envpool" / "broken").mkdir(parents=True)
     (path / "envpool" / "broken" / "registration.py").write_text("")
     (path / "envpool" / "broken" / "__init__.py").write_text(code)
-    spec = envpool_import._Families().find_spec("envpool.broken", [str(path / "envpool")])
-    module = envpool_import.importlib.util.module_from_spec(spec)
+    spec = envpool_env._Families().find_spec("envpool.broken", [str(path / "envpool")])
+    module = envpool_env.importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

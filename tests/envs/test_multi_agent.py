@@ -13,6 +13,7 @@ from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.envs.classic import cartpole
 from jrl.envs.jax_env import build as build_one
+from jrl.envs.jax_ids import load_definition
 from jrl.envs.multi_agent import MultiDefinition, build
 from jrl.envs.multi_toys import copy_task, multi_agent_cartpole
 from jrl.envs.toys import corridor
@@ -142,12 +143,16 @@ def interpreted(definition, num_envs, seed, steps, rng, limit):
     return np.stack(all_actions), Rows(first, *(jax.tree.map(lambda *x: np.stack(x), *part) for part in zip(*found)))
 
 
+def _definition(id, options):
+    return load_definition(id, options) if id in envs.ids("jax") else late_arrivals(**options)
+
+
 @pytest.mark.parametrize("id", CASES)
 def test_the_contract_is_that_of_a_plain_loop(id):
     count, options, steps = CASES[id]
     env = make(id, normalize_actions=False)
     own = {key: value for key, value in options.items() if key != "max_episode_steps"}
-    definition = (envs.IN_JAX.get(id) or late_arrivals)(**own)
+    definition = _definition(id, own)
     limit = options.get("max_episode_steps", definition.max_episode_steps)
     assert env.pure and env.spec.num_envs == GAMES * count and env.spec.games == GAMES
     assert env.spec.agents == definition.agents and len(env.spec.agents) == count
@@ -192,7 +197,7 @@ def test_the_view_of_all_is_one_more_item(id):
     plain, env = make(id), make(id, state=True)
     space, own = env.spec.observation, plain.spec.observation
     own_options = {k: v for k, v in CASES[id][1].items() if k == "num_agents"}
-    assert space["state"] == (envs.IN_JAX.get(id) or late_arrivals)(**own_options).state
+    assert space["state"] == _definition(id, own_options).state
     actions = random_actions(env.spec.action, min(steps, 20), GAMES * count)
     a, b = rows(plain, actions), rows(env, actions)
     view = b.obs.pop("state")

@@ -13,6 +13,7 @@ import jrl
 from jrl import envs
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.gym import FIRST_STEPS
 from jrl.gym import faults as env_faults
 from jrl.host import interruption, machine
 
@@ -99,7 +100,7 @@ def test_a_reset_without_seed(remote):
 
 @HERE_AND_THERE
 def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
-    late = {"at": env_faults.FIRST_STEPS + 3}
+    late = {"at": FIRST_STEPS + 3}
     for what, words in BREACHES.items():
         if what in ("no info", "Discrete") or (remote and what not in ("four", "reward")):
             continue  # no step, and too dear to look at
@@ -140,8 +141,8 @@ def test_only_the_first_steps_are_looked_at(monkeypatch):
         spy = lambda space, result, where, real=real: looked.append(where) or real(space, result, where)
         monkeypatch.setattr(env_faults, name, spy)
     stepped(made(what="bounds"), steps=100)
-    assert looked[0] == "the first reset" and looked[-1] == f"step {env_faults.FIRST_STEPS}"
-    assert len(looked) == 1 + env_faults.FIRST_STEPS + 1  # with the reset after the first episode
+    assert looked[0] == "the first reset" and looked[-1] == f"step {FIRST_STEPS}"
+    assert len(looked) == 1 + FIRST_STEPS + 1  # with the reset after the first episode
     looked.clear()
     stepped(made(what="bounds", on_failure=envs.OnFailure(check_steps=0)))
     assert looked == []

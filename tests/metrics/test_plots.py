@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl.host import env_json
+from jrl.host import machine
 from jrl.metrics import plots
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,11 +34,11 @@ def blue(path):
 
 
 def test_env_json(tmp_path):
-    path = env_json.write_env_json(tmp_path / "run", devices=["cpu:0", "cpu:1"])
+    path = machine.write_env_json(tmp_path / "run", devices=["cpu:0", "cpu:1"])
     content = json.loads(path.read_text())
     assert path == tmp_path / "run" / "env.json"
     assert content["versions"]["python"] == platform.python_version()
-    assert set(content["versions"]) == {"python", *env_json.PACKAGES}
+    assert set(content["versions"]) == {"python", *machine.PACKAGES}
     assert content["versions"]["jax"] == __import__("jax").__version__
     assert content["devices"] == ["cpu:0", "cpu:1"]
     assert shlex.split(content["command"]) == sys.orig_argv
@@ -53,12 +53,12 @@ def test_git_state(tmp_path):
 
     git("init")
     (tmp_path / "a.py").write_text("1")
-    assert env_json.git_state(tmp_path / "a.py") is None  # not tracked: not this repository's
+    assert machine.git_state(tmp_path / "a.py") is None  # not tracked: not this repository's
     git("add", "a.py")
     git("commit", "-m", "one")
-    assert env_json.git_state(tmp_path / "a.py") == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert machine.git_state(tmp_path / "a.py") == {"commit": git("rev-parse", "HEAD"), "dirty": False}
     (tmp_path / "a.py").write_text("2")
-    assert env_json.git_state(tmp_path / "a.py")["dirty"] is True
+    assert machine.git_state(tmp_path / "a.py")["dirty"] is True
 
 
 def test_read_curve_leaves_out_what_is_missing(tmp_path):

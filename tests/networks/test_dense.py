@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from flax.errors import ScopeParamShapeError
 
-from jrl.networks import initial
-from jrl.networks.dense import Dense, linear
+from jrl.networks.dense import Dense, linear, parameter
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -56,7 +55,7 @@ def test_a_parameter_that_is_there_is_not_made_again():
 
         @nn.compact
         def __call__(self, x):
-            return x * initial.parameter(self, "scale", init, (self.width,))
+            return x * parameter(self, "scale", init, (self.width,))
 
     params = Scale(3).init(jax.random.key(0), jnp.ones(3))
     assert made == [(3,)] and params["params"]["scale"].dtype == jnp.float32

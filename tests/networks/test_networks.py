@@ -10,8 +10,8 @@ import pytest
 from jrl import networks
 from jrl.errors import InputError
 from jrl.networks import Head, NetworkConfig
-from jrl.networks.initial import orthogonal
-from jrl.networks.torsos import to_float
+from jrl.networks.dense import orthogonal
+from jrl.networks.encoders import to_float
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 HEADS = {"policy": Head(3, 0.01), "value": Head(1)}

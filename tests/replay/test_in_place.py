@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from replay_oracle import struct
 
-from jrl.learn import parallel
-from jrl.replay import memory, prioritized, ring, sequences
+from jrl.learn import memory, parallel
+from jrl.replay import prioritized, ring, sequences
 from jrl.types import Rollout
 
 B, T, FRAME, WIDTH, CAPACITY = 4, 3, (4, 8, 8), 20, 80_000

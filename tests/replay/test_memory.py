@@ -4,7 +4,8 @@ import pytest
 from replay_oracle import struct
 
 from jrl.host import machine
-from jrl.replay import memory, prioritized, ring
+from jrl.learn import memory
+from jrl.replay import prioritized, ring
 from jrl.types import InputError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jrl import config, envs
-from jrl.envs import envpool_import
+from jrl.envs.envpool_env import load_envpool
 from jrl.errors import InputError
 from jrl.replay import frames, ring, storage
 from jrl.rollout import unroll
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore
 @pytest.fixture(scope="module", autouse=True)
 def _specs_made_once():
     """Making an environment asks EnvPool for a game's spec five times, which takes a tenth of a second each time."""
-    envpool_import.load()
+    load_envpool()
     registry = sys.modules["envpool.registration"].registry
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "make_spec", functools.cache(registry.make_spec))

@@ -11,7 +11,8 @@ import tasks
 from jrl.algos import a2c, impala, ppo
 from jrl.envs.jax_env import build
 from jrl.errors import InputError
-from jrl.learn import learner, loop, parallel
+from jrl.learn import learner, parallel
+from jrl.learn.program import train
 from jrl.learn.staged import Staged
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -384,7 +385,7 @@ def test_a_run_counts_steps_when_they_are_taken():
     make = lambda key: Complete(JaxSource(env, made.act, key=key, length=T), limit=H)
     program = Staged(learner.on_policy(made), make, parallel.make_mesh(1), rows=T * B, timers=Timers(), stage="collect")
     learned = []
-    for info in loop.run(program, program.init(0), seed=0, total_env_steps=4 * T * B):
+    for info in train(program, program.init(0), seed=0, total_env_steps=4 * T * B):
         learned.append(int(info.state.learner.env_steps))
         assert 0 < learned[-1] <= info.env_steps_after()
         assert 0 < info.metrics[complete.PADDING] < 1

@@ -8,7 +8,8 @@ import tasks
 
 from jrl.algos import a2c
 from jrl.envs.jax_env import build
-from jrl.learn import learner, loop, parallel
+from jrl.learn import learner, parallel
+from jrl.learn.program import train
 from jrl.learn.staged import Staged
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
@@ -36,7 +37,7 @@ def test_a_run_collects_once_and_goes_on_learning():
     make = lambda key: Noted(Counted(env, algo.act, key=key, length=T))
     program = Staged(learner.on_policy(algo), make, parallel.make_mesh(1), rows=T * B, timers=Timers())
     params, state = [], program.init(0)
-    for info in loop.run(program, state, seed=0, total_env_steps=10**9):
+    for info in train(program, state, seed=0, total_env_steps=10**9):
         params.append(jax.device_get(info.state.learner.params))
         if len(params) == 3:
             break

@@ -17,9 +17,9 @@ import pytest
 import jrl
 from jrl import config, evaluate, train
 from jrl.host import output
+from jrl.learn import memory
 from jrl.learn.population import Population
 from jrl.metrics import loggers
-from jrl.replay import memory
 from jrl.run.store import checkpoint
 from jrl.sweep import __main__, members, one_program, processes
 from jrl.sweep import train as populations

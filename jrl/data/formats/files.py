@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError, cannot_import
 from jrl.host import machine
+from jrl.spaces_json import plain, space_from_json, space_to_json
 from jrl.types import Space
 
 _EXTRA = "'jrl[data]'"

@@ -25,9 +25,9 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.formats import arrow, files, hdf5
-from jrl.data.spaces_json import gymnasium_starts, space_from_gymnasium, space_to_gymnasium
 from jrl.data.store import Episode, EpisodeStore, of_episodes
 from jrl.errors import InputError
+from jrl.spaces_json import gymnasium_starts, space_from_gymnasium, space_to_gymnasium
 from jrl.types import Dict, PyTree, Space, Tuple
 
 VERSION = "0.5.4"  # of Minari, whose layout is written

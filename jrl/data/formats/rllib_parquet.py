@@ -18,10 +18,10 @@ import numpy as np
 from jrl.data.formats import arrow, files, packed_arrays
 from jrl.data.formats import rllib_columns as names
 from jrl.data.formats.transitions import guessed
-from jrl.data.spaces_json import plain
 from jrl.data.store import LOG_PROB, Episode, EpisodeStore, guessed_action, guessed_observation, of_episodes
 from jrl.errors import InputError
 from jrl.fields.paths import written
+from jrl.spaces_json import plain
 from jrl.types import Dict, PyTree, Space, Tuple
 
 SUFFIXES = (".parquet",)

@@ -25,9 +25,11 @@ import jax
 import numpy as np
 import psutil
 
+from jrl.config import CheckpointConfig, MultiAgentConfig, multi_agent
 from jrl.errors import InputError
 from jrl.fields.paths import resolve
 from jrl.host import files
+from jrl.learn.program import LoopState
 from jrl.run.store import meta as checkpoint_file
 from jrl.run.store.meta import FILE, FORMAT, meta, read_meta, spec
 from jrl.types import PyTree
@@ -256,7 +258,7 @@ def _is_whole(checkpoint: Path) -> bool:
     return True
 
 
-# what rounding has lost of a sum (`ops.sums`) -> the sum
+# what rounding has lost of a sum (`ops.scans`) -> the sum
 BESIDE = {"mean_rest": "mean", "m2_rest": "m2", "return_rest": "episode_return"}
 
 
@@ -362,3 +364,20 @@ def _misfit(checkpoint: Path, part: str, why: str) -> InputError:
 def first_line(e: BaseException) -> str:
     text = str(e.strerror if isinstance(e, OSError) and e.strerror else e).strip()
     return text.splitlines()[0][:200] if text else type(e).__name__
+
+
+# ---------------------------------------------------------------- arrays of a run
+
+
+def state_parts(state: LoopState, section: CheckpointConfig, given: MultiAgentConfig | None) -> dict[str, PyTree]:
+    """Names what a checkpoint holds of the state that `Program.keep` gave."""
+    replay = state.replay if section.replay == "full" else ()
+    return {"learner": kept_policies(state.learner, section, given), "replay": replay, "source": state.source}
+
+
+def kept_policies(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
+    """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
+    if section.policies == "all" or not isinstance(learner, dict):
+        return learner
+    frozen = set(multi_agent.followers(given)) - set(multi_agent.learning(given))
+    return {name: one for name, one in learner.items() if name not in frozen}

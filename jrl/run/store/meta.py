@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from jrl.config import RunConfig, renamed, to_dict
-from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.errors import InputError
-from jrl.host.installed import version
+from jrl.host.machine import version
+from jrl.spaces_json import plain, space_from_json, space_to_json
 from jrl.types import EnvSpec, Tuple
 
 FORMAT = 1

@@ -15,39 +15,23 @@ import yaml
 
 from jrl import agents, config
 from jrl.agents.policies import shapes
-from jrl.config import CheckpointConfig, MultiAgentConfig, RunConfig, Sizes, datasets, multi_agent, to_dict
+from jrl.config import RunConfig, Sizes, datasets, multi_agent, to_dict
 from jrl.config.multi_agent import LEAGUE
 from jrl.config.policy_mapping import TABLE, by_game
-from jrl.data.spaces_json import plain
 from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
 from jrl.learn.learner import Kept
 from jrl.learn.program import LoopState
-from jrl.metrics import criteria
+from jrl.metrics import progress
 from jrl.metrics.episodes import EpisodeState, clear_running
-from jrl.replay import layout, mixed
-from jrl.replay.regroup import convert, regroup
 from jrl.run.store import checkpoint
+from jrl.spaces_json import plain
 from jrl.types import PyTree
 
 _log = logging.getLogger(__name__)
 
 _OF_VALUES = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # names of their arrays
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
-
-
-def parts(state: LoopState, section: CheckpointConfig, given: MultiAgentConfig | None) -> dict[str, PyTree]:
-    """Names what a checkpoint holds of the state that `Program.keep` gave."""
-    replay = state.replay if section.replay == "full" else ()
-    return {"learner": _kept(state.learner, section, given), "replay": replay, "source": state.source}
-
-
-def _kept(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
-    """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
-    if section.policies == "all" or not isinstance(learner, dict):
-        return learner
-    frozen = set(multi_agent.followers(given)) - set(multi_agent.learning(given))
-    return {name: one for name, one in learner.items() if name not in frozen}
 
 
 def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
@@ -61,7 +45,7 @@ def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
       InputError: the checkpoint does not hold what is wanted.
     """
     cfg = config.override(checkpoint.read_meta(saved)["config"], [])
-    wanted = _kept(template, cfg.checkpoint, cfg.multi_agent)
+    wanted = checkpoint.kept_policies(template, cfg.checkpoint, cfg.multi_agent)
     if wanted is not template and len(wanted) < len(template) and not beside:
         lost = [name for name in multi_agent.followers(cfg.multi_agent) if name not in wanted]
         raise InputError(
@@ -105,7 +89,8 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
       InputError: the checkpoint does not hold what the run needs.
     """
     meta = checkpoint.read_meta(saved, resumable=True)
-    wanted, before, envs = parts(template, cfg.checkpoint, cfg.multi_agent), meta["devices"], _other_num_envs(meta, cfg)
+    wanted = checkpoint.state_parts(template, cfg.checkpoint, cfg.multi_agent)
+    before, envs = meta["devices"], _other_num_envs(meta, cfg)
     latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
     if envs:
         filled = bool(jax.tree.leaves(wanted["replay"])) and not latest
@@ -142,6 +127,8 @@ def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_gam
 
 
 def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
+    from jrl.replay.regroup import convert
+
     renew = lambda replay, like: convert(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
@@ -154,6 +141,9 @@ def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
     """Deals a replay to so many devices. Of data sets, whose episodes are dealt anew, priorities begin anew, but for
     the updates that they count.
     """
+    from jrl.replay import layout, mixed
+    from jrl.replay.regroup import regroup
+
     if isinstance(found, mixed.State):
         parts = zip(found.parts, wanted.parts, strict=True)
         return mixed.State(tuple(_dealt(part, fresh, before, devices) for part, fresh in parts))
@@ -266,7 +256,7 @@ def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool
     told = meta.get("met") or {}
     met, lines = set(), list[str]()
     for name, target in cfg.stop.items():
-        now = criteria.is_met(name, row, target, cfg.run.smoothing_episodes)
+        now = progress.is_met(name, row, target, cfg.run.smoothing_episodes)
         if name == Sizes(cfg).counts_by or not (now or told.get(name, -math.inf) >= target):
             continue
         met.add(name)

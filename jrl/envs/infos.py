@@ -1,13 +1,69 @@
-"""Action masks in the infos of environments."""
+"""Infos of environments, and the action masks in them."""
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jrl.gym.faults import space_kind
+import numpy as np
+
+from jrl.gym import space_kind
 from jrl.spaces import ACTION_MASK, num_choices
 from jrl.types import InputError, Space
 
 _KEY = "env.action_mask_info"
+
+
+class Infos:
+    """Infos of the latest step or reset.
+
+    `latest` is kept only while `wanted`: a dict per environment, or None before its first answer.
+    """
+
+    def __init__(self, num_envs: int):
+        self.wanted = False
+        self.latest: Sequence[Any] | Mapping[int, Any] = [None] * num_envs
+
+    def set_from_pool(self, info: Mapping[str, Any]) -> None:
+        """Set `latest` to EnvPool's infos of the environments `info["env_id"]`."""
+        if self.wanted:
+            self.latest = PoolInfos(info, info["env_id"])
+
+
+class PoolInfos(Mapping[int, dict[str, Any]]):
+    """Infos of a pool, arrays [n, ...], by environment; each dict is built on access.
+
+    Args:
+      arrays: name -> array, or a dict of arrays; copied. Arrays without a row per environment are left out.
+      env_id: environments of the rows [n].
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], env_id: np.ndarray):
+        self._rows = {int(i): row for row, i in enumerate(env_id)}
+        self._arrays = self._copy(arrays)
+
+    def _copy(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, x in arrays.items():
+            if isinstance(x, Mapping):
+                found[name] = self._copy(x)
+            elif np.shape(x)[:1] == (len(self._rows),):
+                found[name] = np.array(x)
+        return found
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self._pick(self._arrays, self._rows[i])
+
+    def _pick(self, arrays: Mapping[str, Any], row: int) -> dict[str, Any]:
+        return {name: self._pick(x, row) if isinstance(x, dict) else x[row] for name, x in arrays.items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+# ---------------------------------------------------------------- action masks
 
 
 def may_have_mask(name: str | None, observation: Any, action: Space, id: str) -> bool:

@@ -134,7 +134,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         print("runtime:", *settings)
     from jrl.sweep import seeds
 
-    if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
+    if (status := seeds.train_seeds(args, cfg, _name(args, cfg), transcript)) is not None:
         return status
     with contextlib.ExitStack() as stack:
         if clients := make_clients and make_clients():

@@ -70,9 +70,8 @@ def _sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
     cfg = config.load(base, plain, algo=args.algo, env=args.env, stop=stop, out=args.out)
     settings.check_spaces(cfg, plan)
     runtime.apply(cfg.runtime)
-    directory = (
-        Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / f"sweep_{config.algo_name(cfg)}")
-    )
+    name = f"sweep_{config.algo_name(cfg)}"
+    directory = Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / name)
     record = members.Record([], dict(schema.plain(plan.settings)), [], [])
     return train.train(cfg, directory, record, transcript, processes=args.processes)
 

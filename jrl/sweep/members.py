@@ -14,7 +14,6 @@ from jrl.host import files
 from jrl.report.runs import MEMBERS
 
 _RECORD_FILE = "population.json"
-_FIX = "start the population in another --out"
 
 
 class MemberSpec(NamedTuple):
@@ -128,11 +127,11 @@ def read_record(directory: Path) -> Record:
         record = Record(data["members"], data.get("sweep", {}), data.get("rounds", []), data.get("decisions", []))
         record = record._replace(ended=data.get("ended", {}))
         mappings = [*record.member_values, *record.decisions, record.sweep, record.ended, *record.ended.values()]
-        if isinstance(record.member_values, list) and all(isinstance(part, dict) for part in mappings):
-            return record._replace(rounds=record.rounds or [len(record.member_values)])
+        if not (isinstance(record.member_values, list) and all(isinstance(part, dict) for part in mappings)):
+            raise ValueError("expected a list of members")
+        return record._replace(rounds=record.rounds or [len(record.member_values)])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise InputError(f"--resume: {path} cannot be read ({e}): {_FIX}") from e
-    raise InputError(f"--resume: {path} holds no list of members: {_FIX}")
+        raise InputError(f"--resume: {path} cannot be read ({e}): start the population in another --out") from e
 
 
 def copy_checkpoint(source: MemberSpec, target: MemberSpec) -> None:

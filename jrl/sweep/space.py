@@ -124,9 +124,7 @@ def parse_space(key: str, text: str) -> Space | None:
     values = values if isinstance(values, list) else []
     if kind == "choice" and values:
         if repeated := [value for i, value in enumerate(values) if value in values[:i]]:
-            raise InputError(
-                f"{typed}: expected different values, got {short(repeated[0])} twice: leave it out, or give --seeds"
-            )
+            raise InputError(f"{typed}: {short(repeated[0])} is repeated: leave it out, or give --seeds")
         return Space(kind, tuple(values))
     are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     most = 2 if kind == "pow2" else 3

@@ -217,8 +217,7 @@ class Sweep:
         """
         if why.startswith(summary.FAILED) or at < member.config.stop.get(plan.counts_by(member.config), math.inf):
             end = {"why": why, "at": at, "stop": dict(member.config.stop)}
-            self.record = self.record._replace(ended={**self.record.ended, member.name: end})
-            self.record.write(self._directory)
+            self._update_record(ended={**self.record.ended, member.name: end})
 
     def _find_finished(self, indices: range) -> list[MemberSpec]:
         """Return the members of a round that met a criterion and whose points were not stopped; they count at rungs."""
@@ -251,7 +250,7 @@ class Sweep:
         else:
             seed = [self._cfg.run.seed, number, at]
             decision |= {**self._scheduler.decide(values, scores, self.plan.spaces, seed), "applied": False}
-        self._write_decisions([*self.record.decisions, decision])
+        self._update_record(decisions=[*self.record.decisions, decision])
         self._apply_decision(trainer, decision)
 
     def _warn_few_episodes(self, decision: Mapping[str, Any]) -> str:
@@ -275,8 +274,8 @@ class Sweep:
             f"--scheduler to about {steps:,} steps"
         )
 
-    def _write_decisions(self, decisions: list[dict[str, Any]]) -> None:
-        self.record = self.record._replace(decisions=decisions)
+    def _update_record(self, **fields: Any) -> None:
+        self.record = self.record._replace(**fields)
         self.record.write(self._directory)
 
     def _apply_decision(self, trainer: Trainer, decision: dict[str, Any]) -> None:
@@ -289,7 +288,7 @@ class Sweep:
         before, self.members = self.members, self._build_members()
         sources = {copy["member"]: copy["source"] for copy in decision["copies"]}
         trainer.copy_members(sources, before, self.members)
-        self._write_decisions([*self.record.decisions[:-1], {**decision, "applied": True}])
+        self._update_record(decisions=[*self.record.decisions[:-1], {**decision, "applied": True}])
 
 
 def _format_decision(decision: Mapping[str, Any]) -> str:

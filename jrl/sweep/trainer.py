@@ -129,7 +129,4 @@ def check_pbt(members: Sequence[MemberSpec]) -> None:
     from jrl.run import build_population
 
     if len(build_population.grouped([member.config for member in members])) > 1:
-        raise InputError(
-            "--scheduler pbt: expected members that differ only in seeds and floats of the algorithm: leave out the "
-            "other spaces"
-        )
+        raise InputError("--scheduler pbt: expected spaces of floats of the algorithm only: leave out the others")

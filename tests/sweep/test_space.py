@@ -76,7 +76,7 @@ def test_drawn_points_are_even_on_the_kinds_scale_and_repeat_with_the_seed(sobol
         ("choice()", "expected choice(a, b, ...)"),
         ("log(1, 2, 0)", "expected a number of values of at least 1, got 0"),
         ("uniform(1, .inf, 3)", "expected finite numbers"),
-        ("choice(1, 2, 1)", "expected different values, got 1 twice: leave it out, or give --seeds"),
+        ("choice(1, 2, 1)", "1 is repeated: leave it out, or give --seeds"),
         ("logg(1, 2, 3)", "did you mean log(...)? Expected choice(a, b, ...)"),
         ("LOG(1, 2, 3)", "did you mean log(...)?"),
         ("chioce(a, b)", "did you mean choice(...)?"),

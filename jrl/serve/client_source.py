@@ -23,7 +23,7 @@ from jrl.types import COUNTS_STEP, ActOut, Episodes, Key, PyTree, Rollout
 
 LAG = "external/policy_lag"  # metric: mean number of updates between the weights of the rows and the learner
 DROPPED = "external/dropped"  # metric: total steps that no rollout got: too many, or too old
-TOO_OLD = "external/too_old"  # metric: total dropped steps that were too old on arrival, as the client was told
+TOO_OLD = "external/too_old"  # metric: total dropped steps that were too old on arrival
 UNDER_WAY = "external/episodes"  # metric: episodes in progress
 _COMPILED = 3  # calls after which everything is compiled: an update may need two rollouts
 _POLL_S = 0.5  # seconds between two checks for the end of the run

@@ -269,7 +269,7 @@ def test_clients_without_a_name_have_separate_episodes(run):
     assert ended == [{"return": 1.0, "length": 1}, {"return": 4.0, "length": 2}]
     mine = {"episode_id": "mine"}  # another client could choose the same id
     status, found = asked(run.address, "POST", "/v1/episodes", mine)
-    assert (status, "send the header Jrl-Client" in found["error"]) == (400, True)
+    assert (status, "expected the header Jrl-Client" in found["error"]) == (400, True)
     assert asked(run.address, "POST", "/v1/episodes", mine, Jrl_Client="a")[0] == 201
     assert asked(run.address, "POST", "/v1/episodes/mine/end", {"observation": OBS}, Jrl_Client="a")[0] == 200
     status, found = asked(run.address, "POST", "/v1/episodes", {}, Jrl_Client="a" * 129)

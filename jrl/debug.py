@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jrl.errors import InputError
+from jrl.errors import InputError, format_names
 from jrl.fields.paths import resolve
 from jrl.host import command
 
@@ -93,8 +93,7 @@ class Explanation(NamedTuple):
                 "version of jax or jrl (see checkpoint.json), may compute it differently, or memory failed. "
                 "Repeat this on the device that trained."
             )
-        more = f" and {len(self.bad) - 3} more" if len(self.bad) > 3 else ""
-        lines = [f"not finite when repeated: {', '.join(self.bad[:3])}{more}", self.operation, self.note]
+        lines = [f"not finite when repeated: {format_names(self.bad, 3)}", self.operation, self.note]
         return "\n".join(str(line) for line in (*lines, *self.transitions) if line)
 
 

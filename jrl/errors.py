@@ -1,5 +1,6 @@
 """Errors that a command reports without a traceback. Imports nothing, so that every module can raise them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 _LONGEST = 1200  # maximum characters of an error message
@@ -48,6 +49,15 @@ def shown(text: str, most: int = 80) -> str:
     ('algo.lr', 'xxxxx... (30,000 characters)')
     """
     return text if len(text) <= most else f"{text[: most - 20]}... ({len(text):,} characters)"
+
+
+def format_names(names: Sequence[str], most: int = 8) -> str:
+    """Returns names in a line; after the first `most`, only how many more there are.
+
+    >>> format_names(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def message(text: str) -> str:

@@ -137,7 +137,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     if args.seeds is not None or args.processes is not None or args.resume:  # a population, or perhaps one
         from jrl.sweep import seeds
 
-        if (status := seeds.train(args, cfg, _dated(title), transcript)) is not None:
+        if (status := seeds.train_seeds(args, cfg, _dated(title), transcript)) is not None:
             return status
     with contextlib.ExitStack() as stack:
         if clients := make_clients and make_clients():

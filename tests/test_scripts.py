@@ -30,9 +30,9 @@ def load(name):
 def test_every_config_is_valid_and_has_a_return_criterion(path):
     data = config.mapping(path)
     if "sweep" in data:
-        sweep, data, _ = settings.read(data, {}, [])
+        sweep, data, _ = settings.read_settings(data, {}, [])
         cfg = config.load(data)
-        settings.checked(cfg, sweep)
+        settings.check_spaces(cfg, sweep)
         assert sweep.pauses(cfg, 27)
     cfg = config.load(data)
     self_play = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None  # what one wins another loses

@@ -63,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "sweep" in data:
             from jrl.sweep import settings
 
-            sweep, data, args.overrides = settings.read(data, {}, args.overrides)
+            sweep, data, args.overrides = settings.read_settings(data, {}, args.overrides)
         cfg, origins = config.read(data, args.overrides, flags, args.stop, None)
         if sweep:
-            settings.checked(cfg, sweep)
+            settings.check_spaces(cfg, sweep)
         if args.network:
             from jrl.run import network_table  # imports jax
 

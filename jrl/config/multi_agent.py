@@ -12,7 +12,7 @@ from jrl.config import policy_mapping, reader
 from jrl.config.plan import Sizes
 from jrl.config.policy_mapping import BY_AGENT, SHARED, TABLE, by_game
 from jrl.config.sections import MultiAgentConfig, RunConfig
-from jrl.errors import InputError, counted
+from jrl.errors import InputError, counted, format_names
 from jrl.fields.schema import merge
 
 _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
@@ -492,7 +492,7 @@ def _lines_of_self_play(own: Any, seats: int, games: str) -> Iterator[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return format_names(names)
 
 
 def _near(name: str, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ episode truly ended there, reached a time limit or was cut.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,15 @@ import numpy as np
 
 from jrl import spaces
 from jrl.errors import InputError, counted
-from jrl.spaces_json import space_from_json
+from jrl.spaces_json import 
+<<<<<<< OURS
+space_from_json
+||||||| BASE
+InputError, counted
+=======
+InputError, counted, format_names
+>>>>>>> THEIRS
+
 from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
 
 NO_REWARDS = {"rewards": "none"}  # in meta: the file had none, and those of the store are 0
@@ -141,11 +149,12 @@ class EpisodeStore:
         chosen = np.ones(self.num_episodes, bool)
         for name, value in labels.items():
             if name not in self.labels:
-                raise InputError(f"{self.name} has no label {name}: it has {_some(self.labels) or 'none'}")
+                raise InputError(f"{self.name} has no label {name}: it has {format_names([*self.labels]) or 'none'}")
             have = self.labels[name].astype(str)
             chosen &= have == str(value)
             if not chosen.any():
-                raise InputError(f"{self.name} has no episode with {name}={value}: it has {_some(np.unique(have))}")
+                known = format_names(np.unique(have).tolist())
+                raise InputError(f"{self.name} has no episode with {name}={value}: it has {known}")
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def map_rows(self, fn: Callable[[np.ndarray], np.ndarray]) -> "EpisodeStore":
@@ -193,11 +202,6 @@ class EpisodeStore:
 
 def _leaves(space: Space, tree: PyTree) -> list[tuple[str, Leaf, np.ndarray]]:
     return [(*leaf, x) for leaf, x in zip(spaces.leaves(space), jax.tree.leaves(tree), strict=True)]
-
-
-def _some(names: Iterable[str], most: int = 8) -> str:
-    found = list(map(str, names))
-    return ", ".join(found[:most]) + f" and {len(found) - most} more" * (len(found) > most)
 
 
 def of_episodes(

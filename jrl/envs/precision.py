@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.errors import format_names
 from jrl.gym.block import flatten_space
 
 _STEPS = 32  # compared observations of each environment, without the first
@@ -83,12 +84,12 @@ class Precision:
             merged += [self._name(path, index) for index in np.argwhere(lost & ~beyond)]
         fix = "let the environment return differences or scaled numbers, such as the time since its reset"
         if clipped:
-            what = f"expected integers within int32, got larger integers in {_format_list(clipped)}"
+            what = f"expected integers within int32, got larger integers in {format_names(clipped, _NAMED)}"
             yield f"env.id {self._id}: {what}: {fix}"
         if merged:
             yield (
                 f"env.id {self._id}: expected observations whose changes float32 can represent, got changes of too few "
-                f"digits in {_format_list(merged)}, almost constant for the policy: {fix}"
+                f"digits in {format_names(merged, _NAMED)}, almost constant for the policy: {fix}"
             )
 
     def _name(self, path: tuple[Any, ...], index: np.ndarray) -> str:
@@ -109,11 +110,6 @@ def _find_lost(values: np.ndarray, clipped: np.ndarray) -> np.ndarray:
         size, spread = np.abs(raw).max(axis=0), raw[-1] - raw[0]
         real = (size >= _LARGE) | (spread >= _SMALL * size)
     return (different(raw) > 2) & (2 * different(converted) <= different(raw)) & real & np.isfinite(size)
-
-
-def _format_list(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _get(value: Any, path: tuple[Any, ...]) -> Any:

@@ -1,6 +1,5 @@
 """A trained policy as files that run without jrl: `python -m jrl.export CHECKPOINT --format npz --out DIR`.
 
-`program` traces what the policy does with an observation to a list of primitive operations, with every parameter a
-constant; `formats` writes that list as npz, StableHLO or ONNX. `policy.py` and `interpreter.py` are not used by jrl:
-they are copied beside what was exported.
+`traced_program` traces a policy to a list of primitive operations with constant parameters. `formats` writes the list
+as npz, StableHLO or ONNX. jrl copies `policy.py` and `interpreter.py` beside the exported files.
 """

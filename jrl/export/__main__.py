@@ -18,21 +18,21 @@ FORMATS = ("npz", "stablehlo", "onnx")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
+    """Return the parser of the command line, without importing jax or an environment library."""
     p = command.parser(
         "export",
-        "Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
-        "environment's own units; observation statistics and preprocessing are part of the policy.",
+        "Write a trained policy as files that run without jrl. Actions are deterministic, in the environment's own "
+        "units; observation statistics and preprocessing are part of the policy.",
     )
     command.add_checkpoint_arguments(p)
-    p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs numpy alone; default), stablehlo, onnx")
-    p.add_argument("--out", required=True, help="directory to make; an earlier export in it is replaced")
-    p.add_argument("--policy", help="which policy, of a run with several; it acts for one agent")
+    p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs only numpy; default), stablehlo, onnx")
+    p.add_argument("--out", required=True, help="new directory, or an earlier export to replace")
+    p.add_argument("--policy", help="name of a policy, if the run has several; the export acts for one agent")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints one JSON object; exit status 0, or 2 for bad input."""
+    """Print a JSON object; return the exit status: 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         print(json.dumps(export(args)))
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(args: argparse.Namespace) -> dict[str, Any]:
-    """Writes the directory. Returns what was written, and the share of random observations with jrl's action.
+    """Write an export, and return its summary as `formats.export`.
 
     Raises:
       InputError: bad input, or a policy that the format cannot express.
@@ -54,9 +54,9 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--format onnx needs {' and '.join(missing)}: pip install 'jrl[onnx]', or use --format npz")
     if args.format == "stablehlo":
         require("flatbuffers", "export", "--format stablehlo")
-    from jrl.export import formats, source
+    from jrl.export import formats, policy_function
 
-    policy = source.load(Path(args.checkpoint), best=args.best, policy_id=args.policy)
+    policy = policy_function.load_function(Path(args.checkpoint), best=args.best, policy_id=args.policy)
     return formats.export(policy, format=args.format, out=out)
 
 

@@ -1,36 +1,38 @@
-"""The directory of an export: files written beside each other, and nothing of anybody else's overwritten."""
+"""Directory of an export. Files that are not part of an export are never overwritten."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from jrl.errors import InputError
+from jrl.errors import InputError, format_names
 from jrl.fields.paths import resolve
 
-ABOUT = "policy.json"  # names the other files of an export
-KIND = "jrl policy"  # its mark
+ABOUT = "policy.json"  # lists the other files of an export
+KIND = "jrl policy"  # marks ABOUT
 
 
 def check_free(out: Path) -> None:
-    """Raises InputError if `out` cannot be made, or holds anything that is not an earlier export."""
+    """Raise InputError if `out` cannot be created, or holds files that are not an earlier export."""
     resolve(out, "--out", "new directory")
     try:
         names = {path.name for path in out.iterdir()} if out.exists() else set()
-        foreign = sorted(names - {"__pycache__", *_exported(out)})  # Python leaves that where a module is imported
+        foreign = sorted(names - {"__pycache__", *_list_files(out)})  # importing policy.py creates __pycache__
     except OSError as e:
         raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
     if foreign:
-        some = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-        raise InputError(f"--out: {out} holds {some}, which is no export of jrl's: name another directory")
+        raise InputError(f"--out: {out} holds {format_names(foreign, 3)}, not an export of jrl: name another directory")
 
 
 def write(out: Path, files: Mapping[str, bytes]) -> None:
-    """Puts `files`, ABOUT among them, in place of an earlier export.
+    """Write `files` instead of an earlier export.
 
-    All are written before the first one takes its name; ABOUT comes last, so that a directory with it is whole.
+    All files are written before the first is renamed. ABOUT is renamed last, so a directory with ABOUT is complete.
 
+    Args:
+      out: directory of the export.
+      files: name -> content, including ABOUT.
     Raises:
-      InputError: as `check_free`, or the disk is full; then the earlier export is still there.
+      InputError: as `check_free`, or the disk is full; the earlier export stays.
     """
     check_free(out)
     partial = {name: out / f"{name}.partial" for name in sorted(files, key=lambda name: name == ABOUT)}
@@ -39,7 +41,7 @@ def write(out: Path, files: Mapping[str, bytes]) -> None:
         try:
             for name, path in partial.items():
                 path.write_bytes(files[name])
-            for name in _exported(out):
+            for name in _list_files(out):
                 (out / name).unlink(missing_ok=True)
             for name, path in partial.items():
                 path.replace(out / name)
@@ -50,8 +52,8 @@ def write(out: Path, files: Mapping[str, bytes]) -> None:
         raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
 
 
-def _exported(out: Path) -> list[str]:
-    """Returns the files of an earlier export, ABOUT first; none if there is not one."""
+def _list_files(out: Path) -> list[str]:
+    """Return the files of an earlier export, ABOUT first; []: no export."""
     try:
         about = json.loads((out / ABOUT).read_text())
         files = about["files"]

@@ -1,8 +1,8 @@
-"""Runs a policy that was exported as npz. Needs numpy alone, knows nothing of jax or jrl.
+"""Runs a policy that was exported as npz. Needs only numpy, neither jax nor jrl.
 
 `program.json` lists the operations: each has a name in OPERATIONS, the numbers of its inputs and of its output, the
-dtype of the output and its attributes. The first numbers are the inputs [N, ...], observations before all else; the
-next ones are the arrays of `weights.npz`. A size "n" in an attribute stands for N, "5*n" for five times that.
+dtype of the output and its attributes. The first numbers are the inputs [N, ...], which start with the observation. The
+next numbers are the arrays of `weights.npz`. A size "n" in an attribute means N, "5*n" means 5 N.
 """
 
 import json
@@ -14,69 +14,71 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-CONV_ROWS = 32  # images whose windows are laid out at once: those of 84 x 84 x 4 take half a megabyte each
+CONV_ROWS = 32  # images per product: the windows of an 84 x 84 x 4 image take half a megabyte
 
 
 def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
-    """Loads the function from inputs [N, ...] to outputs [N, ...] that is in a directory.
+    """Load the function from inputs [N, ...] to outputs [N, ...] in a directory.
 
     Raises:
       OSError: a file is missing.
-      ValueError: a file is damaged, or of a later version.
+      ValueError: a file is damaged, or has another version.
     """
     directory = Path(directory)
     program = json.loads((directory / "program.json").read_text())
     if program["version"] != 2:
         raise ValueError(f"{directory}: program version {program['version']}, this file reads version 2")
     with np.load(directory / "weights.npz", allow_pickle=False) as weights:
-        return made(program, weights)
+        return build_forward(program, weights)
 
 
-def made(program: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Callable[..., list[np.ndarray]]:
-    """Makes the function from inputs [N, ...] to outputs [N, ...] of a program and its arrays."""
+def build_forward(program: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Callable[..., list[np.ndarray]]:
+    """Return the function from inputs [N, ...] to outputs [N, ...] of a program and its arrays."""
     first = program["inputs"] + program["constants"]
     constants = [weights[str(i)] for i in range(program["inputs"], first)]
-    operations = [_operation(**op) for op in program["operations"]]
+    operations = [_build_operation(**op) for op in program["operations"]]
 
     start: list[Any] = [*constants, *[None] * len(operations)]
 
     def forward(*inputs: np.ndarray) -> list[np.ndarray]:
         values = [*inputs, *start]
-        with np.errstate(all="ignore"):  # exp of a large number is inf, as in jax
+        with np.errstate(all="ignore"):  # overflow gives inf, as in jax
             for run, numbers, output, unused in operations:
                 values[output] = run([values[i] for i in numbers], len(inputs[0]))
                 for i in unused:
-                    values[i] = None  # a layer's activations are freed before the next one's
+                    values[i] = None  # frees a layer's activations before the next layer
         return [values[i] for i in program["outputs"]]
 
-    for (_, _, _, unused), last in zip(operations, _last_uses(operations, program["outputs"])):
+    for (_, _, _, unused), last in zip(operations, _find_last_uses(operations, program["outputs"])):
         unused.extend(i for i in last if i >= first)
     return forward
 
 
-def _operation(name: str, inputs: Sequence[int], output: int, dtype: str, attributes: dict[str, Any]) -> tuple:
-    """Returns (inputs and N -> value, numbers of the inputs, number of the output, values not needed afterwards)."""
+def _build_operation(name: str, inputs: Sequence[int], output: int, dtype: str, attributes: dict[str, Any]) -> tuple:
+    """Return (function of inputs and N, numbers of the inputs, number of the output, list for unused values)."""
     function = OPERATIONS[name]
-    kind = np.dtype(dtype)
-    symbolic = any(isinstance(d, str) for d in attributes.get("shape", ()))
+    output_dtype = np.dtype(dtype)
+    is_symbolic = any(isinstance(d, str) for d in attributes.get("shape", ()))
 
     def run(values: list[np.ndarray], n: int) -> np.ndarray:
-        sized = {**attributes, "shape": [_size(d, n) for d in attributes["shape"]]} if symbolic else attributes
-        return np.asarray(function(*values, **sized)).astype(kind, copy=False)
+        own = attributes
+        if is_symbolic:
+            own = {**attributes, "shape": [_resolve_size(d, n) for d in attributes["shape"]]}
+        return np.asarray(function(*values, **own)).astype(output_dtype, copy=False)
 
     return run, list(inputs), output, []
 
 
-def _size(d: int | str, n: int) -> int:
+def _resolve_size(d: int | str, n: int) -> int:
     return d if isinstance(d, int) else n if d == "n" else int(d.removesuffix("*n")) * n
 
 
-def _last_uses(operations: Sequence[tuple], outputs: Sequence[int]) -> list[list[int]]:
-    """Lists for each operation the values that no later one reads."""
-    seen, result = set(outputs), []
+def _find_last_uses(operations: Sequence[tuple], outputs: Sequence[int]) -> list[list[int]]:
+    """Return, for each operation, its inputs that no later operation reads."""
+    later, result = set(outputs), []
     for _, inputs, _, _ in reversed(operations):
-        result.append(sorted(set(inputs) - seen))
-        seen.update(inputs)
+        result.append(sorted(set(inputs) - later))
+        later.update(inputs)
     return result[::-1]
 
 
@@ -101,7 +103,7 @@ def _slice(x, start, stop, step):
 
 
 def _dot_general(x, y, contract, batch):
-    """Sums over the axes `contract` of both; the axes `batch` come first in the result, then those of x and of y."""
+    """Sum over the axes `contract`. Axes of the result: `batch`, then the other axes of x, then of y."""
     if x.ndim == y.ndim == 2 and contract == [[1], [0]]:
         return x @ y
     rest_x = [a for a in range(x.ndim) if a not in (*contract[0], *batch[0])]
@@ -115,7 +117,7 @@ def _dot_general(x, y, contract, batch):
 
 
 def _conv2d(x, kernel, strides, padding, layout):
-    """Convolves. `layout`: the axes of x in the order NHWC, of the kernel in HWIO, of NHWC in the result's order."""
+    """Convolve. `layout`: axes of x in the order NHWC, of the kernel in HWIO, and of NHWC in the result's order."""
     x = np.pad(x.transpose(layout[0]), [(0, 0), *padding, (0, 0)])
     kernel = kernel.transpose(layout[1])
     height, width, _, features = kernel.shape
@@ -123,10 +125,9 @@ def _conv2d(x, kernel, strides, padding, layout):
     windows = sliding_window_view(x, (height, width), (1, 2))[:, :: strides[0], :: strides[1]]  # [N, H, W, C, h, w]
     out = np.empty((*windows.shape[:3], features), x.dtype)
     for i in range(0, len(x), CONV_ROWS):
-        some = windows[i : i + CONV_ROWS]
-        out[i : i + CONV_ROWS] = (some.transpose(0, 1, 2, 4, 5, 3).reshape(-1, len(flat)) @ flat).reshape(
-            *some.shape[:3], features
-        )
+        part = windows[i : i + CONV_ROWS]
+        rows = part.transpose(0, 1, 2, 4, 5, 3).reshape(-1, len(flat))
+        out[i : i + CONV_ROWS] = (rows @ flat).reshape(*part.shape[:3], features)
     return out.transpose(layout[2])
 
 

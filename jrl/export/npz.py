@@ -1,4 +1,4 @@
-"""A program as JSON and an .npz, for `interpreter.py`."""
+"""A program as JSON and npz, for `interpreter.py`."""
 
 import io
 import json
@@ -11,26 +11,26 @@ from jax import export
 from jax.lax import RoundingMethod
 
 from jrl.export.interpreter import OPERATIONS
-from jrl.export.program import Operation, Program
+from jrl.export.traced_program import Operation, TracedProgram
 from jrl.types import InputError
 
 Types = list[jax.ShapeDtypeStruct]
 Attributes = dict[str, Any]
 
 
-def files(program: Program) -> dict[str, bytes]:
-    """Returns `program.json` and `weights.npz`. Raises InputError as `listed`."""
-    listing, weights = listed(program)
+def build_files(program: TracedProgram) -> dict[str, bytes]:
+    """Return `program.json` and `weights.npz`. Raises InputError as `list_operations`."""
+    listing, weights = list_operations(program)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **weights)
     return {"program.json": json.dumps(listing, indent=1).encode(), "weights.npz": buffer.getvalue()}
 
 
-def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what `interpreter.made` takes: the program as JSON has it, and its arrays by number.
+def list_operations(program: TracedProgram) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `interpreter.build_forward`: the program as plain data, and its arrays by number.
 
     Raises:
-      InputError: the program has operations that the interpreter does not know, which are named.
+      InputError: operations that the interpreter does not have.
     """
     first = len(program.inputs)
     numbers = {i: k for k, i in enumerate(program.inputs)}
@@ -49,7 +49,7 @@ def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
                     "name": name,
                     "inputs": [numbers.get(i, -1) for i in op.inputs],
                     "output": numbers[output],
-                    "dtype": _kind(program.types[output].dtype).name,
+                    "dtype": _find_dtype(program.types[output].dtype).name,
                     "attributes": attributes,
                 }
             )
@@ -58,7 +58,7 @@ def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
             f"--format npz: the policy uses {', '.join(sorted(set(unknown)))}, which the numpy interpreter does not "
             "have in this form: use --format stablehlo or onnx"
         )
-    weights = {str(k): plain(x) for k, x in enumerate(program.constants.values(), first)}
+    weights = {str(k): to_numpy_dtype(x) for k, x in enumerate(program.constants.values(), first)}
     listing = {
         "version": 2,
         "inputs": first,
@@ -69,36 +69,33 @@ def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
     return listing, weights
 
 
-def plain(x: np.ndarray) -> np.ndarray:
-    """Returns an array in a dtype that numpy alone has."""
-    return x.astype(_kind(x.dtype))
+def to_numpy_dtype(x: np.ndarray) -> np.ndarray:
+    """Return an array in a dtype that numpy has without jax."""
+    return x.astype(_find_dtype(x.dtype))
 
 
-def _kind(dtype: np.dtype) -> np.dtype:
-    """Returns float32 for bfloat16, which numpy alone lacks.
-
-    float32 holds its numbers, and XLA rounds to bfloat16 only now and then, too.
-    """
+def _find_dtype(dtype: np.dtype) -> np.dtype:
+    # numpy lacks bfloat16; float32 holds its values, and XLA does not round each operation to bfloat16 either
     return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
 
 
 def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
-    """Returns (name in OPERATIONS, attributes) for each output; None where the interpreter cannot."""
+    """Return (name in OPERATIONS, attributes) of each output; None: the interpreter lacks the operation."""
     name, params = op.primitive.name, op.params
     if name == "split":
         ends = np.cumsum(params["sizes"]).tolist()
-        only = lambda at: [at if axis == params["axis"] else None for axis in range(len(inputs[0].shape))]
+        at_axis = lambda x: [x if axis == params["axis"] else None for axis in range(len(inputs[0].shape))]
         spans = zip([0, *ends[:-1]], ends)
-        return [("slice", {"start": only(a), "stop": only(b), "step": only(None)}) for a, b in spans]
-    name = _OTHER_NAMES.get(name, name)
+        return [("slice", {"start": at_axis(a), "stop": at_axis(b), "step": at_axis(None)}) for a, b in spans]
+    name = _RENAMED.get(name, name)
     if name not in OPERATIONS:
         return None
-    # no attribute: only those whose parameters change nothing here, such as `accuracy`
+    # parameters of the other operations, such as `accuracy`, change nothing here
     attributes = _ATTRIBUTES[name](params, inputs, outputs) if name in _ATTRIBUTES else {}
     return None if attributes is None else [(name, attributes)]
 
 
-def _shape(shape: tuple[Any, ...]) -> list[int | str]:
+def _encode_shape(shape: tuple[Any, ...]) -> list[int | str]:
     return [str(size) if export.is_symbolic_dim(size) else int(size) for size in shape]
 
 
@@ -120,7 +117,7 @@ def _conv(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes |
     grouped = params["feature_group_count"] != 1 or params["batch_group_count"] != 1
     if dilated or grouped or len(inputs[0].shape) != 4 or any(p < 0 for pair in params["padding"] for p in pair):
         return None
-    x, kernel, out = params["dimension_numbers"]  # (N, C, H, W), (O, I, H, W) and (N, C, H, W): where each axis is
+    x, kernel, out = params["dimension_numbers"]  # positions of the axes NCHW, OIHW and NCHW
     nhwc, hwio = [x[0], x[2], x[3], x[1]], [kernel[2], kernel[3], kernel[1], kernel[0]]
     back = [0] * 4
     for position, axis in enumerate((out[0], out[2], out[3], out[1])):
@@ -134,7 +131,7 @@ def _dot_general(params: dict[str, Any], inputs: Types, outputs: Types) -> Attri
     return {"contract": [list(map(int, axes)) for axes in contract], "batch": [list(map(int, axes)) for axes in batch]}
 
 
-_OTHER_NAMES = {
+_RENAMED = {
     **dict.fromkeys(("copy", "copy_p", "stop_gradient", "convert_element_type"), "convert"),
     "conv_general_dilated": "conv2d",
 }
@@ -144,7 +141,7 @@ _ATTRIBUTES: dict[str, Callable[[dict[str, Any], Types, Types], Attributes | Non
     "argmax": _axis,
     "argmin": _axis,
     "broadcast_in_dim": lambda params, inputs, outputs: {
-        "shape": _shape(params["shape"]),
+        "shape": _encode_shape(params["shape"]),
         "dimensions": list(params["broadcast_dimensions"]),
     },
     "concatenate": lambda params, inputs, outputs: {"axis": params["dimension"]},
@@ -153,10 +150,10 @@ _ATTRIBUTES: dict[str, Callable[[dict[str, Any], Types, Types], Attributes | Non
     "div": lambda params, inputs, outputs: {} if np.issubdtype(outputs[0].dtype, np.floating) else None,
     "dot_general": _dot_general,
     "integer_pow": lambda params, inputs, outputs: {"y": params["y"]},
-    "iota": lambda params, inputs, outputs: {"shape": _shape(params["shape"]), "dimension": params["dimension"]},
+    "iota": lambda params, inputs, outputs: {"shape": _encode_shape(params["shape"]), "dimension": params["dimension"]},
     "pad": _pad,
     **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum"), _axes),
-    "reshape": lambda params, inputs, outputs: {"shape": _shape(params["new_sizes"])},
+    "reshape": lambda params, inputs, outputs: {"shape": _encode_shape(params["new_sizes"])},
     "round": lambda params, inputs, outputs: (
         {} if params["rounding_method"] == RoundingMethod.TO_NEAREST_EVEN else None
     ),

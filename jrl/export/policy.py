@@ -1,20 +1,20 @@
-"""A policy that was trained with jrl and runs without it.
+"""A policy that was trained with jrl and runs without jrl.
 
     import policy                       # this file
     pi = policy.load()                  # from the directory of this file, or load("another/directory")
     action = pi.act(obs)                # obs [*] -> action, or obs [N, *] -> actions [N, *]
 
-An observation is what the environment gives, raw, a dict or tuple where its space is one: its normalisation is part of
-the policy. What its critic alone read, `unread` of policy.json, may be left out. Actions are deterministic and in the
-environment's own units. `policy.json` names the environment and its spaces. What the policy remembers (recurrent state,
-frame stacks, the previous action) is kept between calls:
+Observations are raw, as the environment returns them: arrays, dicts or tuples. The policy normalises them. Parts that
+only the critic reads, `unread` of policy.json, may be left out. Actions are deterministic and in the environment's own
+units. `policy.json` names the environment and its spaces. The policy keeps its memory (recurrent state, frame stacks,
+the previous action) between calls:
 
     pi.reset()                          # an episode begins with the next observation
-    action = pi.act(obs, reward=r)      # with the reward that came with obs, where policy.json says so
+    action = pi.act(obs, reward=r)      # reward before obs, if `reads_reward` of policy.json is true
 
-or by the caller: `action, memory = pi.step(obs, memory)`, which begins an episode where memory is None.
+The caller may keep the memory instead: `action, memory = pi.step(obs, memory)`; memory None begins an episode.
 
-Needs numpy and, beside it: nothing (format npz), jax (stablehlo) or onnxruntime (onnx).
+Needs numpy, and jax (format stablehlo) or onnxruntime (onnx).
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-MASK = "action_mask"  # the item of an observation that says which actions can be taken
+MASK = "action_mask"  # item of an observation: the allowed actions
 
 
 class Policy:
@@ -36,78 +36,78 @@ class Policy:
         self.about: dict[str, Any] = json.loads((directory / "policy.json").read_text())
         if self.about["version"] != 2:
             raise ValueError(f"{directory}: policy version {self.about['version']}, this file reads version 2")
-        self._memory_of = [(tuple(m["shape"]), np.dtype(m["dtype"])) for m in self.about["memory"]]
+        self._memory_types = [(tuple(m["shape"]), np.dtype(m["dtype"])) for m in self.about["memory"]]
         self._forward = _FORWARD[self.about["format"]](directory)
         self._size: int | None = None
         self._memory: Sequence[np.ndarray] = ()
         self._begins = np.ones(0, bool)
 
     def act(self, obs: Any, *, reset: Any = None, reward: Any = None, action_mask: Any = None) -> Any:
-        """Returns the action for one observation [*], or the actions [N, *] for observations [N, *].
+        """Return the action for an observation [*], or the actions [N, *] for observations [N, *].
 
         Args:
-          obs: another N than in the call before begins new episodes.
-          reset: [N] bool, the rows where an episode begins with this observation; None: none.
-          reward: [N], or a number, that came with the observation; where policy.json has `reads_reward`.
-          action_mask: [K] or [N, K], where the observation does not hold it.
+          obs: observations; another N than in the previous call begins new episodes.
+          reset: [N] bool, rows in which an episode begins with this observation; None: no row.
+          reward: [N], or a number, the reward before the observation; needed if policy.json has `reads_reward`.
+          action_mask: [K] or [N, K], if the observation does not contain it.
         Raises:
-          ValueError: `obs` has another shape, or a dtype of another kind than the environment's, such as float pixels;
-            a mask that allows nothing; a reward that is missing.
+          ValueError: wrong shape; dtype of another kind than the environment's, such as float pixels; a mask that
+            allows no action; a missing reward.
         """
-        leaves, single = self._read(obs, action_mask)
+        leaves, is_single = self._read_leaves(obs, action_mask)
         size = len(leaves[0])
         if size != self._size:
             self._size, self._memory, self._begins = size, self._start(size), np.ones(size, bool)
         begins = self._begins
         if reset is not None:
-            mask = np.asarray(reset, bool).reshape((1,) if single else np.shape(reset))
+            mask = np.asarray(reset, bool).reshape((1,) if is_single else np.shape(reset))
             if mask.shape != (size,):
-                raise ValueError(f"reset: expected {size} of bool, one for each observation, got {mask.shape}")
+                raise ValueError(f"reset: expected {size} bools, one for each observation, got {mask.shape}")
             begins = begins | mask
         action, self._memory = self._run(leaves, self._memory, begins, reward)
         self._begins = np.zeros(size, bool)
-        return _map(lambda x: x[0], action) if single else action
+        return _map(lambda x: x[0], action) if is_single else action
 
     def step(self, obs: Any, memory: Any = None, *, reward: Any = None, action_mask: Any = None) -> tuple[Any, Any]:
-        """Returns (action, memory) as `act`, but with the memory as an argument; None begins an episode in each row.
+        """Return (action, memory). The arguments are those of `act`, and the memory.
 
-        `memory` is a tuple of arrays [N, ...] of which nothing else is to be known.
+        `memory`: tuple of arrays [N, ...] from the previous call; None begins an episode in each row.
         """
-        leaves, single = self._read(obs, action_mask)
+        leaves, is_single = self._read_leaves(obs, action_mask)
         size = len(leaves[0])
         begins = np.full(size, memory is None)
         action, memory = self._run(leaves, self._start(size) if memory is None else memory, begins, reward)
-        return (_map(lambda x: x[0], action) if single else action), tuple(memory)
+        return (_map(lambda x: x[0], action) if is_single else action), tuple(memory)
 
     def reset(self) -> None:
-        """Begins new episodes with the next call of `act`."""
+        """Begin new episodes with the next call of `act`."""
         self._size = None
 
     def _start(self, size: int) -> list[np.ndarray]:
-        return [np.zeros((size, *shape), dtype) for shape, dtype in self._memory_of]
+        return [np.zeros((size, *shape), dtype) for shape, dtype in self._memory_types]
 
     def _run(self, leaves: list[np.ndarray], memory: Any, begins: np.ndarray, reward: Any) -> tuple[Any, Any]:
         inputs = [*leaves, *memory]
         if self.about["reads_reward"]:
             if reward is None and not begins.all():
                 raise ValueError(
-                    "reward: this policy reads the previous reward: pass it, or reset() where an episode begins"
+                    "reward: this policy reads the previous reward: pass reward, or call reset() before an episode"
                 )
             reward = np.asarray(0.0 if reward is None else reward, np.float32)
             inputs.append(np.ascontiguousarray(np.broadcast_to(reward, begins.shape)))
         if self.about["reads_begins"]:
             inputs.append(begins)
         outputs = self._forward(inputs)
-        kept = len(outputs) - len(self._memory_of)
-        return _build(self.about["action"], iter(outputs[:kept])), outputs[kept:]
+        num_actions = len(outputs) - len(self._memory_types)
+        return _build(self.about["action"], iter(outputs[:num_actions])), outputs[num_actions:]
 
-    def _read(self, obs: Any, mask: Any) -> tuple[list[np.ndarray], bool]:
-        """Returns the arrays of observations [N, *], and whether it was a single one."""
+    def _read_leaves(self, obs: Any, mask: Any) -> tuple[list[np.ndarray], bool]:
+        """Return the arrays of observations [N, *], and whether `obs` is a single observation."""
         space = self.about["observation"]
         if mask is not None:
             names = set(space.get("spaces", ())) - {MASK}
-            within = isinstance(obs, Mapping) and set(obs) - {MASK, *self.about.get("unread", ())} == names
-            obs = {**(obs if within else {"obs": obs}), MASK: mask}
+            is_dict = isinstance(obs, Mapping) and set(obs) - {MASK, *self.about.get("unread", ())} == names
+            obs = {**(obs if is_dict else {"obs": obs}), MASK: mask}
         arrays: list[tuple[dict[str, Any], np.ndarray, str]] = []
         _flatten(space, obs, "obs", arrays, [f"obs/{name}/" for name in self.about.get("unread", ())])
         leads, leaves = set(), []
@@ -122,23 +122,23 @@ class Policy:
             x = (x != 0 if is_mask else x).astype(dtype, copy=False)
             leaves.append(x if lead else x[None])
             if is_mask:
-                self._check(leaves[-1])
+                self._check_mask(leaves[-1])
         return leaves, leads == {()}
 
-    def _check(self, mask: np.ndarray) -> None:
+    def _check_mask(self, mask: np.ndarray) -> None:
         start = 0
         for size in self.about["choices"]:
             if not (mask[:, start : start + size] != 0).any(1).all():
-                raise ValueError(f"obs/{MASK}: entries {start} to {start + size - 1} of a row are all 0: none is left")
+                raise ValueError(f"obs/{MASK}: entries {start} to {start + size - 1} of a row are all 0: allow one")
             start += size
 
 
 def load(directory: str | Path = Path(__file__).parent) -> Policy:
-    """Loads the policy in a directory that `python -m jrl.export` wrote."""
+    """Load the policy in a directory that `python -m jrl.export` wrote."""
     return Policy(directory)
 
 
-# ---------------------------------------------------------------- spaces, as policy.json has them
+# ---------------------------------------------------------------- spaces of policy.json
 
 
 def _shape(leaf: Mapping[str, Any]) -> tuple[int, ...]:
@@ -146,12 +146,12 @@ def _shape(leaf: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list, unread: Sequence[str]) -> None:
-    """Appends (space, array, path) of each array that is read: those of a dict by name, as the policy reads them."""
+    """Append (space, array, path) of each array that the policy reads to `found`; dicts in the order of their names."""
     if space["kind"] == "Dict":
         names = sorted(space["spaces"])
         if isinstance(x, Mapping):
-            more = [name for name in x if name not in names and any(p.startswith(f"{path}/{name}/") for p in unread)]
-            x = {name: part for name, part in x.items() if name not in more}
+            ignored = [name for name in x if name not in names and any(p.startswith(f"{path}/{name}/") for p in unread)]
+            x = {name: part for name, part in x.items() if name not in ignored}
         if not isinstance(x, Mapping) or sorted(x) != names:
             got = sorted(x) if isinstance(x, Mapping) else type(x).__name__
             raise ValueError(f"{path}: expected a dict of {', '.join(names)}, got {got}")
@@ -167,7 +167,7 @@ def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list, unread: S
 
 
 def _build(space: Mapping[str, Any], arrays: Any) -> Any:
-    """Builds an element of the space from arrays in the order of `_flatten`."""
+    """Return an element of the space from arrays in the order of `_flatten`."""
     if space["kind"] == "Dict":
         return {name: _build(space["spaces"][name], arrays) for name in sorted(space["spaces"])}
     if space["kind"] == "Tuple":
@@ -200,7 +200,7 @@ def _stablehlo(directory: Path) -> Forward:
     from jax import export
 
     exported = export.deserialize(bytearray((directory / "policy.jax_export").read_bytes()))
-    call = jax.jit(exported.call)  # compiled once for each N
+    call = jax.jit(exported.call)  # compiles for each N
     return lambda inputs: [np.asarray(x) for x in call(*inputs)]
 
 

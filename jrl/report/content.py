@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.errors import InputError, counted
+from jrl.errors import InputError, counted, format_names
 from jrl.fields import schema
 from jrl.metrics import plots
 from jrl.report import runs, statistics
@@ -42,7 +42,6 @@ from jrl.report.runs import (
     Found,
     Run,
     differing_keys,
-    format_names,
     learning_config,
 )
 

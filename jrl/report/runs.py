@@ -168,11 +168,6 @@ def numbers(runs: Iterable[Run]) -> list[str]:
     return sorted(found)
 
 
-def format_names(names: Sequence[str], most: int = 6) -> str:
-    """Return names in a line; of many names, the first."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def suggest_names(name: str, known: Sequence[str]) -> str:
     """Suggest names for an unknown name, in words."""
     close = difflib.get_close_matches(name, known, 4, 0.6)

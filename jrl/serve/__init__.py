@@ -1,7 +1,7 @@
-"""Episodes that clients play over HTTP: a run that learns from them and answers with its actions.
+"""Clients that play episodes over HTTP: the server's policies act, and a run learns from the episodes.
 
-`python -m jrl.serve CONFIG` trains; with `--no-learn` it serves trained policies (`policies`). `client.py` is what a
-simulator needs. `http_server` is uvicorn with the limits of the config, `server` answers the routes that `openapi`
-lists, `table` has the episodes, `inference` chooses actions, `source` makes rollouts, and `clients` puts all of it
-together for a run.
+`python -m jrl.serve CONFIG` trains (`clients`, `client_source`); with `--no-learn` it serves `trained_policies`.
+`http_server` runs uvicorn with the limits of the config, and `server` answers the routes of `openapi`.
+`episode_table` holds the episodes, `row_rings` their rows, and `inference` chooses actions. A simulator needs
+`client.py` only.
 """

@@ -1,7 +1,7 @@
-"""python -m jrl.serve CONFIG: a run that learns from the episodes that clients play over HTTP.
+"""python -m jrl.serve CONFIG: a run that learns from episodes that clients play over HTTP.
 
 python -m jrl.serve RUN --no-learn: trained policies behind HTTP.
-python -m jrl.serve --write-client FILE: the client as one file, to be copied.
+python -m jrl.serve --write-client FILE: the client as one file for copying.
 """
 
 import argparse
@@ -22,29 +22,31 @@ from jrl.fields import schema
 from jrl.fields.paths import resolve, written
 from jrl.host import command, interruption
 
-_OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
-_NEEDED = ("starlette", "uvicorn", "httptools")
-_SWITCH_S = 0.0005  # seconds that a thread keeps Python's lock where another wants it: by default longer than an answer
+_TRAINING_OPTIONS = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
+_PACKAGES = ("starlette", "uvicorn", "httptools")
+_SWITCH_S = 0.0005  # Python's default of 5 ms is longer than an answer takes
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line; nothing heavy is imported for it."""
+    """Return the parser of the command line, without importing jax."""
     p = train.parser("serve", "Train on episodes that clients play over HTTP, or serve trained policies.")
     p.add_argument("--host", help="short for --set external.host=...")
     p.add_argument("--port", type=int, help="short for --set external.port=...")
     p.add_argument("--token-file", help="short for --set external.token_file=...")
     p.add_argument("--no-learn", action="store_true", help="serve the policy of a run directory or checkpoint")
     p.add_argument(
-        "--policy", action="append", default=[], metavar="NAME=RUN", help="of --no-learn: a policy by its name"
+        "--policy", action="append", default=[], metavar="NAME=RUN", help="with --no-learn: a policy by its name"
     )
-    p.add_argument("--follow", action="store_true", help="of --no-learn: go over to better checkpoints as they appear")
-    p.add_argument("--latest", action="store_true", help="of --no-learn: the latest checkpoint, not the best")
-    p.add_argument("--write-client", metavar="FILE", help="write the client as one file that needs numpy, and end")
+    p.add_argument("--follow", action="store_true", help="with --no-learn: load better checkpoints as they appear")
+    p.add_argument("--latest", action="store_true", help="with --no-learn: the latest checkpoint, not the best")
+    p.add_argument(
+        "--write-client", metavar="FILE", help="write the client as a single file that needs numpy, and exit"
+    )
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: as `jrl.train`."""
+    """Return the exit status, as `jrl.train`."""
     args = parser().parse_args(argv)
     if args.write_client is not None:
         try:
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sys.setswitchinterval(_SWITCH_S)
     try:
-        if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
             raise InputError(f"jrl.serve: {' and '.join(missing)} not installed: pip install 'jrl[serve]'")
         if args.token_file is not None:
             args.token_file = schema.flow(str(resolve(args.token_file, "--token-file", "file")))
@@ -64,20 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.overrides += [f"external.{name}={value}" for name, value in short.items() if value is not None]
     if not args.no_learn:
         if args.policy or args.follow or args.latest:
-            print("error: --policy, --follow and --latest are for --no-learn: give that, too", file=sys.stderr)
+            print("error: --policy, --follow and --latest are for --no-learn: add --no-learn", file=sys.stderr)
             return 2
         args.overrides = ["external={}", *args.overrides]
-        return train.run(args, _clients)
+        return train.run(args, _build_clients)
     try:
-        return _no_learn(args)
+        return _serve_policies(args)
     except InputError as e:
         return command.report_input_error(e)
 
 
-def _no_learn(args: argparse.Namespace) -> int:
-    """Serves until a signal comes; the exit status. Raises InputError."""
-    if given := [name for name in _OF_TRAINING if getattr(args, name)]:
-        raise InputError(f"--no-learn: --{given[0].replace('_', '-')} is for runs that learn: leave it out")
+def _serve_policies(args: argparse.Namespace) -> int:
+    if options := [name for name in _TRAINING_OPTIONS if getattr(args, name)]:
+        raise InputError(f"--no-learn: --{options[0].replace('_', '-')} is for runs that learn: leave it out")
     runs: dict[str, str] = {}
     for text in (*([f"default={args.config}"] if args.config else ()), *args.policy):
         name, equals, path = text.partition("=")
@@ -85,25 +86,24 @@ def _no_learn(args: argparse.Namespace) -> int:
             raise InputError(f"--policy {shown(text)}: expected NAME=RUN, each name once")
         runs[name] = str(resolve(path, f"--policy {shown(name)}", "any"))
     if not runs:
-        raise InputError("--no-learn: name a run directory or a checkpoint, or several with --policy NAME=RUN")
-    cfg = _section(args.overrides)
-    from jrl.serve import policies
+        raise InputError("--no-learn: expected a run directory or a checkpoint, or several by --policy NAME=RUN")
+    cfg = _build_section(args.overrides)
+    from jrl.serve import trained_policies
 
-    with interruption.watch_signals("ending after the requests under way") as interrupted:
-        policies.serve(runs, cfg, best=False if args.latest else None, follow=args.follow, interrupted=interrupted)
+    with interruption.watch_signals("ending after the current requests") as interrupted:
+        best = False if args.latest else None
+        trained_policies.serve(runs, cfg, best=best, follow=args.follow, interrupted=interrupted)
     return interrupted.exit_status or 0
 
 
-def _section(overrides: Sequence[str]) -> ExternalConfig:
-    """Returns the `external` section of a server that does not learn. Raises InputError."""
+def _build_section(overrides: Sequence[str]) -> ExternalConfig:
+    """Return the section `external` of a server that does not learn. Raises InputError."""
     data: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         section, _, name = key.partition(".")
         if section != "external" or not name or not equals:
-            raise InputError(
-                f"--set {shown(text)}: --no-learn takes keys of external alone, such as external.port=9900"
-            )
+            raise InputError(f"--set {shown(text)}: --no-learn takes only keys of external, such as external.port=9900")
         try:
             data[name] = schema.parse(value)
         except (ValueError, yaml.YAMLError) as e:  # ValueError: bytes that are not UTF-8
@@ -111,25 +111,25 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
             raise InputError(f"--set external.{shown(name)}: not valid YAML{why}") from None
     problems: list[schema.Problem] = []
     known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
-    found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
+    cfg = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
     if problems:
         raise InputError(*(p.message for p in problems))
-    return path_keys.external(found)
+    return path_keys.external(cfg)
 
 
 def _write_client(path: str) -> None:
-    """Writes `client.py` as one file that holds interpreter.py. Raises InputError: the file cannot be written."""
+    """Write a copy of `client.py` that contains interpreter.py. Raises InputError: the file cannot be written."""
     out = resolve(path, "--write-client", "new file")
     if out.exists():
-        raise InputError(f"--write-client: {path} is there already: name another, or move it away")
-    here = Path(__file__).parent
-    interpreter = (here.parent / "export" / "interpreter.py").read_text(encoding="utf-8")
-    client = (here / "client.py").read_text(encoding="utf-8")
+        raise InputError(f"--write-client: {path} exists: name another file, or move it away")
+    directory = Path(__file__).parent
+    interpreter = (directory.parent / "export" / "interpreter.py").read_text(encoding="utf-8")
+    client = (directory / "client.py").read_text(encoding="utf-8")
     with written(out, "--write-client") as part:
         part.write_text(f"{client}\n\n_INTERPRETER = {pprint.pformat(interpreter, width=118)}\n", encoding="utf-8")
 
 
-def _clients() -> Any:
+def _build_clients() -> Any:
     from jrl.serve.clients import Clients
 
     return Clients()

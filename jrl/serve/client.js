@@ -1,5 +1,5 @@
-// Plays episodes with the policy of a jrl server, in a page or in Node: `python -m jrl.serve CONFIG`. Needs this file
-// alone; the calls are those of client.py, and so is what they mean. A page needs its origin in external.origins.
+// Client of a jrl server for pages and Node: plays episodes with the policy of `python -m jrl.serve CONFIG`. Needs only
+// this file. The calls are those of client.py. The server must list a page's origin in external.origins.
 //
 //     const client = new PolicyClient("http://127.0.0.1:9900");
 //     const episode = await client.startEpisode();
@@ -12,14 +12,14 @@
 //       if (over) await client.endEpisode(episode, observation, step.truncated);
 //     }
 //
-// Where the server is away, calls wait and try again; a request that is repeated counts once. One that came back
-// without its episodes makes calls throw EpisodeLost: begin another. A browser does not tell a page whose origin is
-// refused from one whose server is away: its console does.
+// While the server is not reachable, calls wait and try again; a repeated request counts once. After a restart of the
+// server without the episode, calls throw EpisodeLost: begin another. For a page, a refused origin looks like a server
+// that is not reachable; the browser's console shows the reason.
 
 const FIRST_MS = 100; // between tries, doubled each time
 const LONGEST_MS = 5000;
 
-/** The server's answer to a request that it cannot fulfil: `status` is that of HTTP, 4xx. */
+/** The server refused a request. `status` is the HTTP status, 4xx. */
 export class RequestRefused extends Error {
   constructor(status, message) {
     super(message);
@@ -28,7 +28,7 @@ export class RequestRefused extends Error {
   }
 }
 
-/** The episode is over for the server, which was away or has not heard of it for too long: begin another. */
+/** The server does not have the episode any more, after a restart or a long silence: begin another. */
 export class EpisodeLost extends Error {
   constructor(message) {
     super(message);
@@ -36,7 +36,7 @@ export class EpisodeLost extends Error {
   }
 }
 
-/** No answer came. */
+/** The server did not answer. */
 export class ServerAway extends Error {
   constructor(message) {
     super(message);
@@ -45,12 +45,12 @@ export class ServerAway extends Error {
 }
 
 /**
- * A connection to a server, and the episodes that are played over it.
+ * Connection to a server, and its episodes.
  *
  * @param address http://HOST:PORT, or https.
- * @param token what the server wants to be shown; null: nothing.
- * @param timeoutMs of one request.
- * @param patienceMs how long to try again where the server is away, before ServerAway is thrown.
+ * @param token the server's token; null: the server needs none.
+ * @param timeoutMs time for a request.
+ * @param patienceMs time of trying again while the server is not reachable; then calls throw ServerAway.
  */
 export class PolicyClient {
   #address;
@@ -68,21 +68,21 @@ export class PolicyClient {
     this.version = 0; // of the weights that chose the latest action
   }
 
-  /** Begins an episode; its id. The server learns from it if `trainingEnabled`; `policy` names who acts. */
+  /** Begins an episode; returns its id. The server learns from it if `trainingEnabled`; `policy`: name of the policy. */
   async startEpisode({ episodeId = null, trainingEnabled = true, policy = null } = {}) {
     const id = episodeId ?? newId();
     const fields = { episode_id: id, training_enabled: trainingEnabled };
     try {
       await this.#request("POST", "/v1/episodes", policy === null ? fields : { ...fields, policy });
     } catch (error) {
-      // of a name of our own: the answer to the first try was lost
+      // a new id is refused only if the answer to the first try was lost
       if (!(error instanceof RequestRefused && error.status === 409 && episodeId === null)) throw error;
     }
     this.#episodes.set(id, { reward: 0, step: 0, infos: {} });
     return id;
   }
 
-  /** The policy's action at an observation, as the environment takes it. */
+  /** Returns the policy's action at an observation, in the environment's units. */
   async getAction(episodeId, observation) {
     const found = await this.#of(episodeId, "action", { observation });
     this.version = found.version;
@@ -90,8 +90,8 @@ export class PolicyClient {
   }
 
   /**
-   * Tells of an action that was chosen here. Throws RequestRefused where the algorithm does not learn from it.
-   * `logProb` is the action's log-probability where it is known, of which those algorithms make no use.
+   * Reports an action that the caller chose. Throws RequestRefused if the algorithm learns only from its own actions.
+   * `logProb`: log-probability of the action, if known; algorithms that learn from any action ignore it.
    */
   async logAction(episodeId, observation, action, logProb = null) {
     const known = logProb === null ? {} : { log_prob: logProb };
@@ -99,8 +99,8 @@ export class PolicyClient {
   }
 
   /**
-   * Adds to the reward of the latest action; it goes with the next request. `info` has numbers by name, of which the
-   * server's rows have the means. Throws TypeError where one is no finite number.
+   * Adds to the reward of the latest action; sent with the next request. `info`: numbers by name, whose means are in the
+   * server's result rows. Throws TypeError for an info that is not a finite number.
    */
   logReturns(episodeId, reward, info = null) {
     const episode = this.#episode(episodeId);
@@ -111,28 +111,28 @@ export class PolicyClient {
     Object.assign(episode.infos, info);
   }
 
-  /** Ends an episode with the observation after its last action; its `return` and `length`. */
+  /** Ends an episode with the observation after its last action; returns its `return` and `length`. */
   async endEpisode(episodeId, observation, truncated = false) {
     const found = await this.#of(episodeId, "end", { observation, truncated });
     this.#episodes.delete(episodeId);
     return found;
   }
 
-  /** Begins so many episodes, for `steps`; their ids. */
+  /** Begins `count` episodes, for `steps`; returns their ids. */
   async startEpisodes(count, { trainingEnabled = true, policy = null } = {}) {
     const fields = { count, training_enabled: trainingEnabled };
     return (await this.#request("POST", "/v1/episodes", policy === null ? fields : { ...fields, policy })).episode_ids;
   }
 
   /**
-   * A step of N episodes: what came of the latest actions, and `{episodes, actions}` that follow.
+   * Steps N episodes: sends the results of the latest actions, and returns the next `{episodes, actions}`.
    *
    * @param episodes N ids.
-   * @param observations [N] to act on; where an episode has ended, the first of the next.
-   * @param rewards [N] of the latest actions; left out where episodes have begun.
-   * @param terminated, truncated [N], which episodes have ended with the latest action.
-   * @param finalObservations [N], where any has: its last observation; the others do not count.
-   * Throws EpisodeLost where no answer came: nobody knows whether the step counts.
+   * @param observations [N] current observations; for an ended episode, the first of the next episode.
+   * @param rewards [N] rewards of the latest actions; left out before the first action.
+   * @param terminated, truncated [N], episodes that ended with the latest action.
+   * @param finalObservations [N] last observations of ended episodes; other rows are ignored.
+   * Throws EpisodeLost if no answer arrived, so that it is unknown whether the step counts.
    */
   async steps(episodes, observations, { rewards, terminated, truncated, finalObservations } = {}) {
     const fields = { episode_ids: episodes, observations, rewards, terminated, truncated };
@@ -147,7 +147,7 @@ export class PolicyClient {
     return { episodes: found.episode_ids, actions: found.actions };
   }
 
-  /** What the server tells of its policies, by name: algorithm, spaces, version. */
+  /** Returns the server's policies by name: algorithm, spaces, version. */
   async policies() {
     return (await this.#request("GET", "/v1/policies")).policies;
   }

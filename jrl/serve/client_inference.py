@@ -1,4 +1,4 @@
-"""Clients that act by themselves: the policy as a program for numpy, and its weights by version."""
+"""Local inference of clients: the policy as a program for numpy, and its weights by version."""
 
 import concurrent.futures
 import io
@@ -15,32 +15,33 @@ from jrl.algos.agent import split_carry
 from jrl.distributions import Bernoulli, Categorical, DiagGaussian, MultiCategorical, batched, is_distribution
 from jrl.errors import InputError
 from jrl.export import npz
-from jrl.export.program import Program, trace
+from jrl.export.traced_program import TracedProgram, trace
 from jrl.serve import space_values
-from jrl.serve.bodies import STEPS
+from jrl.serve.bodies import MAX_STEPS
 from jrl.serve.inference import Inference, Weights
-from jrl.serve.wire import Refused
+from jrl.serve.wire import RequestError
 from jrl.types import ActOut, Box, EnvSpec, PyTree, Tuple, element
 
-ROWS = 64  # of an episode that clients send at once, where no rollout asks for fewer
-_MEMORY = 2**22  # bytes of what is remembered in one request, about
+DEFAULT_ROWS = 64  # steps of an episode in one request, unless rollouts are shorter
+_MEMORY_BYTES = 2**22  # approximate size of the memories in one request
 _FIX = "let the server act (inference_mode: remote)"
 
 
 class ClientInference:
     """A policy for clients that act with numpy; see `PolicyClient` with inference_mode "local".
 
-    Its program is made when a client first asks, in a thread of its own: no other request waits for it.
+    A thread builds the program at a client's first request, so that no other request waits for it.
 
     Args:
       name: algorithm, for errors.
-      choice: `Algo.choice` or `best_actions`; None: the algorithm has no probabilities.
-      memory: of the policy and its exploration before an episode, [1, ...]; such exploration is refused.
-      spec, to_env: spaces, and the policy's actions as the environment's; None: they are the same.
-      explore: whether actions are drawn; else the best ones are taken.
-      clips: whether drawn actions of a Box are clipped to it, as noise on actions is.
-      random_steps: at the start of the run, with actions that no policy chooses.
-      rows: of an episode that clients send at once, at most: those that the learner takes.
+      choice: `Algo.choice`, or `build_best_choice`; None: the algorithm has no probabilities.
+      memory: memory of the policy and its exploration before an episode, [1, ...]; exploration with memory is refused.
+      spec: spaces of the environment.
+      to_env: function from the policy's actions to the environment's; None: the same actions.
+      explore: whether actions are drawn; otherwise the best actions are chosen.
+      clips: whether drawn actions of a Box are clipped to it, as for noise on actions.
+      random_steps: number of random actions at the start of the run.
+      rows: maximum number of steps of an episode in one request.
     """
 
     def __init__(
@@ -51,50 +52,55 @@ class ClientInference:
         leaves, self._structure = jax.tree.flatten(memory)
         self._start = [np.asarray(x[0]) for x in jax.device_get(leaves)]
         self._memory = Tuple(tuple(Box(x.shape, x.dtype.name) for x in self._start))
-        self._strange = explore and bool(jax.tree.leaves(split_carry(memory)[1]))
+        self._exploration_has_memory = explore and bool(jax.tree.leaves(split_carry(memory)[1]))
         self._to_env, self._explore, self._clips, self._random_steps = to_env, explore, clips, random_steps
         self._rows = rows
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jrl-weights")
         self._listing: dict[str, Any] | None = None
         self._constants: dict[str, np.ndarray] = {}
-        self._program: Program | None = None  # its constants and operations are those of weights alone
-        self._sent: list[int] = []  # its values that clients get
-        self._first = 0  # number of the first of them, for the client
+        self._program: TracedProgram | None = None  # operations that depend on weights alone
+        self._sent: list[int] = []  # values of `_program` that clients get
+        self._first = 0  # number of the first of these values in the client's program
         self._file: tuple[int, bytes] = -1, b""
 
-    def get(self, inference: Inference) -> concurrent.futures.Future[tuple[dict[str, Any], int, bytes]]:
-        """Makes (program, version, weights as npz) in another thread. Raises Refused: numpy cannot act."""
+    def request(self, inference: Inference) -> concurrent.futures.Future[tuple[dict[str, Any], int, bytes]]:
+        """Return the future (program, version, weights as npz). The future raises RequestError: numpy cannot act."""
 
-        def make() -> tuple[dict[str, Any], int, bytes]:
+        def build() -> tuple[dict[str, Any], int, bytes]:
             weights = inference.weights
             if self._listing is None:
-                self._listing = self._made(weights)
+                self._listing = self._build_listing(weights)
             if self._file[0] != weights.version:
-                self._file = weights.version, self._packed(weights)
+                self._file = weights.version, self._pack_weights(weights)
             return self._listing, *self._file
 
-        return self._thread.submit(make)
+        return self._thread.submit(build)
 
-    def memory(self, given: Any, lead: tuple[int, ...]) -> PyTree:
-        """Returns the memory before steps [*lead, ...] that a client sends; None without. Raises Refused."""
+    def parse_memory(self, memory: Any, lead: tuple[int, ...]) -> PyTree:
+        """Return the memory before steps [*lead, *] from a request; None: a policy without memory.
+
+        Raises RequestError: missing, unexpected or invalid memory.
+        """
         if not self._start:
-            if given is not None:
-                raise Refused(422, "memory: this policy remembers nothing")
+            if memory is not None:
+                raise RequestError(422, "memory: this policy has no memory: leave it out")
             return None
-        if given is None:
-            raise Refused(400, "memory is missing: this policy remembers, and it is learned from what it remembered")
-        return jax.tree.unflatten(self._structure, space_values.read(self._memory, given, "memory", lead))
+        if memory is None:
+            raise RequestError(400, "memory is missing: this policy has memory: send the memory before each step")
+        return jax.tree.unflatten(self._structure, space_values.parse_value(self._memory, memory, "memory", lead))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _made(self, weights: Weights) -> dict[str, Any]:
-        """Returns the program as JSON. Raises Refused: numpy cannot act for this policy."""
-        if self._choice is None or self._strange:
-            why = "the policy has no probabilities" if self._choice is None else "algo.exploration remembers"
-            raise Refused(422, f"{self._name}: {why}, so that no client can act for it: {_FIX}")
+    def _build_listing(self, weights: Weights) -> dict[str, Any]:
+        """Return the program as JSON. Raises RequestError: numpy cannot act for this policy."""
+        if self._choice is None or self._exploration_has_memory:
+            why = "the policy has no probabilities" if self._choice is None else "algo.exploration has memory"
+            raise RequestError(422, f"{self._name}: {why}, so that clients cannot act: {_FIX}")
         if self._explore and self._random_steps:
-            raise Refused(422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_FIX}")
+            raise RequestError(
+                422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_FIX}"
+            )
         choice, dist = self._choice, None
         actor = jax.device_get(weights.actor)
 
@@ -102,43 +108,49 @@ class ClientInference:
             nonlocal dist
             obs, memory = inputs
             dist, after = choice(weights, obs, jax.tree.unflatten(self._structure, memory), self._explore)
-            return [*(_numbers(part) for part in _parts(dist)), *jax.tree.leaves(after)], none
+            return [*(_list_parameters(part) for part in _list_parts(dist)), *jax.tree.leaves(after)], none
 
         no_memory = lambda num: ()
         try:
-            # all of the memory goes in and out, that of a value function's own network, too: the learner begins with it
+            # the program's memory includes that of a value network, because the learner starts with it
             program = trace(outputs, Tuple((self._spec.observation, self._memory)), no_memory, (actor,))
             rest = self._split(program)
-            listing, _ = npz.listed(rest._replace(constants=self._values(actor)))
+            listing, _ = npz.list_operations(rest._replace(constants=self._compute_values(actor)))
             self._first = len(rest.inputs)
             to_env = None
             if self._to_env is not None:
-                change = self._to_env
-                made = trace(lambda x, memory, *rest: (change(x), memory), self._spec.action, no_memory)
-                to_env, own = npz.listed(made)
-                self._constants |= {f"to_env/{number}": x for number, x in own.items()}
+                convert = self._to_env
+                conversion = trace(lambda x, memory, *rest: (convert(x), memory), self._spec.action, no_memory)
+                to_env, constants = npz.list_operations(conversion)
+                self._constants |= {f"to_env/{number}": x for number, x in constants.items()}
         except InputError as e:
-            raise Refused(422, f"{self._name}: numpy cannot act for this policy ({e}): {_FIX}") from None
-        observation = [(path, *_array(leaf)) for path, leaf in spaces.leaves(self._spec.observation)]
-        taken = spaces.leaves(self._spec.action)
-        parts = [self._part(path, leaf, part) for (path, leaf), part in zip(taken, _parts(dist), strict=True)]
+            raise RequestError(422, f"{self._name}: numpy cannot act for this policy ({e}): {_FIX}") from None
+        observation = []
+        for path, leaf in spaces.leaves(self._spec.observation):
+            x = element(leaf)
+            observation.append((path, np.dtype(x.dtype).name, list(x.shape)))
+        leaves = spaces.leaves(self._spec.action)
+        actions = [
+            self._describe_action(path, leaf, part)
+            for (path, leaf), part in zip(leaves, _list_parts(dist), strict=True)
+        ]
         self._constants |= {f"memory/{i}": x for i, x in enumerate(self._start)}
-        most = min(STEPS, _MEMORY // max(1, sum(x.nbytes for x in self._start)))
+        most = min(MAX_STEPS, _MEMORY_BYTES // max(1, sum(x.nbytes for x in self._start)))
         sizes = {"version": 1, "rows": self._rows, "most": max(1, most)}
-        return {**sizes, "observation": observation, "actions": parts, "program": listing, "to_env": to_env}
+        return {**sizes, "observation": observation, "actions": actions, "program": listing, "to_env": to_env}
 
-    def _part(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
-        """Describes how one array of the action is drawn."""
+    def _describe_action(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
+        """Return how a client draws one array of the action."""
         kind = type(part).__name__ if is_distribution(part) else "Best"
-        found: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
+        fields: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
         if kind == "MultiCategorical":
-            found["sizes"] = list(leaf.nvec)
+            fields["sizes"] = list(leaf.nvec)
         if self._clips and isinstance(leaf, Box):
-            found["low"], found["high"] = (np.asarray(bound).tolist() for bound in leaf.bounds())
-        return found
+            fields["low"], fields["high"] = (np.asarray(bound).tolist() for bound in leaf.bounds())
+        return fields
 
-    def _split(self, program: Program) -> Program:
-        """Returns a program without the part that depends on weights alone, such as schedules: it is computed here."""
+    def _split(self, program: TracedProgram) -> TracedProgram:
+        """Return the program without operations on weights alone, such as schedules, which the server computes."""
         known = {*program.constants}
         here, rest = [], []
         for op in program.operations:
@@ -153,25 +165,25 @@ class ClientInference:
         self._program = program._replace(operations=tuple(here))
         return program._replace(operations=tuple(rest))
 
-    def _values(self, actor: PyTree) -> dict[int, np.ndarray]:
-        """Returns the arrays of an actor that clients get, by number."""
+    def _compute_values(self, actor: PyTree) -> dict[int, np.ndarray]:
+        """Return the arrays that clients get, by number."""
         program, leaves = self._program, jax.tree.leaves(actor)
         assert program is not None
         weights = {number: np.asarray(leaves[i]) for number, i in program.weights}
         values = program._replace(inputs=(), outputs=tuple(self._sent), constants=program.constants | weights)()
         return {i: np.asarray(x) for i, x in zip(self._sent, values, strict=True)}
 
-    def _packed(self, weights: Weights) -> bytes:
-        values = self._values(jax.device_get(weights.actor)).values()
-        arrays = {f"policy/{i}": npz.plain(x) for i, x in enumerate(values, self._first)}
+    def _pack_weights(self, weights: Weights) -> bytes:
+        values = self._compute_values(jax.device_get(weights.actor)).values()
+        arrays = {f"policy/{i}": npz.to_numpy_dtype(x) for i, x in enumerate(values, self._first)}
         buffer = io.BytesIO()
         every: dict[str, Any] = {"version": np.int64(weights.version), **self._constants, **arrays}
         np.savez(buffer, allow_pickle=False, **every)
         return buffer.getvalue()
 
 
-def best_actions(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Makes a `choice` that takes a policy's best actions: `act` without exploration."""
+def build_best_choice(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Return a `choice` of a policy's best actions: `act` without exploration."""
 
     def choose(actor: PyTree, obs: PyTree, memory: PyTree, explore: bool) -> tuple[PyTree, PyTree]:
         out = act(actor, obs, memory, jax.random.key(0), False)
@@ -180,20 +192,15 @@ def best_actions(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTr
     return choose
 
 
-def _array(leaf: Any) -> tuple[str, list[int]]:
-    found = element(leaf)
-    return np.dtype(found.dtype).name, list(found.shape)
-
-
-def _parts(dist: Any) -> list[Any]:
+def _list_parts(dist: Any) -> list[Any]:
     return jax.tree.leaves(getattr(dist, "parts", dist), is_leaf=is_distribution)
 
 
-def _numbers(part: Any) -> list[jax.Array]:
-    """Returns the parameters of a distribution, [N, *] f32; an action that is no distribution itself."""
+def _list_parameters(part: Any) -> list[jax.Array]:
+    """Return the parameters of a distribution, [N, *] f32, or the action itself if `part` is not a distribution."""
     if not is_distribution(part):
         return [part]
     if isinstance(part, Categorical | MultiCategorical | Bernoulli):
         return [part.logits]
-    whole: DiagGaussian = batched(part)
-    return [whole.mean, jnp.asarray(whole.log_std)]
+    gaussian: DiagGaussian = batched(part)
+    return [gaussian.mean, jnp.asarray(gaussian.log_std)]

@@ -1,4 +1,4 @@
-"""The clients of a run: their server, and the source of the rollouts that they play."""
+"""Clients of a run: their server, and the source of their rollouts."""
 
 import contextlib
 import functools
@@ -16,21 +16,23 @@ from jrl.host import interruption
 from jrl.rollout.complete import Agents
 from jrl.rollout.source import Source
 from jrl.run.preflight import resolved
-from jrl.serve.client_inference import ROWS, ClientInference, best_actions
-from jrl.serve.columns import Columns
+from jrl.serve.client_inference import DEFAULT_ROWS, ClientInference, build_best_choice
+from jrl.serve.client_source import ClientSource, compute_capacity
+from jrl.serve.episode_table import EpisodeTable
 from jrl.serve.http_server import Address
-from jrl.serve.inference import Inference, Program, zeros
-from jrl.serve.server import ALONE, Agent, Policy, Server
-from jrl.serve.source import ClientSource, capacity
-from jrl.serve.table import Table
+from jrl.serve.inference import ActionProgram, Inference, zeros
+from jrl.serve.row_rings import RowRings
+from jrl.serve.server import SINGLE, ServedAgent, ServedPolicy, Server
 from jrl.types import ActOut, EnvSpec, PyTree, element
+
+_MAX_ITEMS = 64  # items of one agent in a call of the policy
 
 
 class Clients:
     """Clients that play the episodes of a run.
 
     Attributes:
-      address: http://HOST:PORT where they come; "" before `open`.
+      address: http://HOST:PORT of the server; "" before `open`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,15 @@ class Clients:
 
     @contextlib.contextmanager
     def open(self, given: external.ExternalConfig | None) -> Iterator[None]:
-        """Takes the address of the section `external`; connections are refused until the first weights are there.
+        """Bind the 
+<<<<<<< OURS
+section `external`;
+||||||| BASE
+config;
+=======
+config's address.
+>>>>>>> THEIRS
+ Connections are refused until the first weights exist.
 
         Raises:
           InputError: as `Address`.
@@ -53,10 +63,10 @@ class Clients:
             self._address.close()
 
     def source(self, cfg: RunConfig, iteration: int, interrupted: interruption.Signals) -> Callable[..., Source]:
-        """Returns the maker of the source of a run, in the place of `rollout.sources.make`."""
-        return functools.partial(self._source, cfg, iteration, interrupted)
+        """Return the function that builds a run's source, instead of `rollout.sources.make`."""
+        return functools.partial(self._build_source, cfg, iteration, interrupted)
 
-    def _source(
+    def _build_source(
         self,
         cfg: RunConfig,
         iteration: int,
@@ -68,76 +78,93 @@ class Clients:
         carry: Callable[..., PyTree],
         explore: bool,
         choice: Callable[..., tuple[Any, PyTree]] | None,
-        key: Any = None,  # of environments written in JAX
-        device: Any = None,  # the actor says where it acts
-        **how: Any,
+        key: Any = None,  # only used by environments written in JAX
+        device: Any = None,  # the actor's device is used instead
+        **options: Any,
     ) -> Source:
-        cfg = resolved(cfg)  # who follows which policy
-        given, spec, num = cfg.external, env.spec, env.spec.num_envs
-        assert given is not None
-        before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
-        initial = lambda column: jax.tree.map(lambda x: x[column], before)
-        most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
+        cfg = resolved(cfg)  # fills in the policy of each agent
+        section, spec, num = cfg.external, env.spec, env.spec.num_envs
+        assert section is not None
+        memories = jax.tree.map(np.asarray, jax.device_get(carry(num)))
+        initial = lambda column: jax.tree.map(lambda x: x[column], memories)
+        has_replay, name = cfg.replay is not None, config.algo_name(cfg)
+        leaves = jax.tree.leaves(element(spec.observation))
+        row_bytes = 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves)  # about
+        capacity = compute_capacity(length, has_replay=has_replay, bytes_per_row=row_bytes, num=num)
         columns = agents.make(cfg, spec).columns
-        table = Table(Columns(num, length, most, columns), spec.games, given.max_clients, spec.num_agents)
-        at_once = max(spec.games, min(given.max_batch, 64))
-        program = Program(act, env.to_env, spec, columns, explore=explore, most=at_once)
-        if self._address is None or self._address.is_taken:
-            self._address = Address(given)
+        table = EpisodeTable(RowRings(num, length, capacity, columns), spec.games, section.max_clients, spec.num_agents)
+        max_items = max(spec.games, min(section.max_batch, _MAX_ITEMS))
+        program = ActionProgram(act, env.to_env, spec, columns, explore=explore, max_items=max_items)
+        if self._address is None or self._address.is_used:
+            self._address = Address(section)
             self.address = self._address.url
-        found = Server(table, self._address, lambda: bool(interrupted))
-        inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
-        random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
-        memory = carry(1) if columns is None else ()  # of several agents no client acts by itself
-        if choice is not None and not explore and cfg.replay is not None:
-            choice = best_actions(act)  # nobody asks for the probability, and a policy of one action has none
+        server = Server(table, self._address, lambda: bool(interrupted))
+        inference = Inference(table, program, initial, server.deliver, max_wait_ms=section.max_wait_ms)
+        memory = carry(1) if columns is None else ()  # local inference is for single agents
+        if choice is not None and not explore and has_replay:
+            choice = build_best_choice(act)  # replay needs no probabilities, and deterministic policies have none
         client_inference = ClientInference(
-            config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
-            clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
+            name, choice, memory, spec, env.to_env, explore=explore, clips=has_replay,
+            random_steps=getattr(cfg.algo.exploration, "random_timesteps", 0),
+            rows=DEFAULT_ROWS if has_replay else length,
         )  # fmt: skip
-        max_lag = external.max_lag(given, cfg.algo)
+        
+<<<<<<< OURS
+max_lag = external.max_lag(given, cfg.algo)
         learns_any, name = cfg.replay is not None, config.algo_name(cfg)
-        found.by_name["default"] = Policy(
-            name, _agents(spec, columns, learns_any=learns_any), inference, client_inference, learns=True,
-            why=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any",
+        found
+||||||| BASE
+learns_any, name = cfg.replay is not None, config.algo_name(cfg)
+        found
+=======
+server
+>>>>>>> THEIRS
+.by_name["default"] = ServedPolicy(
+            name, _build_agents(spec, columns, learns_any=has_replay), inference, client_inference, learns=True,
+            refusal=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac, td3 learn from any",
             max_lag=max_lag,
         )  # fmt: skip
 
         def begin() -> None:
             inference.warm_up()
-            found.http.open()
+            server.http.open()
             print("clients:", self.address, flush=True)
 
         return ClientSource(
             env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
             max_lag=max_lag, version=iteration, length=length, carry=carry, explore=explore,
-            server=found, **how,
+            server=server, **options,
         )  # fmt: skip
 
 
-def _agents(spec: EnvSpec, columns: Agents | None, *, learns_any: bool) -> dict[str, Agent]:
+def _build_agents(spec: EnvSpec, columns: Agents | None, *, learns_any: bool) -> dict[str, ServedAgent]:
+    """Return the agents of an episode by name. `learns_any`: the run learns from clients' actions, too."""
     parts = spaces.by_kind(spec)
 
-    def own(kind: int, action: PyTree) -> PyTree:
-        one = parts[kind]
-        found = client_spaces.to_policy_action(one.action, one.env_action or one.action, action)
+    def to_policy_action(kind: int, action: PyTree) -> PyTree:
+        own = parts[kind]
+        action = client_spaces.to_policy_action(own.action, own.env_action or own.action, action)
         if len(parts) == 1:
-            return found
-        return tuple(found if q == kind else zeros(element(part.action)) for q, part in enumerate(parts))
+            return action
+        return tuple(action if k == kind else zeros(element(part.action)) for k, part in enumerate(parts))
 
-    names = spec.agents or (ALONE,)
-    follows = columns.policies if columns else (0,)
-    found = {}
-    for kind, one in enumerate(parts):
-        seen, taken = one.env_observation or one.observation, one.env_action or one.action
-        choose = functools.partial(own, kind) if learns_any else None
-        for name in one.agents or names:
+    names = spec.agents or (SINGLE,)
+    
+<<<<<<< OURS
+follows
+||||||| BASE
+columns = agents.make(cfg, spec).columns
+    follows
+=======
+columns = agents.make(cfg, spec).columns
+    policies
+>>>>>>> THEIRS
+ = columns.policies if columns else (0,)
+    by_name = {}
+    for kind, part in enumerate(parts):
+        observation, action = part.env_observation or part.observation, part.env_action or part.action
+        convert = functools.partial(to_policy_action, kind) if learns_any else None
+        for name in part.agents or names:
             number = names.index(name)
-            found[name] = Agent(number, follows[number], seen, taken, one.action, choose)
-    return {name: found[name] for name in names}
-
-
-def _bytes(spec: EnvSpec) -> int:
-    """Returns the bytes of a row, about: its observation and some numbers."""
-    found = jax.tree.leaves(element(spec.observation))
-    return 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in found)
+            by_name[name] = ServedAgent(number, policies[number], observation, action, part.action, convert)
+    return {name: by_name[name] for name in names}

@@ -1,4 +1,4 @@
-"""Actions for requests that come at about the same time, chosen together, in a thread that waits for no update."""
+"""Actions for items of about the same time, chosen in one call, in a thread that never waits for an update."""
 
 import bisect
 import collections
@@ -15,295 +15,295 @@ import numpy as np
 from jrl import spaces
 from jrl.rollout import complete
 from jrl.rollout.complete import Agents
-from jrl.serve.columns import Columns, Ends
-from jrl.serve.table import UNLEARNED, Item, Seat, Table
+from jrl.serve.episode_table import UNLEARNED, EpisodeTable, Item, Seat
+from jrl.serve.row_rings import RowResults, RowRings
 from jrl.types import COUNTS_STEP, ActOut, EnvSpec, Key, PyTree, element
 
-STEP = "step"  # in what acting records: [N] bool, rows that stand for a step of their game, one for each
-BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
+STEP = "step"  # key of extras: [N] bool, marks one row per game step
+BUCKET_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
 
-Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items with their actions [*] and the version that chose
+Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items, their actions [*] and the version of the weights
 
 
 class Weights(NamedTuple):
-    """Weights that act now."""
+    """Weights that choose actions."""
 
     actor: PyTree
     key: Key
     version: int
 
 
-class Chosen(NamedTuple):
-    """Results of acting for N items."""
+class ChosenActions(NamedTuple):
+    """Actions for N items, and the parts of their rows."""
 
-    obs: PyTree  # [N, *], as is this and all that follows
-    action: PyTree
-    extras: dict[str, PyTree]
-    before: PyTree  # memories
-    each: Sequence[tuple[PyTree, PyTree]]  # of each item its action in the environment's units [*], and memory after
+    obs: PyTree  # [N, *]
+    action: PyTree  # [N, *]
+    extras: dict[str, PyTree]  # [N, *]
+    before: PyTree  # [N, *] memory before the step
+    each: Sequence[tuple[PyTree, PyTree]]  # action [*] in the environment's units and memory [*] after, by item
 
 
-class Program:
-    """`act` for the seats that ask: the r-th item of agent k is acted for in column r * A + k.
+class ActionProgram:
+    """Compiled `act` for items: the r-th item of agent k has column r * A + k.
 
-    Policies act column by column, so that it does not matter whose episodes stand beside each other. Columns are padded
-    to the next of a few sizes, each of which compiles once.
+    Policies act column by column, so episodes in neighbouring columns do not affect each other. The columns are padded
+    to one of a few sizes, each of which compiles once.
 
     Args:
       act: `Algo.act`.
-      to_env: from its actions to the environment's; None: they are the same.
+      to_env: function from the policy's actions to the environment's; None: the same actions.
       spec: spaces of the agents.
-      agents: policies of the agents, and where policies record what goes with their actions; None: one agent.
+      agents: policies of the agents, and the columns of their extras; None: a single agent.
       explore: passed to `act`.
-      most: items of one agent in a call.
+      max_items: maximum number of items of one agent in a call.
     """
 
     def __init__(
-        self, act: Callable[..., ActOut], to_env: Any, spec: EnvSpec, agents: Agents | None, *, explore: bool, most: int
-    ):
-        self.sizes = sorted({min(4**i, most) for i in range(12)})
-        self._spec, self._agents, self._size = spec, agents, spec.num_agents
-        self._unseen = [zeros(element(one.observation)) for one in spaces.by_kind(spec)]
+        self, act: Callable[..., ActOut], to_env: Any, spec: EnvSpec, agents: Agents | None, *, explore: bool,
+        max_items: int,
+    ):  # fmt: skip
+        self.sizes = sorted({min(4**i, max_items) for i in range(12)})
+        self._spec, self._agents, self._num_agents = spec, agents, spec.num_agents
+        self._padding = [zeros(element(part.observation)) for part in spaces.by_kind(spec)]
         per_row = len(spec.groups[0])  # agents of the first kind
 
         def run(weights, obs, carry, key, count):
             out = act(weights, obs, carry, jax.random.fold_in(key, count), explore)
-            num = len(jax.tree.leaves(obs)[0]) // per_row * self._size
-            return out.action, out.action if to_env is None else to_env(out.action), self._whole(out, num), out.carry
+            num = len(jax.tree.leaves(obs)[0]) // per_row * self._num_agents
+            return out.action, out.action if to_env is None else to_env(out.action), self._expand(out, num), out.carry
 
         self._run = jax.jit(run)
 
-    def _whole(self, out: ActOut, num: int) -> dict[str, PyTree]:
-        """Returns what acting recorded as arrays of all columns, zeros where there is nothing."""
-        own = complete.columns_of(self._agents, num, (), out.extras)
+    def _expand(self, out: ActOut, num: int) -> dict[str, PyTree]:
+        """Return the extras as arrays over all columns, with zeros in columns without them."""
+        leaf_columns = complete.columns_of(self._agents, num, (), out.extras)
         leaves, structure = jax.tree.flatten(dict(out.extras))
-        whole = [
+        expanded = [
             x if columns is None else jnp.zeros((num, *x.shape[1:]), x.dtype).at[columns].set(x)
-            for x, columns in zip(leaves, own, strict=True)
+            for x, columns in zip(leaves, leaf_columns, strict=True)
         ]
-        return jax.tree.unflatten(structure, whole)
+        return jax.tree.unflatten(structure, expanded)
 
-    def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
-        """Acts for N items."""
-        agents, taken, row = [item.seat.agent for item in items], [0] * self._size, list[int]()
+    def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> ChosenActions:
+        """Choose actions for N items. `count`: number of the call, for its random key."""
+        agents, num_items, row = [item.seat.agent for item in items], [0] * self._num_agents, list[int]()
         for agent in agents:
-            row.append(taken[agent])
-            taken[agent] += 1
-        size = next(size for size in self.sizes if size >= max(taken))
-        column = np.array(row) * self._size + np.array(agents)
-        # of each kind: its items, and the rows of all items; row 0, which nobody reads, stands for other kinds' items
+            row.append(num_items[agent])
+            num_items[agent] += 1
+        size = next(size for size in self.sizes if size >= max(num_items))
+        column = np.array(row) * self._num_agents + np.array(agents)
+        # by kind: its items, and a row for each item; items of other kinds get row 0, which is never used
         kinds, obs = [], []
-        for kind, unseen in zip(self._spec.groups, self._unseen, strict=True):
+        for kind, padding in zip(self._spec.groups, self._padding, strict=True):
             own = [i for i, agent in enumerate(agents) if agent in kind]
             rows = np.zeros(len(items), np.int64)
             rows[own] = [row[i] * len(kind) + kind.index(agents[i]) for i in own]
-            obs.append(_placed([items[i].obs for i in own] or [unseen], rows[own], size * len(kind)))
+            obs.append(_place_rows([items[i].obs for i in own] or [padding], rows[own], size * len(kind)))
             kinds.append((own, rows))
-        before = _placed([item.memory for item in items], column, size * self._size)
-        found = self.run(weights, spaces.from_parts(self._spec, obs), before, count)
-        action, to_env, extras, after = found
+        before = _place_rows([item.memory for item in items], column, size * self._num_agents)
+        action, to_env, extras, after = self._call(weights, spaces.from_parts(self._spec, obs), before, count)
         if self._agents is not None:
-            extras = extras | {STEP: np.zeros(size * self._size, bool), COUNTS_STEP: np.zeros(size * self._size, bool)}
-            extras[STEP][column] = [item.first for item in items]
-            extras[COUNTS_STEP][column] = [item.leads for item in items]
-        acted: list[PyTree] = [None] * len(items)
+            flags = {name: np.zeros(size * self._num_agents, bool) for name in (STEP, COUNTS_STEP)}
+            flags[STEP][column] = [item.is_first for item in items]
+            flags[COUNTS_STEP][column] = [item.is_policy_first for item in items]
+            extras = extras | flags
+        env_actions: list[PyTree] = [None] * len(items)
         for (own, rows), tree in zip(kinds, spaces.parts_by_kind(self._spec, to_env), strict=True):
-            for i, part in zip(own, _each(tree, rows[own].tolist()), strict=True):
-                acted[i] = part
-        at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
-        of_items = lambda parts: spaces.from_parts(
-            self._spec, [at(part, rows) for part, (_, rows) in zip(parts, kinds, strict=True)]
+            for i, part in zip(own, _split_rows(tree, rows[own].tolist()), strict=True):
+                env_actions[i] = part
+        take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+        take_items = lambda parts: spaces.from_parts(
+            self._spec, [take(part, rows) for part, (_, rows) in zip(parts, kinds, strict=True)]
         )
-        return Chosen(
-            of_items(obs), of_items(spaces.parts_by_kind(self._spec, action)), at(extras, column), at(before, column),
-            list(zip(acted, _each(after, column.tolist()), strict=True)),
-        )  # fmt: skip
+        action = take_items(spaces.parts_by_kind(self._spec, action))
+        each = list(zip(env_actions, _split_rows(after, column.tolist()), strict=True))
+        return ChosenActions(take_items(obs), action, take(extras, column), take(before, column), each)
 
-    def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
-        """Returns (actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
+    def _call(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
+        """Return (actions, environment's actions, extras, memory after) as numpy arrays of one of `sizes`."""
         return jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
 
     def warm_up(self, weights: Weights, initial: PyTree) -> None:
-        """Compiles for all sizes, of observations of zeros and memories [*] as before an episode."""
+        """Compile all sizes. `initial`: memory [*] before an episode."""
         for size in self.sizes:
-            num = size * self._size
+            num = size * self._num_agents
             obs = zeros(spaces.elements(self._spec.observation, spaces.columns(self._spec, size)))
-            self.run(weights, obs, jax.tree.map(lambda x, n=num: np.repeat(x[None], n, 0), initial), 0)
+            self._call(weights, obs, jax.tree.map(lambda x, n=num: np.repeat(x[None], n, 0), initial), 0)
 
 
-def _each(tree: PyTree, index: Sequence[int]) -> list[PyTree]:
-    """Returns the rows of arrays, each as a tree."""
+def _split_rows(tree: PyTree, indices: Sequence[int]) -> list[PyTree]:
     leaves, structure = jax.tree.flatten(tree)
-    return [jax.tree.unflatten(structure, [x[i] for x in leaves]) for i in index]
+    return [jax.tree.unflatten(structure, [x[i] for x in leaves]) for i in indices]
 
 
-def _placed(parts: Sequence[PyTree], at: np.ndarray, num: int) -> PyTree:
-    """Returns arrays of `num` rows, which have the parts in the rows `at`, and zeros elsewhere."""
+def _place_rows(parts: Sequence[PyTree], rows: np.ndarray, num: int) -> PyTree:
+    """Return arrays of `num` rows: `parts` at the indices `rows`, zeros elsewhere."""
 
     def put(*leaves: np.ndarray) -> np.ndarray:
         out = np.zeros((num, *leaves[0].shape), leaves[0].dtype)
-        out[at] = leaves
+        out[rows] = leaves
         return out
 
     return jax.tree.map(put, *parts)
 
 
 class Histogram:
-    """Histogram of seconds. One thread adds to it."""
+    """Histogram of seconds. A single thread adds values."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)  # values up to each of BOUNDS, and those beyond, not cumulated
+        self.counts = [0] * (len(BUCKET_BOUNDS) + 1)  # values up to each bound, then larger ones; not cumulated
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+        self.counts[bisect.bisect_left(BUCKET_BOUNDS, seconds)] += 1
         self.total += seconds
 
-    def text(self, name: str, labels: str) -> str:
-        """Returns its lines in Prometheus' format; `labels` as `policy="main"`."""
-        buckets = zip([*BOUNDS, "+Inf"], itertools.accumulate(self.counts), strict=True)
+    def format(self, name: str, labels: str) -> str:
+        """Return the histogram in Prometheus' format. `labels`: such as `policy="main"`."""
+        buckets = zip([*BUCKET_BOUNDS, "+Inf"], itertools.accumulate(self.counts), strict=True)
         lines = [f'{name}_bucket{{{labels},le="{bound}"}} {count}\n' for bound, count in buckets]
         lines += [f"{name}_sum{{{labels}}} {self.total:.12g}\n", f"{name}_count{{{labels}}} {sum(self.counts)}\n"]
         return "".join(lines)
 
 
 class Inference:
-    """A thread that answers items, as many at once as ask within `max_wait_ms` of the first.
-
-    Attributes:
-      initial: a column's number -> what the policy remembers before an episode.
-      count: calls so far.
-      waits: seconds from the request of an item to the call that answers it.
-      calls: seconds of a call.
-      failure: what ended the thread.
+    """Thread that chooses actions for all items of a batch in one call.
 
     Args:
-      table: of the episodes.
-      program: chooses.
-      initial: see above.
-      deliver: gets what was chosen, in this thread.
-      max_wait_ms: see above; it waits for no more than the episodes that are under way.
+      table: table of the episodes.
+      program: program that chooses actions.
+      initial: column -> memory before an episode.
+      deliver: function that gets the actions, called in this thread.
+      max_wait_ms: maximum time from the first item of a batch to the call. A batch with an item of each episode in
+        progress does not wait.
+    Attributes:
+      initial: as the argument.
+      weights: weights that choose actions, once `publish` was called.
+      count: number of calls.
+      waits: seconds from an item's request to the call.
+      calls: seconds of a call.
+      failure: exception that ended the thread.
     """
 
     def __init__(
-        self, table: Table, program: Program, initial: Callable[[int], PyTree], deliver: Deliver, *, max_wait_ms: float
-    ):
+        self, table: EpisodeTable, program: ActionProgram, initial: Callable[[int], PyTree], deliver: Deliver, *,
+        max_wait_ms: float,
+    ):  # fmt: skip
         self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
-        self._most, self._wait_s = program.sizes[-1], max_wait_ms / 1000
-        self.weights: Weights  # that act, once `publish` was called
-        self._items: collections.deque[tuple[Item, float]] = collections.deque()  # and when they asked
-        self._asked = threading.Condition()
-        self._closed = False
-        self._remembers = bool(jax.tree.leaves(initial(0)))
+        self._max_items, self._wait_s = program.sizes[-1], max_wait_ms / 1000
+        self.weights: Weights
+        self._items: collections.deque[tuple[Item, float]] = collections.deque()  # items and times of their requests
+        self._condition = threading.Condition()
+        self._is_closed = False
+        self._has_memory = bool(jax.tree.leaves(initial(0)))
         self.count = 0
         self.waits, self.calls = Histogram(), Histogram()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
 
     def publish(self, weights: Weights) -> None:
-        """Acts with these from the next call on; they must not be taken over by an update."""
+        """Use these weights from the next call on. Updates must not donate their buffers."""
         self.weights = weights
-        if not self._thread.is_alive() and not self._closed:
+        if not self._thread.is_alive() and not self._is_closed:
             self._thread.start()
 
     @property
     def version(self) -> int:
-        """Returns the version of the acting weights; 0 before there are any."""
+        """Version of the weights; 0 before the first weights."""
         return self.weights.version if hasattr(self, "weights") else 0
 
     def warm_up(self) -> None:
-        """Compiles all programs."""
+        """Compile all programs."""
         self._program.warm_up(self.weights, self.initial(0))
 
-    def ask(self, items: Sequence[Item]) -> None:
-        """Orders actions; `deliver` gets them."""
+    def request(self, items: Sequence[Item]) -> None:
+        """Request actions; `deliver` gets them."""
         now = time.perf_counter()
-        with self._asked:
+        with self._condition:
             self._items.extend((item, now) for item in items)
-            self._asked.notify()
+            self._condition.notify()
 
     def close(self) -> None:
-        """Ends the thread; what is ordered is not answered any more."""
-        with self._asked:
-            self._closed = True
-            self._asked.notify()
+        """End the thread. Waiting items get no action."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify()
         if self._thread.is_alive():
             self._thread.join(2.0)
 
     def _serve(self) -> None:
         try:
-            while (batch := self._batch()) is not None:
-                began = time.perf_counter()
-                self._answer(batch)
-                self.calls.add(time.perf_counter() - began)
-        except BaseException as e:  # the run ends with it: `source` raises it
+            while (batch := self._wait_for_batch()) is not None:
+                start = time.perf_counter()
+                self._choose(batch)
+                self.calls.add(time.perf_counter() - start)
+        except BaseException as e:  # `ClientSource` raises the exception, which ends the run
             with self._table.lock:
                 self.failure = e
                 self._table.lock.notify_all()
 
-    def _batch(self) -> list[Item] | None:
-        with self._asked:
-            while not self._items and not self._closed:
-                self._asked.wait()
+    def _wait_for_batch(self) -> list[Item] | None:
+        with self._condition:
+            while not self._items and not self._is_closed:
+                self._condition.wait()
             if self._wait_s:
                 until = time.monotonic() + self._wait_s
-                while len(self._items) < min(len(self._table.episodes), self._most) and not self._closed:
+                while len(self._items) < min(len(self._table.episodes), self._max_items) and not self._is_closed:
                     if (left := until - time.monotonic()) <= 0:
                         break
-                    self._asked.wait(left)
-            if self._closed:
-                return None
-            return self._first()
+                    self._condition.wait(left)
+            return None if self._is_closed else self._take_batch()
 
-    def _first(self) -> list[Item]:
-        """Returns the items of the next call; a second item of a seat with memory waits for the call after it."""
-        found: list[Item] = []
-        answered: set[Seat] = set()
+    def _take_batch(self) -> list[Item]:
+        """Return the items of the next call. A second item of a seat with memory waits for the following call."""
+        batch: list[Item] = []
+        seats: set[Seat] = set()
         now = time.perf_counter()
-        while self._items and len(found) < self._most:
-            item, asked = self._items[0]
-            if self._remembers and item.carry is None and item.seat in answered:
+        while self._items and len(batch) < self._max_items:
+            item, request_time = self._items[0]
+            if self._has_memory and item.carry is None and item.seat in seats:
                 break
-            answered.add(item.seat)
+            seats.add(item.seat)
             self._items.popleft()
-            found.append(item)
-            self.waits.add(now - asked)
-        return found
+            batch.append(item)
+            self.waits.add(now - request_time)
+        return batch
 
-    def _answer(self, items: list[Item]) -> None:
+    def _choose(self, items: list[Item]) -> None:
         weights = self.weights
-        found = self._program(weights, items, self.count)
+        chosen = self._program(weights, items, self.count)
         self.count += 1
-        for item, (_, after) in zip(items, found.each, strict=True):
+        for item, (_, after) in zip(items, chosen.each, strict=True):
             item.seat.carry = after
-        if self._table.columns is not None:
-            action, extras = _with_own(found.action, found.extras, items)
+        if self._table.rows is not None:
+            action, extras = _replace_client_actions(chosen.action, chosen.extras, items)
             with self._table.lock:
                 versions = [weights.version if item.version is None else item.version for item in items]
-                _write(self._table.columns, items, (found.obs, action, extras, found.before), np.array(versions))
+                row = chosen.obs, action, extras, chosen.before
+                _write_rows(self._table.rows, items, row, np.array(versions))
                 self._table.lock.notify_all()
-        self._deliver([(item, to_env, weights.version) for item, (to_env, _) in zip(items, found.each, strict=True)])
+        self._deliver([(item, action, weights.version) for item, (action, _) in zip(items, chosen.each, strict=True)])
 
 
-def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
-    """Returns actions and extras in which the actions that clients chose replace the policy's."""
+def _replace_client_actions(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
+    """Return actions and extras with the actions that clients chose instead of the policy's."""
     own = [i for i, item in enumerate(items) if item.action is not None]
     if not own:
         return action, extras
     action = jax.tree.map(np.array, action)
 
-    def put(whole: np.ndarray, *parts: np.ndarray) -> None:
-        whole[own] = parts
+    def put(all_rows: np.ndarray, *rows: np.ndarray) -> None:
+        all_rows[own] = rows
 
     jax.tree.map(put, action, *(items[i].action for i in own))
-    if "log_prob" in extras:  # of policies that learn from it, which take no actions without
+    if "log_prob" in extras:  # the server refuses clients' actions without log_prob for these policies
         extras = {**extras, "log_prob": np.array(extras["log_prob"])}
         extras["log_prob"][own] = [items[i].log_prob for i in own]
     return action, extras
 
 
-def _write(columns: Columns, items: list[Item], row: PyTree, version: np.ndarray) -> None:
-    """Writes rows in the order in which they were asked for: an episode may end and the next begin in one batch."""
+def _write_rows(rings: RowRings, items: list[Item], row: PyTree, version: np.ndarray) -> None:
+    """Write rows in the order of their requests: a batch may hold the end of an episode and the start of the next."""
     left = [i for i, item in enumerate(items) if item.seat.column != UNLEARNED]
     while left:
         first: dict[int, int] = {}
@@ -311,18 +311,17 @@ def _write(columns: Columns, items: list[Item], row: PyTree, version: np.ndarray
             first.setdefault(items[i].seat.column, i)
         now = list(first.values())
         left = [i for i in left if first[items[i].seat.column] != i]
-        those = [items[i] for i in now]
-        ends = Ends(
-            np.array([item.reward for item in those], np.float32),
-            np.array([item.terminated for item in those], bool),
-            np.array([item.truncated for item in those], bool),
+        batch = [items[i] for i in now]
+        results = RowResults(
+            np.array([item.reward for item in batch], np.float32),
+            np.array([item.terminated for item in batch], bool),
+            np.array([item.truncated for item in batch], bool),
         )
-        whole = len(now) == len(items)
-        part = row if whole else jax.tree.map(lambda x, now=now: x[now], row)
-        final = np.array([item.final for item in those], bool)
-        columns.write(np.fromiter(first, np.int64, len(now)), part, version[now], ends, final)
+        part = row if len(now) == len(items) else jax.tree.map(lambda x, now=now: x[now], row)
+        final = np.array([item.final for item in batch], bool)
+        rings.write(np.fromiter(first, np.int64, len(now)), part, version[now], results, final)
 
 
 def zeros(element: PyTree) -> PyTree:
-    """Arrays of shapes and dtypes."""
+    """Return arrays of zeros with the shapes and dtypes of `element`."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), element)

@@ -1,1 +1,1 @@
-"""Populations: runs that differ in their seed and hyper-parameters, side by side; each is an ordinary run directory."""
+"""Populations: runs that differ in seed and hyper-parameters, trained at once; each has its own run directory."""

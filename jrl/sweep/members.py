@@ -13,82 +13,86 @@ from jrl.errors import InputError
 from jrl.host import files
 from jrl.report.runs import MEMBERS
 
-_LIST = "population.json"
+_RECORD_FILE = "population.json"
 
 
-class Member(NamedTuple):
-    """One member of a population."""
+class MemberSpec(NamedTuple):
+    """Name, config and differing values of a population's member."""
 
     name: str
-    config: RunConfig  # whose run.out is the member's directory
-    changed: dict[str, Any]  # dotted key -> value, what differs between members
-    told: dict[str, Any] = {}  # noqa: RUF012  # what each of its rows has besides; never changed
+    config: RunConfig  # its `run.out` is the member's directory
+    values: dict[str, Any]  # dotted key -> value, for keys whose values differ between members
+    row_extras: dict[str, Any] = {}  # noqa: RUF012  # columns added to each result row; never changed
 
     @property
     def directory(self) -> Path:
-        """Returns the run directory of the member."""
+        """Run directory of the member."""
         assert self.config.run.out is not None
         return Path(self.config.run.out)
 
 
-def of(cfg: RunConfig, directory: Path, changes: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """Makes the members of a population of what they have in common and of each one's values by dotted key.
+def build_members(cfg: RunConfig, directory: Path, values: Sequence[Mapping[str, Any]]) -> list[MemberSpec]:
+    """Build the members of a population.
 
-    Raises InputError: a key or a value that the config does not take.
+    Args:
+      cfg: config that members share.
+      directory: directory of the population.
+      values: dotted key -> value of each member.
+    Raises:
+      InputError: unknown key or invalid value.
     """
-    width = max(2, len(str(len(changes) - 1)))
-    common, found = config.to_dict(cfg), []
-    for i, changed in enumerate(changes):
+    width = max(2, len(str(len(values) - 1)))
+    common, members = config.to_dict(cfg), []
+    for i, own in enumerate(values):
         name = f"{i:0{width}}"
-        out = directory / MEMBERS / name
         data = common
-        for key, value in {**changed, "run.out": str(out)}.items():
-            data = _with(data, key.split("."), value)
-        found.append(Member(name, config.from_dict(data), dict(changed)))
-    return found
+        for key, value in {**own, "run.out": str(directory / MEMBERS / name)}.items():
+            data = _set_value(data, key.split("."), value)
+        members.append(MemberSpec(name, config.from_dict(data), dict(own)))
+    return members
 
 
-def _with(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def _set_value(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     first, *rest = path
-    return {**data, first: _with(data.get(first) or {}, rest, value) if rest else value}
+    return {**data, first: _set_value(data.get(first) or {}, rest, value) if rest else value}
 
 
-class Ends(NamedTuple):
-    """Members that ended by a criterion of their own: who did, and a function to note it."""
+class EndLog(NamedTuple):
+    """Functions that look up and record why members ended before their budget."""
 
-    why: Callable[[Member], str | None]  # None: it goes on
-    note: Callable[[Member, str, int], None]  # member, why, after how many steps; before its last checkpoint
+    find_reason: Callable[[MemberSpec], str | None]  # None: the member has not ended
+    add: Callable[[MemberSpec, str, int], None]  # member, reason, environment steps; called before the last checkpoint
 
 
 class Record(NamedTuple):
-    """Record of a population, kept in population.json, so that it can be resumed."""
+    """Content of population.json, from which a population resumes."""
 
-    changes: list[dict[str, Any]]  # of each member what differs, as it began
-    sweep: dict[str, Any]  # the settings of the sweep; {} of seeds alone
+    member_values: list[dict[str, Any]]  # initial values of each member by dotted key
+    sweep: dict[str, Any]  # settings of the sweep; {} for a population of seeds
     rounds: list[int]  # number of members of each round of a sweep
-    decisions: list[dict[str, Any]]  # of its scheduler, in the order in which they were made
-    # member -> {why, at, stop}: the criterion of its own or the fault that ended it, its steps then, all its criteria
+    decisions: list[dict[str, Any]]  # decisions of the scheduler, in order
+    # member -> {why, at, stop}: criterion or fault that ended the member, its steps then, all its criteria
     ended: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
 
-    def why_ended(self, member: Member) -> str | None:
-        """Says by which criterion of its own, or by which fault, the run of a member ended; None: it goes on.
+    def find_end_reason(self, member: MemberSpec) -> str | None:
+        """Return the criterion or fault that ended a member; None: the member trains on.
 
-        What is kept is written before the last checkpoint: without that one the member goes on, to the same end.
+        The record is written before the last checkpoint. Without that checkpoint the member trains on, to the same end.
         """
-        own = self.ended.get(member.name)
-        if own is None or own["stop"] != member.config.stop or reached(member) < own["at"]:
+        end = self.ended.get(member.name)
+        if end is None or end["stop"] != member.config.stop or read_steps(member) < end["at"]:
             return None
-        return str(own["why"])
+        return str(end["why"])
 
     def write(self, directory: Path) -> None:
-        """Replaces what is kept."""
-        kept = {"members": self.changes, "sweep": self.sweep, "rounds": self.rounds, "decisions": self.decisions}
-        kept |= {"ended": dict(sorted(self.ended.items()))}
-        files.replace(directory / _LIST, json.dumps(kept, indent=1) + "\n")
+        """Replace population.json in `directory`."""
+        data = {"members": self.member_values, "sweep": self.sweep, "rounds": self.rounds, "decisions": self.decisions}
+        data |= {"ended": dict(sorted(self.ended.items()))}
+        files.replace(directory / _RECORD_FILE, json.dumps(data, indent=1) + "\n")
 
 
-def begin(cfg: RunConfig, directory: Path, record: Record) -> None:
-    """Writes what a population is. Raises InputError: the directory has a run already."""
+def create_directory(cfg: RunConfig, directory: Path, record: Record) -> None:
+    """Create the directory of a new population. Raises InputError: the directory holds a run."""
     if (directory / "config.yaml").exists():
         raise InputError(f"run.out: {directory} holds a run already: add --resume, or choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
@@ -96,8 +100,8 @@ def begin(cfg: RunConfig, directory: Path, record: Record) -> None:
     record.write(directory)
 
 
-def reached(member: Member) -> int:
-    """Returns the steps of a member's latest checkpoint; 0: it has none. Raises InputError: it cannot be read."""
+def read_steps(member: MemberSpec) -> int:
+    """Return the environment steps of a member's latest checkpoint; 0: no checkpoint. Raises InputError: unreadable."""
     from jrl.run.store import checkpoint
 
     if not checkpoint.exists(member.directory):
@@ -105,48 +109,48 @@ def reached(member: Member) -> int:
     return int(checkpoint.read_meta(checkpoint.locate(member.directory), resumable=True)["env_steps"])
 
 
-def is_complete(member: Member) -> bool:
-    """Returns whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
-    return reached(member) >= member.config.stop[Sizes(member.config).counts_by]
+def is_complete(member: MemberSpec) -> bool:
+    """Return whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
+    return read_steps(member) >= member.config.stop[Sizes(member.config).counts_by]
 
 
 def is_population(directory: Path) -> bool:
-    """Returns whether a directory is that of a population."""
-    return (directory / _LIST).is_file()
+    """Return whether `directory` is the directory of a population."""
+    return (directory / _RECORD_FILE).is_file()
 
 
-def read(directory: Path) -> Record:
-    """Reads what is kept of a population. Raises InputError."""
-    path = directory / _LIST
+def read_record(directory: Path) -> Record:
+    """Read population.json. Raises InputError: missing or damaged."""
+    path = directory / _RECORD_FILE
     try:
-        found = json.loads(path.read_text())
-        record = Record(found["members"], found.get("sweep", {}), found.get("rounds", []), found.get("decisions", []))
-        record = record._replace(ended=found.get("ended", {}))
-        mappings = [*record.changes, *record.decisions, record.sweep, record.ended, *record.ended.values()]
-        if isinstance(record.changes, list) and all(isinstance(part, dict) for part in mappings):
-            return record._replace(rounds=record.rounds or [len(record.changes)])
+        data = json.loads(path.read_text())
+        record = Record(data["members"], data.get("sweep", {}), data.get("rounds", []), data.get("decisions", []))
+        record = record._replace(ended=data.get("ended", {}))
+        mappings = [*record.member_values, *record.decisions, record.sweep, record.ended, *record.ended.values()]
+        if not (isinstance(record.member_values, list) and all(isinstance(part, dict) for part in mappings)):
+            raise ValueError("expected a list of members")
+        return record._replace(rounds=record.rounds or [len(record.member_values)])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise InputError(f"--resume: {path} cannot be read ({e}): begin the population anew in another --out") from e
-    raise InputError(f"--resume: {path} holds no list of members: begin the population anew in another --out")
+        raise InputError(f"--resume: {path} cannot be read ({e}): start the population in another --out") from e
 
 
-def copied(source: Member, target: Member) -> None:
-    """Replaces the checkpoints of a member by another's latest, as one of its own. May be done again.
+def copy_checkpoint(source: MemberSpec, target: MemberSpec) -> None:
+    """Replace a member's checkpoints by the latest checkpoint of another member. Repeating the call is harmless.
 
     Raises:
-      InputError: the source has none.
+      InputError: the source has no checkpoint.
     """
     from jrl.run.store import checkpoint
-    from jrl.run.store import meta as checkpoint_file
+    from jrl.run.store import meta as checkpoint_meta
 
     saved = checkpoint.locate(source.directory)
-    own = target.directory / saved.parent.name / saved.name
-    making = own.with_name(f"{own.name}.unfinished")  # which a checkpointer clears away
-    shutil.rmtree(making, ignore_errors=True)
-    shutil.copytree(saved, making)
-    meta = checkpoint_file.read_meta(making)
-    checkpoint_file.write(making, {**meta, "config": config.to_dict(target.config)})
-    for saved_then in own.parent.glob("[0-9]*"):  # later ones are of a run that is gone back on
-        if saved_then.name.isdigit() and int(saved_then.name) >= int(own.name):
-            shutil.rmtree(saved_then)
-    making.rename(own)
+    path = target.directory / saved.parent.name / saved.name
+    partial = path.with_name(f"{path.name}.unfinished")  # the checkpointer deletes directories of this name
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(saved, partial)
+    meta = checkpoint_meta.read_meta(partial)
+    checkpoint_meta.write(partial, {**meta, "config": config.to_dict(target.config)})
+    for other in path.parent.glob("[0-9]*"):  # later checkpoints belong to the replaced run
+        if other.name.isdigit() and int(other.name) >= int(path.name):
+            shutil.rmtree(other)
+    partial.rename(path)

@@ -1,4 +1,4 @@
-"""Members of a population whose program is one: each a run of its own, which a Runner drives with the others."""
+"""Members of a population that train as one program. Each member is a run with its own run directory."""
 
 import concurrent.futures
 import contextlib
@@ -16,28 +16,28 @@ from jrl.host import interruption, output
 from jrl.run import build, build_population, run_directory, runner
 from jrl.run.session import Session
 from jrl.run.store import checkpoint, resume
-from jrl.sweep.members import Ends, Member, is_complete
+from jrl.sweep.members import EndLog, MemberSpec, is_complete
 
 
 class DoNotFit(InputError):
-    """The members of a population take more memory together than there is; `most` fit at once, at least one."""
+    """The members need more memory than is free. `max_members` fit at once, at least one."""
 
-    def __init__(self, most: int):
-        super().__init__(f"members take more memory than is free: {most} would fit")
-        self.most = max(most, 1)
+    def __init__(self, max_members: int):
+        super().__init__(f"members take more memory than is free: {max_members} would fit")
+        self.max_members = max(max_members, 1)
 
 
 class MemberRun(runner.Member):
-    """The run of a member.
+    """Run of a member.
 
     Attributes:
-      member: as it is now.
-      saved: the checkpoint from which it goes on.
-      notes: lines of text on how it goes on.
+      member: the member with its latest values.
+      saved: checkpoint from which the run resumes; None: the run starts.
+      notes: lines of text about the resume.
     """
 
-    def __init__(self, member: Member, parts: build.Run, watchdog: interruption.Watchdog, ends: Ends):
-        self.member, self._ends = member, ends
+    def __init__(self, member: MemberSpec, parts: build.Run, watchdog: interruption.Watchdog, end_log: EndLog):
+        self.member, self._end_log = member, end_log
         self.saved = checkpoint.locate(member.directory) if checkpoint.exists(member.directory) else None
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
         cfg, self.notes = member.config, list[str]()
@@ -45,65 +45,65 @@ class MemberRun(runner.Member):
             cfg, lines = resume.without_met_criteria(self._meta, member.config, asked=False)
             self.notes = [] if cfg is member.config else lines
         session = Session(cfg, directory=member.directory, run=parts)
-        super().__init__(session, member.directory, watchdog, lambda why, at: ends.note(self.member, why, at))
+        super().__init__(session, member.directory, watchdog, lambda why, at: end_log.add(self.member, why, at))
 
     def start(self, stack: contextlib.ExitStack, writer: concurrent.futures.ThreadPoolExecutor) -> None:
-        """Begins, or goes on from the latest checkpoint; the files are open until `stack` ends."""
+        """Start the run, or resume it from the latest checkpoint. Its files are open until `stack` ends."""
         meta = self._meta
         stack.enter_context(self.session)
-        self.ended = self._ends.why(self.member) or ("complete" if is_complete(self.member) else None)
+        self.ended = self._end_log.find_reason(self.member) or ("complete" if is_complete(self.member) else None)
         if self.ended:
             self.ended_at = meta["iteration"] if meta else 0
             return
         self.open_checkpoints(stack, writer)
         self.session.start(self.saved, anew=meta is None)
-        self.open(stack, self.session.reporter.row_steps if meta else 0, told=self.member.told)
+        self.open(stack, self.session.reporter.row_steps if meta else 0, told=self.member.row_extras)
 
-    def take_over(self, source: "MemberRun", member: Member) -> None:
-        """Goes on from where another member is, with a config of its own, as if from a copy of its checkpoint."""
+    def copy_from(self, source: "MemberRun", member: MemberSpec) -> None:
+        """Continue from the state of another member with the config of `member`, as from a copied checkpoint."""
         self.member = member
         self.session.go_on_as(source.session, member.config)
-        self.open_rows(self.session.reporter.row_steps, member.told)
+        self.open_rows(self.session.reporter.row_steps, member.row_extras)
 
 
 class OneProgram:
-    """Members whose runs are under way in one program. `close` it.
+    """Runs of members in one program. The caller closes it.
 
     Args:
-      members: whose configs `build_population.grouped` finds alike.
-      directory, transcript, interrupted, ends, also: as of `trainer.Trainer`.
+      members: members whose configs `build_population.grouped` puts into one group.
+      directory, transcript, interrupted, end_log, later_configs: see `trainer.Trainer`.
     Attributes:
-      runs: of the members, by name.
+      runs: run of each member by name.
     Raises:
-      InputError: what cannot be run.
+      InputError: a config that cannot run.
       DoNotFit: the memory holds fewer members at once.
     """
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[MemberSpec],
         directory: Path,
         transcript: output.Transcript,
         interrupted: interruption.Signals,
-        ends: Ends,
-        also: Sequence[RunConfig] = (),
+        end_log: EndLog,
+        later_configs: Sequence[RunConfig] = (),
     ):
         cfg = members[0].config
         if cfg.run.compile_cache:
             build.enable_compile_cache()
         with contextlib.ExitStack() as stack:
-            self._population, parts = build_population.make([member.config for member in members], also)
+            self._population, parts = build_population.make([member.config for member in members], later_configs)
             stack.callback(self._population.close)
             fit = self._population.fits() if len(members) > 1 else None
             if fit is not None and fit < len(members):
                 raise DoNotFit(fit)
             watchdog = stack.enter_context(interruption.Watchdog(cfg.run.stall_seconds))
-            runs = [MemberRun(member, own, watchdog, ends) for member, own in zip(members, parts, strict=True)]
+            runs = [MemberRun(member, own, watchdog, end_log) for member, own in zip(members, parts, strict=True)]
             self.runs = {run.member.name: run for run in runs}
             for run in runs[1:]:
                 run.session.schedule.evaluations.share(runs[0].session.schedule.evaluations)
-            print(*introduction(runs, fit), sep="\n")
-            writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")  # of all: many would hold one another up
+            print(*_describe_population(runs, fit), sep="\n")
+            writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")  # shared: many writers slow each other
             stack.callback(writer.shutdown)
             for run in runs:
                 run.start(stack, writer)
@@ -111,56 +111,62 @@ class OneProgram:
             self._runner = runner.Runner(runs, watchdog, interrupted, self._population, show)
             self.close = stack.pop_all().close
 
-    def until(self, pause: float = math.inf) -> dict[str, str]:
-        """Trains all members to their ends or to so many steps; returns why each ended that did, by name."""
+    def train_until(self, pause: float = math.inf) -> dict[str, str]:
+        """Train all members to `pause` environment steps; return the end reason of each member that ended, by name."""
         self._runner.run(pause)
         return {name: run.ended for name, run in self.runs.items() if run.ended is not None}
 
-    def stop(self, why: Mapping[str, str]) -> None:
-        """Ends members that have paused, whose names say why; the others go on in a smaller program."""
+    def stop(self, reasons: Mapping[str, str]) -> None:
+        """End the paused members in `reasons` (end reason by name); the others continue in a smaller program."""
         for name, run in self.runs.items():
-            if run.ended is None and name in why:
-                run.ended, run.ended_at = why[name], run.session.iteration
+            if run.ended is None and name in reasons:
+                run.ended, run.ended_at = reasons[name], run.session.iteration
         if left := [i for i, run in enumerate(self.runs.values()) if run.ended is None]:
             self._population.keep_alone(left)
 
-    def take_over(self, sources: Mapping[str, str], members: Sequence[Member]) -> None:
-        """Lets members that have paused go on from others, as `trainer.Trainer.take_over`; `members`: all, as now."""
-        own, number = {member.name: member for member in members}, [*self.runs].index
+    def copy_members(self, sources: Mapping[str, str], members: Sequence[MemberSpec]) -> None:
+        """Continue paused members from the states of other members, as `trainer.Trainer.copy_members`.
+
+        `members`: all members after the copy.
+        """
+        by_name, find_index = {member.name: member for member in members}, [*self.runs].index
         for name, source in sources.items():
-            self._population.copy(number(source), number(name), build_population.numbers(own[name].config))
-            self.runs[name].take_over(self.runs[source], own[name])
+            numbers = build_population.numbers(by_name[name].config)
+            self._population.copy(find_index(source), find_index(name), numbers)
+            self.runs[name].copy_from(self.runs[source], by_name[name])
 
 
 class MeanRow:
-    """Shows the mean of the members' latest rows, where each has one. Called after each call of their program."""
+    """Shows the mean of the members' latest rows once each member has a row; called after each call of the program."""
 
     def __init__(self, runs: Sequence[runner.Member], displays: Sequence[Callable[[dict[str, Any]], object]]):
         self._runs, self._displays = runs, displays
-        self._started, self._rows, self._steps = time.monotonic(), -1, 0
+        self._start_time, self._num_rows, self._steps = time.monotonic(), -1, 0
 
     def __call__(self) -> None:
-        going_on = [run for run in self._runs if run.ended is None]
-        of = [run.session.reporter for run in going_on or self._runs if run.checkpoints]  # what began in this process
-        numbers = [each.row for each in of if each.row]
-        if self._rows == (rows := sum(each.count for each in of)) or len(numbers) < len(of):
+        active = [run for run in self._runs if run.ended is None]
+        # runs without checkpoints were complete before this process
+        reporters = [run.session.reporter for run in active or self._runs if run.checkpoints]
+        rows = [reporter.row for reporter in reporters if reporter.row]
+        num_rows = sum(reporter.count for reporter in reporters)
+        if self._num_rows == num_rows or len(rows) < len(reporters):
             return
-        self._rows, first = rows, numbers[0]
-        of_all = {
-            name: float(np.nanmean([row[name] for row in numbers]))
+        self._num_rows, first = num_rows, rows[0]
+        means = {
+            name: float(np.nanmean([row[name] for row in rows]))
             for name, value in first.items()
-            if isinstance(value, int | float) and not all(np.isnan(row.get(name, np.nan)) for row in numbers)
+            if isinstance(value, int | float) and not all(np.isnan(row.get(name, np.nan)) for row in rows)
         }
-        # members that have ended stand still: the least of those left may be less than what was shown before
-        self._steps = max(self._steps, min(row["env_steps"] for row in numbers))
-        now = {"env_steps": self._steps, "time_s": time.monotonic() - self._started}
+        # ended members no longer count, so the minimum over the active members may fall: never show fewer steps
+        self._steps = max(self._steps, min(row["env_steps"] for row in rows))
+        progress = {"env_steps": self._steps, "time_s": time.monotonic() - self._start_time}
         for show in self._displays:
-            show({**first, **of_all, **now})
+            show({**first, **means, **progress})
 
 
-def introduction(runs: Sequence[MemberRun], fit: int | None) -> list[str]:
-    """Describes a population whose program holds `fit` members at most (None: unknown), in lines of text."""
-    keys = sorted({key for run in runs for key in run.member.changed})
+def _describe_population(runs: Sequence[MemberRun], fit: int | None) -> list[str]:
+    """Return the first printed lines of a population. `fit`: members that fit the memory; None: unknown."""
+    keys = sorted({key for run in runs for key in run.member.values})
     lines = list(run_directory.introduction(runs[0].session))
     resumed = sum(run.saved is not None for run in runs)
     lines.append(f"{counted(len(runs), 'member')}, each with its {', '.join(keys)}, in one program: vmap over members")

@@ -1,4 +1,4 @@
-"""`python -m jrl.train CONFIG --seeds N`: runs that differ in their seed alone, as a population."""
+"""`python -m jrl.train CONFIG --seeds N`: a population of runs that differ only in their seeds."""
 
 import argparse
 from pathlib import Path
@@ -9,45 +9,52 @@ from jrl.errors import InputError
 from jrl.host import files, output
 from jrl.sweep import members
 
-_MOST = 1000  # seeds or processes of one population
+_MAX_RUNS = 1000  # maximum seeds or processes of a population
 
 
-def train(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: output.Transcript) -> int | None:
-    """Trains the population that a command line of jrl.train names, or goes on with it.
+def train_seeds(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: output.Transcript) -> int | None:
+    """Train or resume the population that a command line of jrl.train describes.
 
+    Args:
+      args: parsed command line.
+      cfg: config that members share.
+      name: prefix of a new directory below `runs`.
+      transcript: transcript of the printed output.
     Returns:
-      The exit status; None: the command line asks for one run.
+      The exit status; None: the command line describes a single run.
     Raises:
-      InputError: --seeds or --processes cannot be had.
+      InputError: invalid --seeds or --processes.
     """
-    changes = _changes(args, cfg)
-    if changes is None:
+    values = _build_member_values(args, cfg)
+    if values is None:
         return None
     if args.until is not None:
-        raise InputError("--until is for one run: leave it out, a population goes on after Ctrl-C, too")
+        raise InputError("--until is for one run: leave it out; --resume continues a population after Ctrl-C")
     if args.rows is not None:
-        raise InputError("--rows is for one run: leave it out, members have rows of their own")
+        raise InputError("--rows is for one run: leave it out; a population adds its own columns")
     from jrl.sweep import train as population
 
     directory = Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / name)
-    record = members.Record(changes, {}, [len(changes)], []) if changes else None
+    record = members.Record(values, {}, [len(values)], []) if values else None
     return population.train(cfg, directory, record, transcript, processes=args.processes)
 
 
-def _changes(args: argparse.Namespace, cfg: RunConfig) -> list[dict[str, Any]] | None:
-    """Returns what differs between the members, [] of a population that goes on; None: one run. Raises InputError."""
-    goes_on = cfg.run.out if args.resume == "auto" else args.resume
-    if goes_on and members.is_population(Path(goes_on)):
+def _build_member_values(args: argparse.Namespace, cfg: RunConfig) -> list[dict[str, Any]] | None:
+    """Return the values of each member; []: a population resumes; None: a single run."""
+    resumed = cfg.run.out if args.resume == "auto" else args.resume
+    if resumed and members.is_population(Path(resumed)):
         if args.seeds:
-            raise InputError(f"--seeds: {goes_on} has its members: leave it out")
+            raise InputError(f"--seeds: {resumed} has its members: leave it out")
         return []
     if args.seeds is None:
         if args.processes is not None:
-            raise InputError("--processes says how --seeds are trained: give that, too")
+            raise InputError("--processes: expected --seeds, too: add --seeds N")
         return None
     for name, value in (("seeds", args.seeds), ("processes", args.processes)):
-        if value is not None and not 1 <= value <= _MOST:
-            raise InputError(f"--{name}: expected 1 to {_MOST:,}, got {value:,}")
+        if value is not None and not 1 <= value <= _MAX_RUNS:
+            raise InputError(f"--{name}: expected 1 to {_MAX_RUNS:,}, got {value:,}")
     if args.init_from or args.as_test or (args.resume and args.resume != "auto"):
-        raise InputError("--seeds begins a population: it goes with none of --init-from, --as-test, --resume PATH")
+        raise InputError(
+            "--seeds starts a population: leave out --init-from, --as-test and --resume PATH, which are for one run"
+        )
     return [{"run.seed": cfg.run.seed + i} for i in range(args.seeds)]

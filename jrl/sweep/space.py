@@ -1,13 +1,13 @@
-"""Spaces of hyper-parameters as they are typed, and the points of them that a sweep tries.
+"""Spaces of hyper-parameters as typed on the command line, and the points that a sweep tries.
 
     algo.lr=log(1e-4, 1e-2, 8)       8 values, evenly spaced in the logarithm
     algo.gamma=logit(0.9, 0.999, 4)  evenly spaced in log(x / (1 - x))
     algo.ent_coef=uniform(0, 0.02, 3)
     rollout.length=pow2(16, 256)     16, 32, 64, 128, 256
-    algo.num_epochs=int(2, 4)        2, 3, 4; with a third number so many of them
+    algo.num_epochs=int(2, 4)        2, 3, 4; a third number limits the number of values
     network.activation=choice(tanh, relu)
 
-In a grid every value meets every other; where points are drawn, the third number counts for nothing and may be missing.
+A grid combines every value of a key with every value of the other keys. Drawn points ignore the third number.
 """
 
 import difflib
@@ -23,130 +23,130 @@ import yaml
 from jrl.errors import InputError, short, shown
 from jrl.fields import plain_yaml
 
-MOST_POINTS = 100_000  # of a sweep
+MAX_POINTS = 100_000  # of a sweep
 _KINDS = ("choice", "uniform", "log", "int", "pow2", "logit")
-_TYPED = re.compile(rf"^\s*({'|'.join(_KINDS)})\s*\((.*)\)\s*$", re.S)
+_PATTERN = re.compile(rf"^\s*({'|'.join(_KINDS)})\s*\((.*)\)\s*$", re.S)
 KINDS = "choice(a, b, ...), uniform, log, logit (low, high, n), int(low, high[, n]), pow2(low, high)"
 
 
 class Space(NamedTuple):
-    """The values that one key may have."""
+    """Possible values of a key."""
 
     kind: str
-    values: tuple[Any, ...]  # of a choice
-    low: float = 0.0  # as the kind scales it, see `_scaled`
+    values: tuple[Any, ...]  # values of a choice
+    low: float = 0.0  # lower end on the kind's scale, see `_to_scale`
     high: float = 0.0
-    num: int | None = None  # values in a grid; None: not said
+    num: int | None = None  # number of values in a grid; None: not given
 
-    def at(self, share: float) -> Any:
-        """Returns the value at a share in [0, 1) of the space, whose measure is the kind's."""
+    def to_value(self, share: float) -> Any:
+        """Return the value at a share in [0, 1), which is uniform on the kind's scale."""
         if self.kind == "choice":
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         if self.kind in ("int", "pow2"):
             number = min(int(self.low + share * (self.high - self.low + 1)), int(self.high))
             return 2**number if self.kind == "pow2" else number
-        return _unscaled(self.kind, self.low + share * (self.high - self.low))
+        return _from_scale(self.kind, self.low + share * (self.high - self.low))
 
     @property
-    def is_of_floats(self) -> bool:
-        """Returns whether all its values are numbers, and not all of them whole by kind."""
-        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.values)
-        return numbers and self.kind not in ("int", "pow2")
+    def has_floats(self) -> bool:
+        """Whether all values are numbers, of a kind that allows fractions."""
+        are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.values)
+        return are_numbers and self.kind not in ("int", "pow2")
 
-    def share_of(self, value: Any) -> float:
-        """Returns the share of the space at which a value is, the inverse of `at`."""
+    def to_share(self, value: Any) -> float:
+        """Return the share in [0, 1] of a value, the inverse of `to_value`."""
         if self.kind == "choice":
             return (self.values.index(value) + 0.5) / len(self.values)
-        where = _scaled(self.kind, value) - self.low
+        offset = _to_scale(self.kind, value) - self.low
         if self.kind in ("int", "pow2"):
-            return (where + 0.5) / (self.high - self.low + 1)
-        return float(np.clip(where / (self.high - self.low), 0.0, 1.0))
+            return (offset + 0.5) / (self.high - self.low + 1)
+        return float(np.clip(offset / (self.high - self.low), 0.0, 1.0))
 
-    def changed(self, value: Any, factor: float) -> Any:
-        """Returns a value nearby: times `factor`, within the ends; of probabilities in (0, 1), `logit`, their odds; of
-        a choice and of powers of two the neighbour on that side.
+    def perturb(self, value: Any, factor: float) -> Any:
+        """Return `value` times `factor`, within the ends of the space.
+
+        A `logit` space multiplies the odds. A choice or a power of two moves to the next value on that side.
         """
         side = 1 if factor > 1 else -1
         if self.kind == "choice":
             i = self.values.index(value) + side
             return self.values[min(max(i, 0), len(self.values) - 1)]
         if self.kind == "pow2":
-            return 2 ** int(np.clip(_scaled("pow2", value) + side, self.low, self.high))
+            return 2 ** int(np.clip(_to_scale("pow2", value) + side, self.low, self.high))
         if self.kind == "int":
             other = round(value * factor)
             return int(np.clip(other if other != value else value + side, self.low, self.high))
         odds = value / (1 - value) * factor if self.kind == "logit" else 0.0
-        other = _scaled(self.kind, odds / (1 + odds) if self.kind == "logit" else value * factor)
-        return _unscaled(self.kind, float(np.clip(other, self.low, self.high)))
+        other = _to_scale(self.kind, odds / (1 + odds) if self.kind == "logit" else value * factor)
+        return _from_scale(self.kind, float(np.clip(other, self.low, self.high)))
 
-    def grid(self, key: str) -> list[Any]:
-        """Returns the values of a grid. Raises InputError: nobody said how many."""
+    def grid_values(self, key: str) -> list[Any]:
+        """Return the values of a grid over `key`. Raises InputError: the number of values is not given."""
         if self.kind == "choice":
             return list(self.values)
         if self.kind == "pow2":
             return [2**n for n in range(int(self.low), int(self.high) + 1)]
         if self.kind == "int" and self.num is None:
-            _grid_fits(key, int(self.high) - int(self.low) + 1)
+            _check_grid_size(key, int(self.high) - int(self.low) + 1)
             return list(range(int(self.low), int(self.high) + 1))
         if self.num is None:
             raise InputError(
-                f"{key}: a grid needs to know how many values: {self.kind}(low, high, 5), or draw them with --samples"
+                f"{key}: a grid needs the number of values: {self.kind}(low, high, 5), or draw points with --samples N"
             )
-        _grid_fits(key, self.num)
+        _check_grid_size(key, self.num)
         points = np.linspace(self.low, self.high, self.num).tolist()
         if self.kind == "int":
             return list(dict.fromkeys(round(point) for point in points))
-        return [_unscaled(self.kind, point) for point in points]
+        return [_from_scale(self.kind, point) for point in points]
 
 
-def _grid_fits(key: str, count: int) -> None:
-    if count > MOST_POINTS:
+def _check_grid_size(key: str, count: int) -> None:
+    if count > MAX_POINTS:
         raise InputError(
-            f"{key}: expected a grid of at most {MOST_POINTS:,} points, got {count:,}: draw points with --samples"
+            f"{key}: expected a grid of at most {MAX_POINTS:,} points, got {count:,}: draw points with --samples"
         )
 
 
-def parse(key: str, text: str) -> Space | None:
-    """Reads a space as it is typed; None: it is a plain value. Raises InputError."""
-    typed = _TYPED.match(text)
-    if typed is None:
+def parse_space(key: str, text: str) -> Space | None:
+    """Parse a space as typed for `key`; None: `text` is a plain value. Raises InputError: invalid space."""
+    match = _PATTERN.match(text)
+    if match is None:
         call = re.match(r"\s*(\w+)\s*\(", text)
         if call and (near := difflib.get_close_matches(call[1].lower(), _KINDS, 1, 0.7)):
             raise InputError(f"{shown(key)}={shown(text)}: did you mean {near[0]}(...)? Expected {KINDS}")
         return None
-    kind, inside = typed.groups()
-    given = f"{shown(key)}={shown(text)}"
+    kind, inside = match.groups()
+    typed = f"{shown(key)}={shown(text)}"
     try:
-        found = plain_yaml.parse(f"[{inside}]")
+        values = plain_yaml.parse(f"[{inside}]")
     except yaml.YAMLError:
-        found = []
-    found = found if isinstance(found, list) else []
-    if kind == "choice" and found:
-        if twice := [value for i, value in enumerate(found) if value in found[:i]]:
-            raise InputError(f"{given}: {short(twice[0])} is there twice: leave one out, or give --seeds")
-        return Space(kind, tuple(found))
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
+        values = []
+    values = values if isinstance(values, list) else []
+    if kind == "choice" and values:
+        if repeated := [value for i, value in enumerate(values) if value in values[:i]]:
+            raise InputError(f"{typed}: {short(repeated[0])} is repeated: leave it out, or give --seeds")
+        return Space(kind, tuple(values))
+    are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     most = 2 if kind == "pow2" else 3
-    if kind == "choice" or not numbers or not 2 <= len(found) <= most:
-        raise InputError(f"{given}: expected {KINDS}")
-    low, high, *num = found
+    if kind == "choice" or not are_numbers or not 2 <= len(values) <= most:
+        raise InputError(f"{typed}: expected {KINDS}")
+    low, high, *num = values
     if num and (not isinstance(num[0], int) or num[0] < 1):
-        raise InputError(f"{given}: the third number says how many values, at least 1")
-    if problem := _fault(kind, low, high):
-        raise InputError(f"{given}: {problem}")
-    return Space(kind, (), _scaled(kind, low), _scaled(kind, high), num[0] if num else None)
+        raise InputError(f"{typed}: expected a number of values of at least 1, got {short(num[0])}")
+    if fault := _find_fault(kind, low, high):
+        raise InputError(f"{typed}: {fault}")
+    return Space(kind, (), _to_scale(kind, low), _to_scale(kind, high), num[0] if num else None)
 
 
-def _fault(kind: str, low: float, high: float) -> str:
-    """Describes what is wrong with the ends of a space; "" for nothing."""
+def _find_fault(kind: str, low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return "expected finite numbers"
     if not low < high:
         return "expected a low end below the high end"
     if kind == "log" and low <= 0:
-        return "a logarithm needs numbers above 0"
+        return "expected numbers above 0 for a logarithm"
     if kind == "logit" and not 0 < low < high < 1:
-        return "logit needs numbers between 0 and 1"
+        return "expected numbers between 0 and 1 for logit"
     if kind in ("int", "pow2") and not (float(low).is_integer() and float(high).is_integer()):
         return "expected whole numbers"
     if kind == "pow2" and (low < 1 or any(int(x) & (int(x) - 1) for x in (low, high))):
@@ -154,44 +154,45 @@ def _fault(kind: str, low: float, high: float) -> str:
     return ""
 
 
-def _scaled(kind: str, x: float) -> float:
-    """Returns the place of a value on the line along which its space is even."""
+def _to_scale(kind: str, x: float) -> float:
+    """Return a value on the scale on which its space is uniform."""
     scale = {"log": math.log, "pow2": math.log2, "logit": lambda p: math.log(p / (1 - p))}
     return float(scale.get(kind, float)(x))
 
 
-def _unscaled(kind: str, x: float) -> float:
+def _from_scale(kind: str, x: float) -> float:
     if kind == "log":
         value = math.exp(x)
     elif kind == "logit":
         value = 1 / (1 + math.exp(-x))
     else:
         value = x
-    return float(f"{value:.6g}")  # as people write it: 0.001 and not 0.0010000000000000002
+    return float(f"{value:.6g}")  # 0.001 instead of 0.0010000000000000002
 
 
-def grid(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
-    """Returns all combinations of the values of all keys. Raises InputError: a space has no number of values."""
-    values = [space.grid(key) for key, space in spaces.items()]
-    _grid_fits(", ".join(spaces), math.prod(map(len, values)))
+def build_grid(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
+    """Return all combinations of values. Raises InputError: a space lacks its number of values, or too many points."""
+    values = [space.grid_values(key) for key, space in spaces.items()]
+    _check_grid_size(", ".join(spaces), math.prod(map(len, values)))
     return [dict(zip(spaces, point, strict=True)) for point in itertools.product(*values)]
 
 
-def drawn(spaces: Mapping[str, Space], count: int, *, sobol: bool, seed: int) -> list[dict[str, Any]]:
-    """Draws so many points, at random or of a scrambled Sobol sequence, which leaves fewer holes; both by `seed`."""
+def draw_points(spaces: Mapping[str, Space], count: int, *, sobol: bool, seed: int) -> list[dict[str, Any]]:
+    """Draw `count` points by `seed`, at random or from a scrambled Sobol sequence, which covers the space evenly."""
     if sobol:
         from scipy.stats import qmc
 
         sampler = qmc.Sobol(len(spaces), rng=np.random.default_rng(seed))
-        # a sequence is balanced at powers of two; the first `count` of such a block are asked for
+        # a Sobol sequence is balanced at powers of two: draw such a block and take its first `count` points
         shares = sampler.random_base2(math.ceil(math.log2(count)) if count > 1 else 0)[:count]
     else:
         shares = np.random.default_rng(seed).random((count, len(spaces)))
     return [
-        {key: space.at(float(share)) for (key, space), share in zip(spaces.items(), row, strict=True)} for row in shares
+        {key: space.to_value(float(share)) for (key, space), share in zip(spaces.items(), row, strict=True)}
+        for row in shares
     ]
 
 
-def with_seeds(points: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns each point with each seed."""
+def add_seeds(points: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return each point combined with each seed."""
     return [{**point, "run.seed": seed} for point in points for seed in seeds]

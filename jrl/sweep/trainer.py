@@ -1,4 +1,4 @@
-"""Training of members of a population: those that can be one program together, the others in processes."""
+"""Training of a population's members: one program where possible, otherwise one process each."""
 
 import dataclasses
 import math
@@ -9,121 +9,124 @@ from typing import Any
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.host import files, interruption, machine, output
-from jrl.sweep import members as populations
-from jrl.sweep import processes as apart
-from jrl.sweep import told
-from jrl.sweep.members import Ends, Member
+from jrl.sweep import plan_text
+from jrl.sweep.member_processes import train_processes
+from jrl.sweep.members import EndLog, MemberSpec, copy_checkpoint
 
 
 @dataclasses.dataclass
 class Trainer:
-    """Trains members to their ends, or to where they pause. `close` it."""
+    """Trains members to their ends or to a pause. The caller closes it."""
 
-    directory: Path  # of the population
-    transcript: output.Transcript  # of what is printed
+    directory: Path  # directory of the population
+    transcript: output.Transcript  # transcript of the printed output
     interrupted: interruption.Signals
-    ends: Ends  # who keeps which members ended
-    processes: int | None = None  # so many members at once in processes of their own; None: one program, if possible
-    most: int | None = None  # members that are one program at once; None: as many as the memory holds
-    also: Sequence[RunConfig] = ()  # configs such as members may come to have
-    running: Any = None  # OneProgram: members whose program waits for them
-    apart: set[str] = dataclasses.field(default_factory=set)  # members that cannot be one program
+    end_log: EndLog
+    processes: int | None = None  # number of processes at once; None: one program, if possible
+    max_members: int | None = None  # members in one program at once; None: as many as the memory holds
+    later_configs: Sequence[RunConfig] = ()  # configs that members may get later
+    program: Any = None  # OneProgram of paused members; None: no such members
+    process_members: set[str] = dataclasses.field(default_factory=set)  # names of members that cannot be one program
     is_announced: bool = False  # the plan was printed
 
-    def until(self, members: Sequence[Member], pause: float = math.inf) -> dict[str, str]:
-        """Trains members to so many environment steps, one program after the other; where there are several, members
-        come back from their checkpoints when it is their turn again.
+    def train_until(self, members: Sequence[MemberSpec], pause: float = math.inf) -> dict[str, str]:
+        """Train members to `pause` environment steps, program by program.
+
+        With several programs, the members of each are read from their checkpoints at its turn.
 
         Returns:
-          Why each ended that did, by name, as `OneProgram.until` and `processes.train` say it.
+          End reason of each member that ended, by name, as `OneProgram.train_until` and `train_processes` return it.
         """
         from jrl.run import build_population
         from jrl.sweep.one_program import DoNotFit, OneProgram
 
-        ended, groups = dict[str, str](), self._groups(members)
-        in_turn = len(groups) > 1
+        ended, groups = dict[str, str](), self._build_groups(members)
+        take_turns = len(groups) > 1
         while groups and not self.interrupted:
             group = groups.pop(0)
             names = [member.name for member in group]
-            if in_turn or not self._is_running(group):
+            if take_turns or not self._holds(group):
                 self.close()
             try:
-                if self.running is None:
-                    shared = self.directory, self.transcript, self.interrupted, self.ends, self.also
-                    self.running = OneProgram(group, *shared)
-                ended |= self.running.until(pause)
+                if self.program is None:
+                    shared = self.directory, self.transcript, self.interrupted, self.end_log, self.later_configs
+                    self.program = OneProgram(group, *shared)
+                ended |= self.program.train_until(pause)
             except build_population.NotOneProgram as e:
-                print(f"{told.named(names)}: not vmapped: {e}")
-                self.apart.update(names)
+                print(f"{plan_text.format_members(names)}: not vmapped: {e}")
+                self.process_members.update(names)
             except DoNotFit as e:
-                print(f"{len(group)} members take more memory than is free: {e.most} at once")
-                self.most, in_turn = e.most, True
-                groups = [*self._chunks(group), *groups]
+                print(f"{len(group)} members take more memory than is free: {e.max_members} at once")
+                self.max_members, take_turns = e.max_members, True
+                groups = [*self._split(group), *groups]
             except BaseException:
                 self.close()
                 raise
         if self.interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
-        if alone := [member for member in members if member.name in self.apart]:
+        if rest := [member for member in members if member.name in self.process_members]:
             with files.report_unwritable(self.directory):
                 self.transcript.open(self.directory / "log.txt")
             count = self.processes or max(1, machine.usable_cpus() // 2)
-            ended |= apart.train(alone, self.directory, count, self.interrupted, self.ends, pause)
+            ended |= train_processes(rest, self.directory, count, self.interrupted, self.end_log, pause)
         return ended
 
-    def _is_running(self, members: Sequence[Member]) -> bool:
-        return self.running is not None and {member.name for member in members} <= self.running.runs.keys()
+    def _holds(self, members: Sequence[MemberSpec]) -> bool:
+        return self.program is not None and {member.name for member in members} <= self.program.runs.keys()
 
-    def _chunks(self, group: Sequence[Member]) -> list[Sequence[Member]]:
-        most = self.most or len(group)
-        return [group[i : i + most] for i in range(0, len(group), most)]
+    def _split(self, group: Sequence[MemberSpec]) -> list[Sequence[MemberSpec]]:
+        size = self.max_members or len(group)
+        return [group[i : i + size] for i in range(0, len(group), size)]
 
-    def _groups(self, members: Sequence[Member]) -> list[Sequence[Member]]:
-        """Groups members that may be one program, notes those that may not, and prints the plan once."""
+    def _build_groups(self, members: Sequence[MemberSpec]) -> list[Sequence[MemberSpec]]:
+        """Return groups of members that may be one program; note the other members, and print the plan once."""
         from jrl.run import build_population
 
-        left = [member for member in members if member.name not in self.apart]
-        if not left or self._is_running(left):
+        left = [member for member in members if member.name not in self.process_members]
+        if not left or self._holds(left):
             return [left] if left else []
         if self.processes is None:
-            dealt = build_population.grouped([member.config for member in left])
-            groups: list[told.Group] = [([left[i] for i in numbers], why) for numbers, why in dealt]
+            indices = build_population.grouped([member.config for member in left])
+            groups: list[plan_text.Group] = [([left[i] for i in group], why) for group, why in indices]
         else:
-            groups = [(left, "--processes asks for processes of their own")]
+            groups = [(left, "--processes gives each member its own process")]
         if not self.is_announced:
-            print(*told.plan(groups, self.most), sep="\n", flush=True)
+            print(*plan_text.format_plan(groups, self.max_members), sep="\n", flush=True)
             self.is_announced = True
-        self.apart.update(member.name for group, why in groups if why for member in group)
-        return [chunk for group, why in groups if not why for chunk in self._chunks(group)]
+        self.process_members.update(member.name for group, why in groups if why for member in group)
+        return [part for group, why in groups if not why for part in self._split(group)]
 
-    def stop(self, why: Mapping[str, str]) -> None:
-        """Ends members that have paused."""
-        if self.running:
-            self.running.stop(why)
+    def stop(self, reasons: Mapping[str, str]) -> None:
+        """End paused members. `reasons`: end reason by name."""
+        if self.program:
+            self.program.stop(reasons)
 
-    def take_over(self, sources: Mapping[str, str], before: Sequence[Member], members: Sequence[Member]) -> None:
-        """Lets members that have paused go on from where others are. May be done again, of a sweep that was killed.
+    def copy_members(
+        self, sources: Mapping[str, str], before: Sequence[MemberSpec], after: Sequence[MemberSpec]
+    ) -> None:
+        """Continue paused members from the states of other members. A resumed sweep may repeat the call.
 
         Args:
-          sources: member -> the member that it goes on from.
-          before, members: all members as they were and as they are from now on.
+          sources: member -> member whose state it takes.
+          before: all members before the copy.
+          after: all members after the copy, with their next values.
         """
-        was, now = ({member.name: member for member in each} for each in (before, members))
+        old, new = ({member.name: member for member in members} for members in (before, after))
         for name, source in sources.items():
-            populations.copied(was[source], now[name])
-        if self.running:
-            self.running.take_over(sources, members)
+            copy_checkpoint(old[source], new[name])
+        if self.program:
+            self.program.copy_members(sources, after)
 
     def close(self) -> None:
-        """Ends the program that waits, and its environments."""
-        running, self.running = self.running, None
-        if running:
-            running.close()
+        """Close the program of paused members, and its environments."""
+        program, self.program = self.program, None
+        if program:
+            program.close()
 
 
-def refused_pbt(members: Sequence[Member]) -> None:
-    """Raises InputError: members could not go on from one another's checkpoints."""
+def check_pbt(members: Sequence[MemberSpec]) -> None:
+    """Raise InputError if members cannot take over each other's checkpoints."""
     from jrl.run import build_population
 
     if len(build_population.grouped([member.config for member in members])) > 1:
-        raise InputError("--scheduler pbt: members differ in more than seeds and floats of the algorithm")
+        raise InputError("--scheduler pbt: expected spaces of floats of the algorithm only: leave out the others")

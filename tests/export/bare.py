@@ -1,4 +1,4 @@
-"""Run as `python -I bare.py BLOCKED DIRECTORY...`: acts with exported policies where `BLOCKED` cannot be imported.
+"""Run as `python -I bare.py BLOCKED DIRECTORY...`: acts with exported policies without the modules `BLOCKED`.
 
 Reads obs.npy beside each directory (its name with .obs.npy) and writes the actions for batches of 32 to .32.npy, and
 for one observation at a time to .1.npy.

@@ -1,4 +1,4 @@
-"""Policies to export, and what to do with an exported one."""
+"""Policies to export, and runs of exported policies."""
 
 import importlib.util
 import math
@@ -14,12 +14,12 @@ from jrl.types import Box, EnvSpec
 
 VECTOR = Box((4,))
 NORMAL = Box((2,), "float32", -1.0, 1.0)
-OWN = Box((2,), "float32", (-2.0, 0.0), (2.0, 1.0))  # of the environment, where the policy acts in NORMAL
+OWN = Box((2,), "float32", (-2.0, 0.0), (2.0, 1.0))  # actions of the environment; the policy's are in NORMAL
 CONTINUOUS = EnvSpec(VECTOR, NORMAL, 1, None, OWN)
 
 
 def trained(state):
-    """The state with large parameters, so that actions differ, and statistics of observations that were seen."""
+    """Return a state with large parameters, so that actions differ, and with observation statistics."""
     rng = np.random.default_rng(0)
     scale = lambda x: 0.02 if x.ndim < 2 else 0.5 / math.sqrt(math.prod(x.shape[:-1]))
     noisy = lambda x: np.asarray(x + scale(x) * rng.normal(size=x.shape).astype(x.dtype), x.dtype)

@@ -13,7 +13,7 @@ import jrl
 from jrl import train
 from jrl.errors import InputError
 from jrl.export import __main__ as command
-from jrl.export import directory, formats, source
+from jrl.export import directory, formats, policy_function
 from jrl.types import Discrete, EnvSpec
 
 
@@ -26,15 +26,15 @@ def run(tmp_path_factory):
 
 
 def refused(capsys, *args):
-    """What the command says when it refuses."""
+    """Return the error message of the command."""
     assert command.main([*map(str, args)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and all(line.startswith("error: ") for line in err.splitlines())
     return err
 
 
-def test_a_trained_run_becomes_a_directory_that_acts_as_it_does(tmp_path, capsys):
-    """Observation statistics and the environment's bounds of -2 .. 2 included."""
+def test_an_export_of_a_trained_run_has_its_actions(tmp_path, capsys):
+    """Including observation statistics and the environment's bounds of -2 .. 2."""
     options = [
         "--algo=ppo", "--env=Pendulum-v1", "--set=env.backend=jax", "--set=algo.normalize_obs=true",
         "--set=env.num_envs=4", "--set=rollout.length=16", "--set=network.hidden=[8]", "--stop=env_steps=256",
@@ -57,7 +57,7 @@ def test_a_trained_run_becomes_a_directory_that_acts_as_it_does(tmp_path, capsys
     np.testing.assert_allclose(np.load(out.with_suffix(".32.npy")), expected, atol=1e-5)
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(run, tmp_path, capsys):
+def test_only_an_earlier_export_is_replaced(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert command.main([str(run), "--out", str(out)]) == 0
     assert command.main([str(run), "--format", "stablehlo", "--out", str(out)]) == 0
@@ -70,11 +70,11 @@ def test_an_earlier_export_is_replaced_and_nothing_else(run, tmp_path, capsys):
     assert before == {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
 
 
-def test_a_directory_of_somebody_elses_is_refused(run, tmp_path, capsys):
+def test_a_directory_with_other_files_is_refused(run, tmp_path, capsys):
     (tmp_path / "policy.json").write_text('{"kind": "something else", "files": ["a"]}')
-    assert "policy.json, which is no export of jrl's" in refused(capsys, run, "--out", tmp_path)
+    assert "policy.json, not an export of jrl" in refused(capsys, run, "--out", tmp_path)
     (tmp_path / "policy.json").write_text('{"kind": "jrl policy", "files": ["../run"]}')
-    assert "is no export of jrl's" in refused(capsys, run, "--out", tmp_path)
+    assert "not an export of jrl" in refused(capsys, run, "--out", tmp_path)
 
 
 def test_bad_input_is_named(run, tmp_path, capsys, monkeypatch):
@@ -92,7 +92,7 @@ def test_bad_input_is_named(run, tmp_path, capsys, monkeypatch):
     assert "jax2onnx" in error and "pip install 'jrl[onnx]'" in error
 
 
-def test_a_disk_that_is_full_leaves_the_earlier_export(run, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_export(run, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     assert command.main([str(run), "--out", str(out)]) == 0
     before = {p.name: p.read_bytes() for p in out.iterdir()}
@@ -109,12 +109,12 @@ def test_a_disk_that_is_full_leaves_the_earlier_export(run, tmp_path, capsys, mo
     assert before == {p.name: p.read_bytes() for p in out.iterdir()}
 
 
-def test_an_export_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
+def test_an_export_with_other_actions_is_not_written(tmp_path, monkeypatch):
     """Each export is compared with jrl before it is written."""
     save(tmp_path / "run", "ppo", CONTINUOUS, change=trained)
-    policy = source.load(tmp_path / "run")
-    own = formats._own
-    monkeypatch.setattr(formats, "_own", lambda name: own(name).replace(b'"tanh": np.tanh', b'"tanh": np.sin'))
+    policy = policy_function.load_function(tmp_path / "run")
+    own = formats._read_file
+    monkeypatch.setattr(formats, "_read_file", lambda name: own(name).replace(b'"tanh": np.tanh', b'"tanh": np.sin'))
     with pytest.raises(InputError, match="random observations"):
         formats.export(policy, format="npz", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

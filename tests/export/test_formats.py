@@ -12,7 +12,7 @@ from saved import save
 
 import jrl
 from jrl import algos
-from jrl.export import formats, source
+from jrl.export import formats, policy_function
 from jrl.fields.data import RETURN_TO_GO, traits
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
 
@@ -46,14 +46,14 @@ CASES = {
     "dqn_quantiles": ("dqn", EnvSpec(VECTOR, Discrete(5), 1), ["algo.head=qr", "network.activation=relu"]),
     "sac": ("sac", CONTINUOUS, []),
     "sac_discrete": ("sac", EnvSpec(VECTOR, Discrete(3), 1), []),
-    # whose exploration has a state, which deterministic actions do not read
+    # exploration with a state, which deterministic actions do not read
     "td3": ("td3", CONTINUOUS, ["algo.exploration.name=ornstein_uhlenbeck"]),
     "td3_impala": ("td3", EnvSpec(COLOURS, NORMAL, 1, None, OWN), ["network.torso=impala"]),
 }
-# an algorithm that none of these names: small, on its own kind of actions
+# other algorithms: small, with their own kind of actions
 _NAMED = {algo for algo, *_ in CASES.values()}
-_TEAMS = {name for name in algos.names() if algos.get_config_class(name).in_teams}  # whose environments are others
-# those that are told a return remember it
+_TEAMS = {name for name in algos.names() if algos.get_config_class(name).in_teams}  # need other environments
+# return-conditioned algorithms have a memory
 _TOLD = {name for name in algos.names() if RETURN_TO_GO in traits(algos.get_config_class(name)()).reads}
 for _name in algos.names():
     if _name not in _NAMED | _TEAMS | _TOLD:
@@ -70,7 +70,7 @@ each_case = [pytest.param(name, marks=[pytest.mark.slow] if name in (*IMAGES, *L
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory, request):
-    """name -> (run directory, observations, jrl's actions, what is exported), of those that the tests name."""
+    """Return name -> (run directory, observations, jrl's actions, policy function) of the selected cases."""
     root, found = tmp_path_factory.mktemp("runs"), {}
     mine = [
         item.callspec.params for item in request.session.items if item.path == request.path and "callspec" in vars(item)
@@ -81,21 +81,21 @@ def policies(tmp_path_factory, request):
             continue
         save(root / name, algo, spec, *overrides, change=trained)
         obs = observations(spec.observation)
-        found[name] = root / name, obs, jrl.load(root / name).act(obs), source.load(root / name)
+        found[name] = root / name, obs, jrl.load(root / name).act(obs), policy_function.load_function(root / name)
     return found
 
 
 def observations(space):
     rng = np.random.default_rng(1)
-    obs = formats.random_observations(rng, space, NUM)
-    if space.dtype == "uint8":  # images that differ in more than noise
+    obs = formats.draw_observations(rng, space, NUM)
+    if space.dtype == "uint8":  # images that differ by more than noise
         obs = (obs * rng.random((NUM, *[n if n < 5 else 1 for n in space.shape]))).astype(np.uint8)
     return obs
 
 
 @pytest.fixture(scope="module", params=["npz", "stablehlo", "onnx"])
 def exported(request, policies, tmp_path_factory):
-    """(format, directory of each policy, with what a bare process made of it beside it)."""
+    """Return (format, directory of each export, with the actions of a process without jrl beside it)."""
     root = tmp_path_factory.mktemp(request.param)
     for name, (_, obs, _, found) in policies.items():
         np.save(root / f"{name}.obs.npy", obs)
@@ -109,21 +109,21 @@ def exported(request, policies, tmp_path_factory):
 
 
 def convert(runs):
-    """To ONNX in a process of its own: jax2onnx replaces functions of jax.numpy for good."""
+    """Export to ONNX in another process: jax2onnx replaces functions of jax.numpy permanently."""
     for library in ("jax2onnx", "onnxruntime"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"the onnx extra is not installed: no {library}")
     code = f"""
 from pathlib import Path
-from jrl.export import formats, source
+from jrl.export import formats, policy_function
 for run, out in {[(str(run), str(out)) for run, out in runs]}:
-    assert formats.export(source.load(Path(run)), format="onnx", out=Path(out))["agreement"] == 1.0
+    assert formats.export(policy_function.load_function(Path(run)), format="onnx", out=Path(out))["agreement"] == 1.0
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_cases_are_of_every_algorithm():
+def test_the_cases_cover_every_algorithm():
     assert {algo for algo, _, _ in CASES.values()} == set(algos.names()) - _TEAMS - _TOLD
 
 
@@ -133,14 +133,14 @@ def test_actions_are_those_of_jrl(exported, policies, name, batch):
     _, root = exported
     found, expected = np.load(root / f"{name}.{batch}.npy"), policies[name][2]
     assert found.shape == expected.shape and found.dtype == expected.dtype
-    assert len(np.unique(found, axis=0)) > 1  # otherwise nothing here says that the observation counts
+    assert len(np.unique(found, axis=0)) > 1  # the actions depend on the observation
     if found.dtype == np.int32:
         np.testing.assert_array_equal(found, expected)
     else:
         np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
-def test_the_directory_says_what_it_is(exported):
+def test_policy_json_describes_the_export(exported):
     format, root = exported
     about = json.loads((root / "td3" / "policy.json").read_text())
     assert about["format"] == format and about["version"] == 2
@@ -170,7 +170,7 @@ def test_observations_of_another_kind_are_refused(exported, name, obs, message):
         load(exported[1] / name).act(obs)
 
 
-def test_other_precisions_lists_and_odd_batches_are_taken(exported, policies):
+def test_other_precisions_lists_and_odd_batches_are_accepted(exported, policies):
     pi, (_, obs, expected) = load(exported[1] / "ppo"), policies["ppo"][:3]
     np.testing.assert_array_equal(pi.act(obs[:7].astype(np.float64)), expected[:7])
     np.testing.assert_array_equal(pi.act(obs[:7].tolist()), expected[:7])
@@ -178,9 +178,9 @@ def test_other_precisions_lists_and_odd_batches_are_taken(exported, policies):
 
 
 def test_bfloat16_networks(tmp_path):
-    """numpy has no such type: what it computes with is float32, from the rounded parameters."""
+    """numpy has no bfloat16: the interpreter computes in float32, from rounded parameters."""
     save(tmp_path / "run", "ppo", CONTINUOUS, "network.dtype=bfloat16", "network.layer_norm=true", change=trained)
-    obs = formats.random_observations(np.random.default_rng(1), VECTOR, NUM)
+    obs = formats.draw_observations(np.random.default_rng(1), VECTOR, NUM)
     for format in ("npz", "stablehlo"):
-        formats.export(source.load(tmp_path / "run"), format=format, out=tmp_path / format)
+        formats.export(policy_function.load_function(tmp_path / "run"), format=format, out=tmp_path / format)
         np.testing.assert_allclose(load(tmp_path / format).act(obs), jrl.load(tmp_path / "run").act(obs), atol=0.02)

@@ -1,4 +1,4 @@
-"""Exported policies whose observations are trees, whose actions are masked, or that remember: equal to jrl's."""
+"""Exported policies with trees of observations, action masks or memory: their actions equal jrl's."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from saved import save
 import jrl
 from jrl.envs.history import build_history
 from jrl.envs.team import joint_observation
-from jrl.export import formats, source
+from jrl.export import formats, policy_function
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
 MASK = ("action_mask", MultiBinary((5,)))
@@ -16,7 +16,7 @@ PARTS = Dict((("kind", Discrete(4)), ("place", Tuple((VECTOR, Box((), "int8", -9
 FIVE = EnvSpec(VECTOR, Discrete(5), 1)
 ACTION = Dict((("turn", Discrete(3)), ("push", Box((2,), "float32", -1.0, 1.0)), ("on", MultiBinary((2,)))))
 TEAM = EnvSpec(joint_observation(Dict((("obs", VECTOR), ("state", Box((2,))), MASK)), 3), MultiDiscrete((5, 5, 5)), 1)
-# name -> (spec of the environment, what the policy sees of its past, overrides)
+# name -> (spec of the environment, history options, overrides)
 CASES = {
     "lstm": (FIVE, {}, ["network.core={name: lstm, size: 8}"]),
     "gtrxl": (FIVE, {}, ["network.core={name: gtrxl, size: 8, memory: 3, head_size: 4, mlp: 8}"]),
@@ -30,7 +30,7 @@ CASES = {
     ),
     "vdn": (TEAM, {}, ["algo.mixer=qmix"]),
     "pqn_gru": (TEAM, {}, ["algo.mixer=sum", "network.core={name: gru, size: 8}"]),
-    # which remembers what return is still to come
+    # remembers the return to go
     "dt": (FIVE, {"prev_reward": True}, ["algo.target_return=9.0", "algo.return_scale=1.0", "algo.step_scale=20.0"]),
     "past": (EnvSpec(VECTOR, ACTION, 1), {"frame_stack": 3, "prev_action": True, "prev_reward": True}, []),
 }
@@ -55,10 +55,10 @@ def changed(state):
 
 
 def episodes(space, choices):
-    """(observation, reset, reward) of each step: 3 columns, each of whose episodes ends now and then."""
+    """Yield (observation, reset, reward) of each step of 3 columns, whose episodes end at different times."""
     rng = np.random.default_rng(5)
     for t in range(LENGTH):
-        obs = formats.random_observations(rng, space, N, choices)
+        obs = formats.draw_observations(rng, space, N, choices)
         yield obs, (rng.random(N) < 0.1) | (t == 0), rng.normal(size=N).astype(np.float32)
 
 
@@ -75,7 +75,7 @@ QUICK = ("privileged", "past", "pqn_gru", "dt")
 )
 def test_actions_are_those_of_jrl_over_episodes(tmp_path, name):
     stored(tmp_path / "run", name)
-    policy, exported = source.load(tmp_path / "run"), {}
+    policy, exported = policy_function.load_function(tmp_path / "run"), {}
     for format in ("npz", "stablehlo"):
         assert formats.export(policy, format=format, out=tmp_path / format)["agreement"] == 1.0
         exported[format] = load(tmp_path / format)
@@ -85,22 +85,22 @@ def test_actions_are_those_of_jrl_over_episodes(tmp_path, name):
         for other in exported.values():
             found = flat(other.act(obs, reset=reset, reward=reward))
             np.testing.assert_allclose(found, expected[-1], atol=2e-4, rtol=0)
-    assert (np.std(np.concatenate(expected), 0) > 0.05).all()  # otherwise nothing above says that something counts
+    assert (np.std(np.concatenate(expected), 0) > 0.05).all()  # the actions depend on the inputs
     if policy.choices:
         assert pi.config.network.recurrent or exported["npz"].about["memory"] == []
 
 
-def test_an_episode_from_its_reset_on(tmp_path):
-    """One observation at a time, the memory kept by the policy or by the caller."""
+def test_an_episode_after_reset(tmp_path):
+    """Single observations; the policy or the caller keeps the memory."""
     stored(tmp_path / "run", "lstm")
-    policy = source.load(tmp_path / "run")
+    policy = policy_function.load_function(tmp_path / "run")
     formats.export(policy, format="npz", out=tmp_path / "npz")
     pi, rng = load(tmp_path / "npz"), np.random.default_rng(2)
     assert [x["shape"] for x in pi.about["memory"]] == [
         [8],
         [8],
-    ]  # of the policy's tower; that of the value is left out
-    obs = [formats.random_observations(rng, VECTOR, 1)[0] for _ in range(30)]
+    ]  # memory of the policy network, without that of the value network
+    obs = [formats.draw_observations(rng, VECTOR, 1)[0] for _ in range(30)]
     first = [pi.act(x) for x in obs]
     going_on = [pi.act(x) for x in obs]
     pi.reset()
@@ -112,15 +112,15 @@ def test_an_episode_from_its_reset_on(tmp_path):
     assert again == first
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_inputs_are_named(tmp_path):
     stored(tmp_path / "past", "past")
-    formats.export(source.load(tmp_path / "past"), format="npz", out=tmp_path / "past_npz")
+    formats.export(policy_function.load_function(tmp_path / "past"), format="npz", out=tmp_path / "past_npz")
     pi = load(tmp_path / "past_npz")
     pi.act(np.zeros(4))
     with pytest.raises(ValueError, match="reads the previous reward"):
         pi.act(np.zeros(4))
     stored(tmp_path / "masked", "masked")
-    formats.export(source.load(tmp_path / "masked"), format="npz", out=tmp_path / "masked_npz")
+    formats.export(policy_function.load_function(tmp_path / "masked"), format="npz", out=tmp_path / "masked_npz")
     pi = load(tmp_path / "masked_npz")
     obs = {"kind": 1, "place": (np.zeros(4), np.int8(0))}
     assert pi.act(obs, action_mask=[0, 1, 0, 0, 1]).tolist() == [1, 2]
@@ -131,16 +131,16 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["npz", pytest.param("stablehlo", marks=pytest.mark.slow)])
-def test_what_the_critic_alone_read_may_be_left_out(tmp_path, format):
-    """And counts for nothing where it is given."""
+def test_parts_that_only_the_critic_reads_may_be_left_out(tmp_path, format):
+    """These parts are ignored if they are given."""
     spec = CASES["privileged"][0]
     save(tmp_path / "run", "ppo", spec, "network.value_inputs=[state/at, kind]", change=changed)
-    policy = source.load(tmp_path / "run")
+    policy = policy_function.load_function(tmp_path / "run")
     assert formats.export(policy, format=format, out=tmp_path / "out")["agreement"] == 1.0
     exported = load(tmp_path / "out")
     assert sorted(exported.about["observation"]["spaces"]) == ["action_mask", "place", "state"]
     assert exported.about["unread"] == ["state/at", "kind"]
-    full = formats.random_observations(np.random.default_rng(0), spec.observation, N, policy.choices)
+    full = formats.draw_observations(np.random.default_rng(0), spec.observation, N, policy.choices)
     part = {"place": full["place"], "action_mask": full["action_mask"], "state": {"of": full["state"]["of"]}}
     expected = jrl.load(tmp_path / "run").act(full)
     for obs in (full, part):

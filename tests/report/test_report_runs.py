@@ -275,10 +275,6 @@ def test_a_method_that_is_compared_with_nothing_is_told(tmp_path):
     ]
 
 
-def test_of_many_names_the_first_stand_in_a_line():
-    assert runs.format_names("abc") == "a, b, c" and runs.format_names([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"
-
-
 def test_sound_runs_are_not_doubted(tmp_path):
     for env in ("CartPole-v1", "Acrobot-v1"):
         for seed in range(5):

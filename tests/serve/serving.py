@@ -1,4 +1,4 @@
-"""A run in a thread whose episodes the test plays, and a client that is thinner than `PolicyClient`."""
+"""A run in a thread, whose episodes the test plays, and single requests without `PolicyClient`."""
 
 import contextlib
 import http.client
@@ -16,7 +16,7 @@ CARTPOLE = {"observation": {"box": [4]}, "action": {"discrete": 2}}
 
 
 def settings(algo="ppo", /, *, envs=2, length=8, external=None, **sections):
-    """A small run of which clients play the episodes."""
+    """Return the config of a small run whose episodes clients play."""
     own = {"name": algo, **({"num_epochs": 1, "num_minibatches": 1} if algo == "ppo" else {})}
     tree = {
         "algo": {**own, **sections.pop("algo", {})},
@@ -31,7 +31,7 @@ def settings(algo="ppo", /, *, envs=2, length=8, external=None, **sections):
 
 
 class Run:
-    """A session that goes on until it is closed; `rows` are its result rows."""
+    """A session that runs until `close`; `rows` holds its result rows."""
 
     def __init__(self, cfg, clients, interrupted):
         self.clients, self.rows, self.error = clients, [], None
@@ -79,7 +79,7 @@ class Run:
 
 @contextlib.contextmanager
 def running(cfg):
-    """The run of a config, at work until the context ends."""
+    """Run a config until the context ends."""
     clients, interrupted = Clients(), []
     with clients.open(cfg.external):
         run = Run(cfg, clients, interrupted)
@@ -92,7 +92,7 @@ def running(cfg):
 
 
 def asked(address, method, path, body=None, **headers):
-    """(status, JSON) of one request over a connection of its own, tried until the server listens."""
+    """Return (status, JSON) of a request over its own connection."""
     parts = urllib.parse.urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
@@ -105,7 +105,7 @@ def asked(address, method, path, body=None, **headers):
 
 
 def listening(address, seconds=60):
-    """Waits until a server answers there."""
+    """Wait until a server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -116,7 +116,7 @@ def listening(address, seconds=60):
 
 
 def until(holds, seconds=30):
-    """Waits until a condition holds."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Pages that play: which origins may; the JavaScript client and the example in Chromium, where there is one."""
+"""Pages as clients: allowed origins; the JavaScript client and the example in Chromium, if it is installed."""
 
 import functools
 import http.client
@@ -28,7 +28,7 @@ TOKEN = "0123456789abcdef"
 
 
 def answered(run, method, path, **headers):
-    """(status, headers by their names in lower case) of a request without a body."""
+    """Return (status, headers by lower-case name) of a request without a body."""
     parts = urllib.parse.urlsplit(run.address)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -40,56 +40,58 @@ def answered(run, method, path, **headers):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """A run whose clients show a token, and pages of one origin may play."""
+    """A run with a token and one allowed origin."""
     file = tmp_path_factory.mktemp("token") / "token"
     file.write_text(TOKEN)
     with running(settings(external={"origins": [PAGE], "token_file": str(file)})) as run:
         yield run
 
 
-def test_an_origin_that_is_named_may_ask(guarded):
+def test_an_allowed_origin_is_answered(guarded):
     shown = {"Authorization": f"Bearer {TOKEN}"}
-    status, told = answered(guarded, "GET", "/v1/policies", Origin=PAGE, **shown)
-    assert (status, told["access-control-allow-origin"], told["vary"]) == (200, PAGE, "Origin")
-    status, told = answered(guarded, "GET", "/v1/policies", Origin=PAGE)
-    assert (status, told["access-control-allow-origin"]) == (401, PAGE)  # so that the page can read why
-    status, told = answered(guarded, "GET", "/v1/policies", **shown)
+    status, headers = answered(guarded, "GET", "/v1/policies", Origin=PAGE, **shown)
+    assert (status, headers["access-control-allow-origin"], headers["vary"]) == (200, PAGE, "Origin")
+    status, headers = answered(guarded, "GET", "/v1/policies", Origin=PAGE)
+    assert (status, headers["access-control-allow-origin"]) == (401, PAGE)  # the page can read the reason
+    status, headers = answered(guarded, "GET", "/v1/policies", **shown)
     assert status == 200
-    assert "access-control-allow-origin" not in told
+    assert "access-control-allow-origin" not in headers
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:8001", "https://localhost:8000", "http://localhost", "null", "*"])
 def test_any_other_origin_is_refused(guarded, origin):
     for method, more in (("GET", {}), ("OPTIONS", {"Access_Control_Request_Method": "POST"})):
-        status, told = answered(guarded, method, "/v1/policies", Origin=origin, Authorization=f"Bearer {TOKEN}", **more)
+        status, headers = answered(
+            guarded, method, "/v1/policies", Origin=origin, Authorization=f"Bearer {TOKEN}", **more
+        )
         assert status == 403
-        assert "access-control-allow-origin" not in told
+        assert "access-control-allow-origin" not in headers
 
 
-def test_what_a_browser_asks_before_needs_no_token(guarded):
+def test_a_preflight_needs_no_token(guarded):
     asks = {"Origin": PAGE, "Access_Control_Request_Method": "POST"}
-    status, told = answered(guarded, "OPTIONS", "/v1/steps", **asks)
-    assert (status, told["access-control-allow-origin"]) == (200, PAGE)
-    assert told["access-control-allow-headers"] == "authorization, content-type, jrl-client"
-    assert "access-control-allow-private-network" not in told
-    _, told = answered(guarded, "OPTIONS", "/v1/steps", Access_Control_Request_Private_Network="true", **asks)
-    assert told["access-control-allow-private-network"] == "true"
-    assert answered(guarded, "OPTIONS", "/v1/steps", Origin=PAGE)[0] == 401  # no such question
+    status, headers = answered(guarded, "OPTIONS", "/v1/steps", **asks)
+    assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
+    assert headers["access-control-allow-headers"] == "authorization, content-type, jrl-client"
+    assert "access-control-allow-private-network" not in headers
+    _, headers = answered(guarded, "OPTIONS", "/v1/steps", Access_Control_Request_Private_Network="true", **asks)
+    assert headers["access-control-allow-private-network"] == "true"
+    assert answered(guarded, "OPTIONS", "/v1/steps", Origin=PAGE)[0] == 401  # not a preflight
 
 
 def test_all_origins_need_a_token(tmp_path):
-    with pytest.raises(InputError, match=r"external\.origins: \* lets every page .* external\.token_file"):
+    with pytest.raises(InputError, match=r"external\.origins: \* lets all pages .* external\.token_file"):
         Address(ExternalConfig(port=0, origins=("*",)))
     (tmp_path / "token").write_text(TOKEN)
     with running(settings(external={"origins": ["*"], "token_file": str(tmp_path / "token")})) as run:
-        status, told = answered(run, "GET", "/v1/policies", Origin=PAGE, Authorization=f"Bearer {TOKEN}")
-        assert (status, told["access-control-allow-origin"]) == (200, PAGE)
+        status, headers = answered(run, "GET", "/v1/policies", Origin=PAGE, Authorization=f"Bearer {TOKEN}")
+        assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
 
 
 @pytest.mark.parametrize(
     "origin", ["localhost:8000", "http://localhost/", "http://", "file:///page.html", "http://a b", "", "null"]
 )
-def test_what_is_no_origin_is_refused_before_anything_listens(origin, capsys, tmp_path):
+def test_an_invalid_origin_is_refused_before_the_server_listens(origin, capsys, tmp_path):
     with pytest.raises(InputError, match=r"external\.origins: .* is not an origin: expected http://HOST"):
         Address(ExternalConfig(port=0, origins=(origin,)))
     tree = [f'external.origins=["{origin}"]', "external.observation={box: [4]}", "external.action={discrete: 2}"]
@@ -97,7 +99,7 @@ def test_what_is_no_origin_is_refused_before_anything_listens(origin, capsys, tm
     assert "is not an origin" in capsys.readouterr().err
 
 
-def test_origins_are_compared_in_small_letters():
+def test_origins_are_compared_in_lower_case():
     address = Address(ExternalConfig(port=0, origins=("http://Page.Test:80",)))
     assert address.origins == {b"http://page.test:80"}
     address.close()
@@ -113,7 +115,7 @@ class _Files(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def files():
-    """The origin of a server of this repository's files."""
+    """Origin of a server of this repository's files."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(ROOT)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -147,7 +149,7 @@ def open_to_files(files):
         yield run
 
 
-def test_the_page_plays_and_the_server_counts_what_it_does(tab, files, open_to_files):
+def test_the_page_plays_and_the_server_counts_its_episodes(tab, files, open_to_files):
     errors = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.goto(f"{files}/examples/serve_cartpole.html?server={open_to_files.address}&poles=2")
@@ -182,7 +184,7 @@ def test_a_request_whose_answer_was_lost_counts_once(tab, files, open_to_files):
     def lose(route):
         if route.request.method == "POST" and route.request.url not in lost:
             lost.append(route.request.url)
-            assert route.fetch().ok  # the server has done it, and the page does not hear of it
+            assert route.fetch().ok  # the server has done the request, and the page gets no answer
             route.abort()
         else:
             route.continue_()
@@ -196,7 +198,7 @@ def test_a_request_whose_answer_was_lost_counts_once(tab, files, open_to_files):
 
 def test_errors_have_the_names_of_the_python_client(tab, files, open_to_files):
     tab.goto(f"{files}/examples/README.md")
-    told = """async ([module, address, what]) => {
+    script = """async ([module, address, what]) => {
       const { PolicyClient } = await import(module);
       const client = new PolicyClient(address, {patienceMs: 300});
       try {
@@ -220,7 +222,7 @@ def test_errors_have_the_names_of_the_python_client(tab, files, open_to_files):
         "away": "ServerAway : http://127.0.0.1:9",
         "lost": "EpisodeLost : http://127.0.0.1:9",
     }.items():
-        assert tab.evaluate(told, [module, open_to_files.address, what]).startswith(message), what
+        assert tab.evaluate(script, [module, open_to_files.address, what]).startswith(message), what
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The description of the routes, beside the specification of OpenAPI and what reads the requests."""
+"""OpenAPI document of the routes: it follows the specification, and agrees with the parsers of requests."""
 
 import json
 import types
@@ -10,14 +10,14 @@ import openapi_spec_validator
 import pytest
 
 from jrl.serve import openapi, space_values
-from jrl.serve.wire import Refused
+from jrl.serve.wire import RequestError
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 
 @pytest.mark.parametrize("token", [False, True])
 def test_the_description_of_several_agents_is_openapi(token):
     agents = {name: types.SimpleNamespace(observation=Box((2,)), action=Discrete(3)) for name in ("a", "b")}
-    document = openapi.document([Box((2,))], [Discrete(3)], agents, most=4, token=token)
+    document = openapi.build_document([Box((2,))], [Discrete(3)], agents, max_episodes=4, has_token=token)
     openapi_spec_validator.validate(document)
     routes = {path: route for path, methods in document["paths"].items() for route in methods.values()}
     needed = {path for path, route in routes.items() if route.get("security", document["security"])}
@@ -36,15 +36,15 @@ def test_the_description_of_several_agents_is_openapi(token):
         (Tuple((Discrete(2), Box((1,)))), [1, [0.5]], [1]),
     ],
 )
-def test_schema_and_reader_agree_about_a_space(space, right, wrong):
-    jsonschema.validate(right, space_values.schema(space))
-    one = space_values.read(space, right, "x")
+def test_schema_and_parser_agree_about_a_space(space, right, wrong):
+    jsonschema.validate(right, space_values.build_schema(space))
+    one = space_values.parse_value(space, right, "x")
     two = json.loads(json.dumps(jax.tree.map(lambda x: np.stack([x, x]).tolist(), one)))  # a tree of arrays
-    jsonschema.validate(two, space_values.schema(space, 2))
-    assert jax.tree.structure(space_values.read(space, two, "x", (2,))) == jax.tree.structure(one)
+    jsonschema.validate(two, space_values.build_schema(space, 2))
+    assert jax.tree.structure(space_values.parse_value(space, two, "x", (2,))) == jax.tree.structure(one)
     with pytest.raises(jsonschema.ValidationError, match="is too long"):
-        jsonschema.validate(two, space_values.schema(space, 1))
+        jsonschema.validate(two, space_values.build_schema(space, 1))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, space_values.schema(space))
-    with pytest.raises(Refused):
-        space_values.read(space, wrong, "x")
+        jsonschema.validate(wrong, space_values.build_schema(space))
+    with pytest.raises(RequestError):
+        space_values.parse_value(space, wrong, "x")

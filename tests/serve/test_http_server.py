@@ -1,4 +1,4 @@
-"""The HTTP of the server without its routes: what is settled before a body comes, and clients that do not read."""
+"""The HTTP server without its routes: checks before a body is read, and clients that do not read answers."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ TOKEN = b"0123456789abcdef"
 
 
 class Served:
-    """A server whose answers are `size` bytes; `bodies` are what its routes got."""
+    """A server with answers of `size` bytes; `bodies` holds the received bodies."""
 
     def __init__(self, size=2, **external):
         self.bodies, self._answer = [], Response(b"x" * size, media_type="text/plain")
@@ -38,15 +38,15 @@ class Served:
         return socket.create_connection(self._name, timeout=10)
 
     def asked(self, text):
-        """(status, what is wrong) of what is sent, over a connection of its own."""
+        """Return (status, error) of a request over its own connection."""
         with self.connected() as connection:
             connection.sendall(text)
             return answered(connection)
 
 
 def answered(connection):
-    """(status, what is wrong) of the next answer."""
-    with connection.makefile("rb", buffering=0) as file:  # which takes nothing of the answer after it
+    """Return (status, error) of the next answer."""
+    with connection.makefile("rb", buffering=0) as file:  # reads nothing of the following answer
         status, size = int(file.readline().split()[1]), 0
         while line := file.readline().strip():
             name, _, value = line.partition(b":")
@@ -58,7 +58,7 @@ def answered(connection):
 
 
 def settled(count, seconds=1.0):
-    """The value of a counter once it stayed the same for some seconds: socket buffers take answers for a while."""
+    """Return a counter after some seconds without a change: socket buffers take answers for a while."""
     value, since, end = count(), time.monotonic(), time.monotonic() + 30
     while time.monotonic() - since < seconds:
         assert time.monotonic() < end
@@ -70,7 +70,7 @@ def settled(count, seconds=1.0):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Makes servers; `token` is a text."""
+    """Return a function that starts a server with a token."""
     made = []
 
     def make(*args, token=None, **external):
@@ -90,7 +90,7 @@ def head(size, token=b"", more=b""):
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "httptools"])
-def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch, capsys, tmp_path):
+def test_a_missing_package_is_named_with_its_extra(package, monkeypatch, capsys, tmp_path):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     assert main(["ppo", f"--out={tmp_path}/run"]) == 2
@@ -99,12 +99,12 @@ def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch,
     assert main([f"--write-client={tmp_path}/client.py"]) == 0
 
 
-def test_who_may_not_ask_is_told_before_a_body_comes(serve):
+def test_a_request_without_permission_is_refused_before_its_body(serve):
     served = serve(token=TOKEN, max_rate=3.0)
     with served.connected() as connection:
         connection.sendall(head(10_000_000, b"wrong"))
         assert answered(connection)[0] == 401
-        connection.sendall(bytes(10_000_000) + head(5, TOKEN) + b"right")  # the rest of it is no request
+        connection.sendall(bytes(10_000_000) + head(5, TOKEN) + b"right")  # the rest of the body is not a request
         assert answered(connection)[0] == 200
         assert served.bodies == [b"right"]
         connection.sendall(head(3, b"wrong") + b"abc")
@@ -138,7 +138,7 @@ def test_without_a_token_the_host_is_this_machine(serve, host, status):
     assert serve(token=TOKEN).asked(text)[0] == 200
 
 
-def test_a_body_follows_its_head_in_pieces(serve):
+def test_a_body_may_arrive_in_pieces(serve):
     served = serve()
     with served.connected() as connection:
         connection.sendall(head(4, more=b"Expect: 100-continue\r\n"))
@@ -151,14 +151,14 @@ def test_a_body_follows_its_head_in_pieces(serve):
     assert served.bodies == [b"abcd", b"e"]
 
 
-def test_a_request_that_is_too_large_gets_its_answer_though_all_of_it_was_sent(serve):
+def test_a_request_that_is_too_large_gets_its_answer_after_it_was_sent(serve):
     served = serve()
     with served.connected() as connection:
         connection.sendall(head(100_000_000))
         for _ in range(100):
             connection.sendall(bytes(1_000_000))
-        status, told = answered(connection)
-        assert (status, "100,000,000 bytes" in told) == (413, True)
+        status, message = answered(connection)
+        assert (status, "100,000,000 bytes" in message) == (413, True)
         assert connection.recv(1) == b""
     assert served.bodies == []
 
@@ -179,14 +179,14 @@ def test_a_body_in_chunks_has_the_same_limit(serve):
         assert len(served.bodies[0]) == 4_000_000
         for part in chunks(50):
             connection.sendall(part)
-        status, told = answered(connection)
-        assert (status, "more than the 4,194,304 bytes" in told) == (413, True)
+        status, message = answered(connection)
+        assert (status, "more than the 4,194,304 bytes" in message) == (413, True)
         assert connection.recv(1) == b""
     assert len(served.bodies) == 1
 
 
-def test_nothing_of_a_body_is_kept_that_is_refused(serve, monkeypatch):
-    """Of 100 MB of each of ten clients without a token; uvicorn itself holds 64 KiB of a body that is not read."""
+def test_refused_bodies_are_not_kept(serve, monkeypatch):
+    """Ten clients without a token send 100 MB each; uvicorn itself holds 64 KiB of an unread body."""
     monkeypatch.setattr(http_server, "_DRAIN_S", 20.0)
     served, process = serve(token=TOKEN), psutil.Process()
     before, most = process.memory_info().rss, 0
@@ -200,14 +200,14 @@ def test_nothing_of_a_body_is_kept_that_is_refused(serve, monkeypatch):
     assert most - before < 30e6
 
 
-def test_half_a_request_and_silence_end_a_connection(serve, monkeypatch):
+def test_an_incomplete_request_and_silence_end_a_connection(serve, monkeypatch):
     monkeypatch.setattr(http_server, "_REQUEST_S", 0.5)
     served, start = serve(timeout_s=3.0), time.monotonic()
     texts = (b"GET /v1/x HT", b"GET /v1/x HTTP/1.1\r\nX: a", b"\r\n", head(10) + b"{")
     silent, slow, *half = [served.connected() for _ in range(2 + len(texts))]
     for connection, text in zip(half, texts, strict=True):
         connection.sendall(text)
-    with pytest.raises(OSError):  # a head whose bytes come one after the other, for ever
+    with pytest.raises(OSError):  # a head that never ends, byte by byte
         slow.sendall(b"GET /v1/x HTTP/1.1\r\nX: ")
         while time.monotonic() < start + 2.9:
             slow.sendall(b"a")
@@ -221,11 +221,11 @@ def test_half_a_request_and_silence_end_a_connection(serve, monkeypatch):
     assert served.bodies == []
 
 
-def test_a_client_that_does_not_read_is_not_read_from(serve):
+def test_the_server_stops_reading_from_a_client_that_does_not_read(serve):
     served, asked = serve(100_000), 2_000
     with served.connected() as rude:
         rude.settimeout(0.5)
-        with pytest.raises(TimeoutError):  # the server takes no more of it
+        with pytest.raises(TimeoutError):  # the server reads no more
             while True:
                 rude.sendall(head(0) * asked)
         handled = settled(lambda: len(served.bodies))
@@ -235,7 +235,7 @@ def test_a_client_that_does_not_read_is_not_read_from(serve):
         assert waiting.transport.get_write_buffer_size() < 300_000
         assert settled(lambda: len(served.bodies)) < asked / 2
         rude.settimeout(10)
-        for _ in range(handled + 10):  # and goes on once it reads
+        for _ in range(handled + 10):  # continues after the client reads
             assert answered(rude)[0] == 200
 
 
@@ -248,14 +248,14 @@ def test_a_client_that_never_reads_is_closed(serve):
     assert len(served.bodies) < 250
 
 
-def test_an_answer_to_a_request_that_was_broken_off_is_read():
+def test_the_client_reads_the_answer_to_an_interrupted_request():
     listener = socket.create_server(("127.0.0.1", 0))
 
     def refuse():
         connection, _ = listener.accept()
         connection.recv(1024)
-        told = b'{"error": "much too large"}'
-        connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: %d\r\n\r\n%s" % (len(told), told))
+        body = b'{"error": "much too large"}'
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         connection.close()  # with most of the request unread
 
     thread = threading.Thread(target=refuse, daemon=True)

@@ -1,4 +1,4 @@
-"""Nobody waits for more than what is under way: not for an update, and for one call of the policy at most."""
+"""Requests never wait for an update, and at most for a single call of the policy."""
 
 import gc
 import threading
@@ -9,14 +9,14 @@ import serving
 from serving import asked
 
 from jrl.serve.client import PolicyClient
-from jrl.serve.inference import BOUNDS, Chosen, Histogram, Inference, Weights
-from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
+from jrl.serve.episode_table import UNLEARNED, ClientEpisode, EpisodeTable, Item, Seat
+from jrl.serve.inference import BUCKET_BOUNDS, ChosenActions, Histogram, Inference, Weights
 
 OBS = [0.1, 0.2, 0.3, 0.4]
 
 
 def histogram(address, name):
-    """The counts of a histogram that /metrics tells, not cumulated."""
+    """Return the counts of a histogram of /metrics, not cumulated."""
     lines = asked(address, "GET", "/metrics")[1].decode().splitlines()
     found = [int(line.split()[-1]) for line in lines if line.startswith(f"jrl_{name}_bucket{{")]
     assert next(line for line in lines if line.startswith(f"jrl_{name}_count")).endswith(f" {found[-1]}")
@@ -27,7 +27,7 @@ def version(run):
     return asked(run.address, "GET", "/v1/health")[1]["versions"]
 
 
-def test_nobody_waits_for_an_update():
+def test_requests_do_not_wait_for_an_update():
     held, released = threading.Event(), threading.Event()
     thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
 
@@ -44,11 +44,13 @@ def test_nobody_waits_for_an_update():
                 client.get_action(episode, OBS)
             before = histogram(run.address, "wait_seconds").sum()
             then = version(run)
-            for _ in range(20):  # the learner stands still
+            for _ in range(20):  # during the update
                 client.get_action(episode, OBS)
             assert histogram(run.address, "wait_seconds").sum() == before + 20
             assert version(run) == then
-            assert gc.get_freeze_count() > frozen  # what was compiled: a full collection would stop all for long
+            assert (
+                gc.get_freeze_count() > frozen
+            )  # compiled programs are frozen: a full collection would pause all requests
         finally:
             released.set()
             client.close()
@@ -56,7 +58,7 @@ def test_nobody_waits_for_an_update():
 
 
 class Slow:
-    """A program that waits in each call until it may go on, and notes whom it answers."""
+    """A program that waits in each call for a permission, and records the items of the call."""
 
     sizes = (64,)
 
@@ -67,24 +69,24 @@ class Slow:
         self.calls.append([item.reward for item in items])
         assert self.may.acquire(timeout=30)
         n = len(items)
-        return Chosen(np.zeros(n), np.zeros(n), {}, (), [(0, ())] * n)
+        return ChosenActions(np.zeros(n), np.zeros(n), {}, (), [(0, ())] * n)
 
 
-def test_who_asks_is_in_the_next_call():
+def test_an_item_is_in_the_next_call():
     rng, program, answered = np.random.default_rng(0), Slow(), []
-    table = Table(None, 0, 64)
+    table = EpisodeTable(None, 0, 64)
     inference = Inference(table, program, lambda column: (), answered.extend, max_wait_ms=0)
-    item = lambda i: Item(Seat(Episode(str(i), "", ""), 0, UNLEARNED, ()), OBS, float(i))
+    item = lambda i: Item(Seat(ClientEpisode(str(i), "", ""), 0, UNLEARNED, ()), OBS, float(i))
     inference.publish(Weights(None, None, 0))
     number, group = 1, [0.0]
-    inference.ask([item(0)])
+    inference.request([item(0)])
     for call in range(20):
         serving.until(lambda call=call: len(program.calls) == call + 1)
         assert program.calls[call] == group
         group = [float(number + k) for k in range(rng.integers(1, 20))]
         number += len(group)
-        for each in group:  # one after the other, while that call is under way
-            inference.ask([item(each)])
+        for each in group:  # one after the other, during that call
+            inference.request([item(each)])
         program.may.release()
     program.may.release()
     serving.until(lambda: len(answered) == number)
@@ -94,12 +96,12 @@ def test_who_asks_is_in_the_next_call():
 
 
 def test_a_histogram_counts_each_value_once():
-    found = Histogram()
-    values = [*BOUNDS, 0.0, 7.0, 0.0041]
+    histogram_ = Histogram()
+    values = [*BUCKET_BOUNDS, 0.0, 7.0, 0.0041]
     for value in values:
-        found.add(value)
-    assert found.total == pytest.approx(sum(values), rel=1e-12)  # Python 3.12 adds floats up more exactly
-    lines = found.text("x", 'policy="a"').splitlines()
-    for line, bound in zip(lines, [*BOUNDS, np.inf], strict=False):
+        histogram_.add(value)
+    assert histogram_.total == pytest.approx(sum(values), rel=1e-12)  # Python 3.12 adds floats up more exactly
+    lines = histogram_.format("x", 'policy="a"').splitlines()
+    for line, bound in zip(lines, [*BUCKET_BOUNDS, np.inf], strict=False):
         assert line.rsplit(" ", 1)[1] == str(sum(value <= bound for value in values))
     assert lines[-1] == f'x_count{{policy="a"}} {len(values)}'

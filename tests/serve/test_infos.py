@@ -1,13 +1,13 @@
-"""Numbers that clients tell beside rewards: what becomes of them in the rows, and what is refused."""
+"""Infos of clients: their means in result rows, and refused infos."""
 
 import numpy as np
 import pytest
 import serving
 
 from jrl.serve import bodies
-from jrl.serve.client import PolicyClient, RequestRefused, _Episode
-from jrl.serve.table import INFO, NAMES, Infos
-from jrl.serve.wire import Refused
+from jrl.serve.client import PolicyClient, RequestRefused, _EpisodeState
+from jrl.serve.episode_table import INFO, MAX_INFO_NAMES, ClientInfos
+from jrl.serve.wire import RequestError
 
 SEVERAL = {"agents": ["a", "b"], "observation": {"box": [4]}}
 KINDS = {  # external section, observation, inference_mode
@@ -19,9 +19,9 @@ KINDS = {  # external section, observation, inference_mode
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_have_the_means_of_what_was_told_since_the_row_before(kind):
+def test_rows_have_the_means_of_the_infos_since_the_row_before(kind):
     external, obs, mode = KINDS[kind]
-    reward, once, told = 1.0 if kind != "several" else {"a": 1.0}, {"begun": 3.0}, 0
+    reward, once, sent = 1.0 if kind != "several" else {"a": 1.0}, {"begun": 3.0}, 0
     with serving.running(serving.settings(envs=1, length=4, external=external, run={"report_every": 16})) as run:
         client = PolicyClient(run.address, inference_mode=mode)
         while len(run.rows) < 4:
@@ -30,58 +30,58 @@ def test_rows_have_the_means_of_what_was_told_since_the_row_before(kind):
                 client.get_action(id, obs)
                 client.log_returns(id, reward, {"speed": 100, "even": np.bool_(True), **once})
                 client.log_returns(id, reward, {"speed": np.int64(2)} | ({"of/all": np.float32(0.5)} if step else {}))
-                once, told = {}, told + 1
+                once, sent = {}, sent + 1
             client.end_episode(id, obs)
         client.close()
         rows = list(run.rows)
     of = lambda name: [row[INFO + name] for row in rows if INFO + name in row]
-    # a row covers several updates, and what came in any of them is in one row
+    # a row has the infos of several updates
     assert (set(of("speed")), set(of("even")), set(of("of/all"))) == ({2.0}, {1.0}, {0.5})
     assert of("begun") == [3.0]
     assert len(of("speed")) >= 3
-    assert told >= 48
+    assert sent >= 48
 
 
 @pytest.mark.parametrize("info", [{"a": "x"}, {"a": [1.0, 2.0]}, {"a": {"b": 1.0}}, {"a": 10**400}])
-def test_the_client_refuses_what_is_no_number(info):
+def test_the_client_refuses_an_info_that_is_not_a_number(info):
     client = PolicyClient("http://127.0.0.1:1")
-    told = client._episodes["id"] = _Episode()
+    state = client._episodes["id"] = _EpisodeState()
     client.log_returns("id", 1.0, {"speed": 2})
     with pytest.raises((ValueError, TypeError, OverflowError)):
         client.log_returns("id", 1.0, info)
-    assert (told.rewards, told.infos) == ({"": 1.0}, {"speed": 2.0})
+    assert (state.rewards, state.infos) == ({"": 1.0}, {"speed": 2.0})
 
 
-def test_a_run_has_only_so_many_names():
-    infos, names = Infos(kept=True), [f"a{i}" for i in range(NAMES)]
-    for i in range(0, NAMES, 32):
+def test_a_run_has_a_limited_number_of_names():
+    infos, names = ClientInfos(is_kept=True), [f"a{i}" for i in range(MAX_INFO_NAMES)]
+    for i in range(0, MAX_INFO_NAMES, 32):
         infos.check(dict.fromkeys(names[i : i + 32], 1))
         infos.add(dict.fromkeys(names[i : i + 32], 1))
     infos.check({"a0": 4.0})
-    with pytest.raises(Refused, match="infos/more: a run has at most 64 names"):
+    with pytest.raises(RequestError, match="infos/more: a run has at most 64 names"):
         infos.check({"a0": 1.0, "more": 1.0})
     infos.add({"a0": 4.0})
     assert infos.drain() == {INFO + name: 2.5 if name == "a0" else 1.0 for name in names}
     assert infos.drain() == {}
 
 
-def test_without_a_run_they_are_read_and_dropped():
-    infos = Infos(kept=False)
-    read = lambda given: bodies.read(bodies.RewardRequest, {"reward": 0, "infos": given}).infos
-    for i in range(NAMES + 1):
+def test_without_a_run_infos_are_checked_and_dropped():
+    infos = ClientInfos(is_kept=False)
+    read = lambda given: bodies.parse_body(bodies.RewardRequest, {"reward": 0, "infos": given}).infos
+    for i in range(MAX_INFO_NAMES + 1):
         given = read({f"a{i}": 1})
         infos.check(given)
         infos.add(given)
     assert infos.drain() == {}
-    with pytest.raises(Refused, match="infos/a"):
+    with pytest.raises(RequestError, match="infos/a"):
         read({"a": "x"})
 
 
-def test_what_follows_a_refusal_is_not_refused_for_it():
+def test_a_refused_info_does_not_affect_later_requests():
     with serving.running(serving.settings(envs=1)) as run:
         client, obs = PolicyClient(run.address), np.zeros(4, np.float32)
         id = client.start_episode()
-        for i in range(0, NAMES, 32):
+        for i in range(0, MAX_INFO_NAMES, 32):
             client.get_action(id, obs)
             client.log_returns(id, 0.5, {f"a{i + k}": k for k in range(32)})
         client.get_action(id, obs)

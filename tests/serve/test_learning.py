@@ -1,4 +1,4 @@
-"""Runs that learn from clients in processes of their own; the command, its end and its continuation."""
+"""Runs that learn from clients in other processes; the command, its end and its resume."""
 
 import importlib.util
 import os
@@ -73,7 +73,7 @@ def free_port():
 
 @pytest.fixture
 def players(tmp_path):
-    """Begins players, with the client's files alone beside them; ends them afterwards."""
+    """Start players with only the client's files beside them; end them after the test."""
     for name in ("serve/client.py", "export/interpreter.py"):
         (tmp_path / Path(name).name).write_bytes((ROOT / "jrl" / name).read_bytes())
     (tmp_path / "player.py").write_text(PLAYER)
@@ -118,15 +118,17 @@ def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players):
     players(port, mode=mode)
     assert __main__.main(args) == 0
     rows = loggers.read_rows(out / "result.jsonl")
-    best = max(rows, key=lambda row: row["episode/return"] or 0)  # the row of the end comes after that which ended it
+    best = max(rows, key=lambda row: row["episode/return"] or 0)  # the row that met the criterion may not be the last
     print(tree["algo"]["name"], mode, best["env_steps"], best["episode/return"])
     assert best["episode/return"] >= 150
-    assert all(row["external/policy_lag"] <= 4 for row in rows if tree is PPO)  # the others learn from any age
+    assert all(
+        row["external/policy_lag"] <= 4 for row in rows if tree is PPO
+    )  # other algorithms learn from weights of any age
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["remote", "local"])
-def test_a_server_that_is_killed_goes_on_and_so_do_its_clients(mode, tmp_path, players):
+def test_a_killed_server_resumes_and_its_clients_continue(mode, tmp_path, players):
     port = free_port()
     args, out = command(tmp_path, PPO, port, "--set=checkpoint.every=2048", "--set=run.report_every=512")
     begin = lambda *more: subprocess.Popen(
@@ -165,22 +167,22 @@ def test_a_server_that_is_killed_goes_on_and_so_do_its_clients(mode, tmp_path, p
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_server_that_nobody_plays_with(tmp_path):
+def test_a_signal_ends_a_server_without_clients(tmp_path):
     args, out = command(tmp_path, PPO, free_port(), "--stop=env_steps=1000")
     process = subprocess.Popen([sys.executable, "-m", "jrl.serve", *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.startswith("clients: "):
             break
     process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=30)
+    printed, _ = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert "interrupted before the first checkpoint" in told
+    assert "interrupted before the first checkpoint" in printed
     assert not (out / "checkpoints").exists() or not list((out / "checkpoints").glob("[0-9]*"))
 
 
 @pytest.mark.slow
-def test_both_sides_of_a_game_of_turns_learn_from_clients(tmp_path):
-    """TicTacToe by examples/serve_agents.py: against chance 43 % are won at first, 43 % are lost."""
+def test_both_players_of_a_turn_game_learn_from_clients(tmp_path):
+    """TicTacToe by examples/serve_agents.py: an untrained player wins 43 % against random moves, and loses 43 %."""
     spec = importlib.util.spec_from_file_location("serve_agents", ROOT / "examples" / "serve_agents.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

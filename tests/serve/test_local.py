@@ -1,4 +1,4 @@
-"""Clients that act by themselves: the distributions are those of the policy, versions and probabilities go along."""
+"""Local inference of clients: the policy's distributions, log-probabilities and versions of weights."""
 
 import importlib.util
 import io
@@ -24,7 +24,7 @@ from jrl.serve import client as client_module
 from jrl.serve.client import EpisodeLost, LocalPolicy, PolicyClient, RequestRefused
 from jrl.serve.client_inference import ClientInference
 from jrl.serve.inference import Weights
-from jrl.serve.wire import Refused
+from jrl.serve.wire import RequestError
 
 BOX = {"box": [3]}
 BOUNDED = {"box": [2], "low": -2.0, "high": 2.0}
@@ -32,8 +32,8 @@ MASKED = {"dict": {"action_mask": {"box": [3], "dtype": "int8"}, "x": {"box": [2
 SEVERAL = {"dict": {"a": {"multi_discrete": [2, 3]}, "b": {"multi_binary": [2]}, "c": {"tuple": [{"box": [2]}]}}}
 
 
-class Acting:
-    """A client's policy and the server's, side by side, without a server."""
+class BothPolicies:
+    """The client's and the server's form of a policy, without a server."""
 
     def __init__(self, name, observation, action, **sections):
         cfg = serving.settings(name, external={"observation": observation, "action": action}, **sections)
@@ -53,9 +53,9 @@ class Acting:
         self.weights = Weights(self.actor, key, version)
 
     def refresh(self):
-        """What goes over the wire, as it was."""
-        told, version, file = self.local.get(self).result(60)
-        told = json.loads(json.dumps({**told, "most": 8}))
+        """Pass the program and the weights to the client, as over HTTP."""
+        program, version, file = self.local.request(self).result(60)
+        program = json.loads(json.dumps({**program, "most": 8}))
         if self.here is None:
             self.here = LocalPolicy(interpreter, np.random.default_rng(0), lambda path: self.answers.pop(0), None)
         with np.load(io.BytesIO(file), allow_pickle=False) as arrays:
@@ -63,12 +63,12 @@ class Acting:
             for name in arrays.files:
                 if name != "version":
                     given[name.split("/")[0]][name.split("/")[1]] = arrays[name]
-        self.answers = ([told] if self.here.version < 0 else []) + [given]
+        self.answers = ([program] if self.here.version < 0 else []) + [given]
         self.here.update()
-        return told
+        return program
 
     def compared(self, leaves, obs):
-        """(actions by path, the policy's distribution at them); the log-probabilities agree."""
+        """Return (actions by path, the policy's distribution), after a comparison of actions and log-probabilities."""
         names = list(map(str, range(len(next(iter(leaves.values()))))))
         drawn, changed, log_prob, _ = self.here.act(names, leaves)
         dist, _ = self.algo.choice(self.actor, obs, self.algo.carry(len(log_prob)), True)
@@ -93,7 +93,7 @@ class Acting:
     ],
 )
 def test_actions_are_drawn_from_the_policy_with_its_probabilities(algo, observation, action, more):
-    both = Acting(algo, observation, action, **more)
+    both = BothPolicies(algo, observation, action, **more)
     both.refresh()
     rng = np.random.default_rng(1)
     count = 64
@@ -113,8 +113,8 @@ def test_actions_are_drawn_from_the_policy_with_its_probabilities(algo, observat
 
 
 @pytest.mark.parametrize(("algo", "action"), [("ppo", {"discrete": 3}), ("ppo", BOUNDED), ("td3", BOUNDED)])
-def test_what_is_drawn_is_distributed_as_the_policy_says(algo, action):
-    both = Acting(algo, BOX, action)
+def test_drawn_actions_have_the_policys_distribution(algo, action):
+    both = BothPolicies(algo, BOX, action)
     both.refresh()
     one, count = np.array([[0.3, -1.0, 0.5]], np.float32), 20_000
     drawn, _, log_prob, _ = both.here.act(list(map(str, range(count))), {"": np.repeat(one, count, 0)})
@@ -134,16 +134,16 @@ def test_what_is_drawn_is_distributed_as_the_policy_says(algo, action):
 @pytest.mark.parametrize(
     ("algo", "core", "shared"), [("impala", "lstm", True), ("ppo", "gru", False), ("dqn", "lstm", True)]
 )
-def test_memory_is_that_of_the_policy_for_each_episode(algo, core, shared):
+def test_each_episode_has_the_policys_memory(algo, core, shared):
     network = {"core": {"name": core, "size": 5}, "shared": shared}
-    both = Acting(algo, BOX, {"discrete": 3}, network=network)
+    both = BothPolicies(algo, BOX, {"discrete": 3}, network=network)
     both.refresh()
-    assert both.here.remembers
+    assert both.here.has_memory
     rng, names = np.random.default_rng(2), ["a", "b", "c"]
     start = carry = jax.device_get(both.algo.carry(3))
     for t in range(12):
         obs, begins = rng.normal(size=(3, 3)).astype(np.float32), np.arange(3) == t % 5
-        if t == 6:  # the memory of older weights goes on
+        if t == 6:  # memory stays with new weights
             both.publish(1)
             both.refresh()
         fresh = lambda first, x, begins=begins: np.where(begins.reshape(3, *[1] * (x.ndim - 1)), first, x)
@@ -155,24 +155,24 @@ def test_memory_is_that_of_the_policy_for_each_episode(algo, core, shared):
         np.testing.assert_allclose(log_prob, dist.log_prob(drawn[""]), atol=1e-5)
         order = rng.permutation(3)  # other ids, in another order
         later = [f"{names[i][0]}{t}" for i in order]
-        both.here.go_on([names[i] for i in order], later)
+        both.here.rename_episodes([names[i] for i in order], later)
         names, carry = later, jax.tree.map(lambda x, order=order: x[order], carry)
-    both.here.go_on(names[:1], ())
+    both.here.rename_episodes(names[:1], ())
     _, _, _, memory = both.here.act(names, {"": obs})
     gone = [not np.any(x[0]) and bool(np.any(x[1])) for x in memory.values()]
     assert gone == [True] * len(gone)
 
 
 @pytest.mark.parametrize(
-    ("algo", "more", "told"),
+    ("algo", "more", "message"),
     [
-        ("td3", {"algo": {"exploration": {"name": "ornstein_uhlenbeck"}}}, "algo.exploration remembers"),
+        ("td3", {"algo": {"exploration": {"name": "ornstein_uhlenbeck"}}}, "algo.exploration has memory"),
         ("td3", {"algo": {"exploration": {"random_timesteps": 10}}}, "random_timesteps"),
     ],
 )
-def test_what_no_client_can_do_is_refused_with_the_mend(algo, more, told):
-    with pytest.raises(Refused, match=told) as e:
-        Acting(algo, BOX, BOUNDED, **more).refresh()
+def test_policies_without_local_inference_are_refused_with_the_fix(algo, more, message):
+    with pytest.raises(RequestError, match=message) as e:
+        BothPolicies(algo, BOX, BOUNDED, **more).refresh()
     assert e.value.status == 422
     assert "inference_mode: remote" in e.value.message
 
@@ -189,12 +189,12 @@ def run():
 
 @pytest.fixture
 def alone(most):
-    """A server with which nobody has played."""
+    """A server before its first episode."""
     with _running(most) as found:
         yield found
 
 
-def test_a_client_acts_by_weights_that_it_gets_anew(run):
+def test_a_client_fetches_new_weights(run):
     client = PolicyClient(run.address, patience_s=0.0, inference_mode="local", seed=0)
     ids, obs, versions = client.start_episodes(4), np.zeros((4, 4), np.float32), []
     end = time.monotonic() + 60
@@ -223,7 +223,7 @@ def test_a_client_acts_by_weights_that_it_gets_anew(run):
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "told"),
+    ("fields", "status", "message"),
     [
         ({"versions": [[10**6]]}, 409, "get the weights again"),
         ({"versions": [[-1]]}, 409, "get the weights again"),
@@ -235,38 +235,38 @@ def test_a_client_acts_by_weights_that_it_gets_anew(run):
         ({"observations": [[[0.0] * 3]]}, 422, "observations: expected"),
         ({"terminated": [[True]]}, 400, "final_observations is missing"),
         ({"versions": None}, 400, "versions is missing"),
-        ({"memory": [[[0.0]]]}, 422, "remembers nothing"),
+        ({"memory": [[[0.0]]]}, 422, "has no memory"),
     ],
 )
-def test_steps_that_cannot_be_are_refused(run, fields, status, told):
+def test_invalid_steps_are_refused(run, fields, status, message):
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     right = {"observations": [[[0.0] * 4]], "actions": [[1]], "log_probs": [[-0.7]], "versions": [[0]]}
     found, answer = asked(run.address, "POST", "/v1/played", {"episode_ids": [id], **right, **fields})
-    assert (found, told in str(answer)) == (status, True), answer
+    assert (found, message in str(answer)) == (status, True), answer
     assert asked(run.address, "POST", "/v1/played", {"episode_ids": [id], **right})[0] == 200
     ended = asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4})
     assert (ended[0], ended[1]["length"]) == (200, 1)
 
 
-def test_memory_that_is_not_sent_or_another_is_refused():
+def test_missing_or_invalid_memory_is_refused():
     with serving.running(
         serving.settings("impala", envs=1, network={"core": {"name": "gru", "size": 3}, "shared": True})
     ) as found:
         id = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"]
         right = {"episode_ids": [id], "observations": [[[0.0] * 4]], "actions": [[1]], "log_probs": [[-0.7]]}
         played = lambda **more: asked(found.address, "POST", "/v1/played", {**right, "versions": [[0]], **more})
-        for memory, status, told in (
+        for memory, status, message in (
             (None, 400, "memory is missing"),
             ([[[[0.0] * 4]]], 422, "memory/0: expected float32 [1, 1, 3], got [1, 1, 4]"),
             ([], 422, "memory: expected a list of 1 parts"),
         ):
             answer = played(memory=memory)
-            assert (answer[0], told in str(answer[1])) == (status, True), answer
+            assert (answer[0], message in str(answer[1])) == (status, True), answer
         assert played(memory=[[[[0.0] * 3]]])[0] == 200
 
 
 @pytest.mark.parametrize(("interval", "asks", "most"), [(0.0, True, 1000), (1000.0, False, 1000), (None, False, 0)])
-def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks, most, recwarn):
+def test_weights_are_fetched_at_the_interval(alone, interval, asks, most, recwarn):
     client = PolicyClient(alone.address, patience_s=0.0, inference_mode="local", update_interval=interval)
     ids, versions = client.start_episodes(4), []
 
@@ -283,12 +283,12 @@ def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks, most
     serving.until(later)
     play()
     assert (versions[-1] > versions[0]) == asks
-    told = [one for one in recwarn if "external.max_lag" in str(one.message)]
-    assert (client.too_old > 0) == (most == 0) == len(told)  # the weights that it was told to keep are too old
+    warned = [each for each in recwarn if "external.max_lag" in str(each.message)]
+    assert (client.too_old > 0) == (most == 0) == len(warned)
     if interval is None:
         assert client.update_policy_weights() > versions[0]
     else:
-        client._local._loaded -= interval  # as if the time had passed
+        client._local._load_time -= interval  # lets the interval pass
     play()
     assert versions[-1] > versions[0]
     client._send(tuple(ids))
@@ -297,13 +297,13 @@ def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks, most
     client.close()
 
 
-def test_weights_that_act_elsewhere_are_not_asked_for(tmp_path):
-    alone = tmp_path / "client.py"  # the one file that was copied
+def test_remote_inference_fetches_no_weights(tmp_path):
+    alone = tmp_path / "client.py"  # a copy of the file
     alone.write_text(Path(client_module.__file__).read_text())
     spec = importlib.util.spec_from_file_location("alone", alone)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    client = module.PolicyClient("http://127.0.0.1:1", patience_s=0.0)  # nobody listens there
+    client = module.PolicyClient("http://127.0.0.1:1", patience_s=0.0)  # no server
     client.version = 3
     assert client.update_policy_weights() == 3
 
@@ -321,7 +321,7 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"jax", "jrl", "nump
 """
 
 
-def test_one_file_that_acts_by_itself(run, tmp_path, capsys):
+def test_the_written_client_has_local_inference(run, tmp_path, capsys):
     file = tmp_path / "one_file.py"
     assert serve.main(["--write-client", str(file)]) == 0
     command, environment = [sys.executable, "-c", ALONE, run.address], {**os.environ, "PYTHONPATH": ""}
@@ -330,19 +330,19 @@ def test_one_file_that_acts_by_itself(run, tmp_path, capsys):
     file.write_text("mine")
     assert serve.main(["--write-client", str(file)]) == 2
     assert serve.main(["--write-client", str(file / "one_file.py")]) == 2
-    told = capsys.readouterr().err
-    assert "is there already" in told
-    assert told.count("error: --write-client: ") == 2
+    errors = capsys.readouterr().err
+    assert "exists: name another file" in errors
+    assert errors.count("error: --write-client: ") == 2
     assert file.read_text() == "mine"
 
 
-def test_an_interval_that_is_none_is_refused():
+def test_an_invalid_interval_is_refused():
     for wrong in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="update_interval: expected seconds"):
             PolicyClient(inference_mode="local", update_interval=wrong)
 
 
-def test_a_client_of_other_versions_loses_its_episode_and_gets_the_weights_again(run):
+def test_a_client_with_unknown_versions_loses_its_episode_and_fetches_weights(run):
     client = PolicyClient(run.address, patience_s=0.0, inference_mode="local")
     client.update_policy_weights()
     client._local.version += 10**6

@@ -1,4 +1,4 @@
-"""Two hundred clients at once, whose steps have ids: each is learned from once, as it was played."""
+"""Two hundred clients at once: the run learns from each step once, as it was played."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from serving import asked, running, settings, until
 
 from jrl.serve.client import EpisodeLost, PolicyClient
-from jrl.serve.source import DROPPED, ClientSource
+from jrl.serve.client_source import DROPPED, ClientSource
 
 ROOT = Path(__file__).parents[2]
 CLIENTS, LENGTH, MOST = 200, 20, 4000  # steps of an episode, episodes of a client
@@ -33,7 +33,7 @@ def play(i):
         episode = client.start_episode()
         for step in range(length):
             action = int(client.get_action(episode, [first + i, ended[i], step, 0]))
-            client.log_returns(episode, 10 * step + action)  # so that rows tell which action was answered
+            client.log_returns(episode, 10 * step + action)  # rows show which action the server chose
         found = client.end_episode(episode, [first + i, ended[i], length, 0])
         assert found["length"] == length
         ended[i] += 1
@@ -49,7 +49,7 @@ print(json.dumps(ended))
 
 
 class Seen:
-    """What the learner got: how often each step, and what was wrong with it."""
+    """Count of each step that the learner got, and errors."""
 
     def __init__(self):
         self.times = np.zeros((CLIENTS, MOST, LENGTH), np.uint8)
@@ -67,7 +67,7 @@ class Seen:
 
 
 def played(tmp_path, address, look):
-    """How many episodes each client ended, in two processes; looks every second."""
+    """Return the number of ended episodes of each client, of two processes; checks every second."""
     (tmp_path / "client.py").write_bytes((ROOT / "jrl" / "serve" / "client.py").read_bytes())
     (tmp_path / "player.py").write_text(PLAYER)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -84,7 +84,7 @@ def played(tmp_path, address, look):
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_and_nothing_counts_twice(tmp_path, monkeypatch):
+def test_each_step_is_learned_once(tmp_path, monkeypatch):
     seen, source_next, memory = Seen(), ClientSource.next, []
 
     def noted(self, actor, key):
@@ -113,8 +113,8 @@ def test_nothing_is_lost_and_nothing_counts_twice(tmp_path, monkeypatch):
     assert memory[-1] < memory[len(memory) // 5] + 100
 
 
-def test_a_run_that_is_to_end_does_so_while_clients_go_on():
-    """Rows that clients send meanwhile keep it from nothing, and clients are let go before it saves."""
+def test_a_run_ends_while_clients_play():
+    """Clients' rows do not delay the end, and connections close before the checkpoint."""
     replay = {"capacity": 256, "learning_starts": 8, "train_every": 8, "batch_size": 8}
     with running(settings("dqn", replay=replay)) as run:
         lost = []

@@ -1,4 +1,4 @@
-"""Episodes that are played through a client, beside the same environment played here."""
+"""Episodes of a client, compared with the same environment in this process."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ ROLLOUTS, LENGTH, SEED = 6, 16, 3
 
 
 def played(address, env, seed, stop, mode):
-    """Plays until told to stop, or until the server is gone."""
+    """Play until the stop event, or until the server ends."""
     client = PolicyClient(address, patience_s=0.0, inference_mode=mode)
     first = True
     try:
@@ -38,7 +38,7 @@ def played(address, env, seed, stop, mode):
 
 
 def rollouts(cfg, external=None, count=ROLLOUTS):
-    """So many of a run that does not learn, on the host, and their reports."""
+    """Return rollouts of a run without learning, on the host, and their episode reports."""
     run = build.run(cfg, external=external)
     state = run.program.init(cfg.run.seed)
     found = []
@@ -61,13 +61,13 @@ def settings(algo, env_id, core):
 
 @functools.cache
 def played_here(*given):
-    """The rollouts of an environment that is stepped here, which those of clients in either mode are to be."""
+    """Expected rollouts: the environment is stepped in this process."""
     return rollouts(config.from_dict(settings(*given)))
 
 
 @pytest.fixture
 def rules(monkeypatch):
-    """An environment whose observations are dictionaries with a mask of actions, which differs at each step."""
+    """An environment with dict observations and an action mask that changes at each step."""
     monkeypatch.setattr(registry, "_registered", {})
     registry.register("rules", Rules)
 
@@ -83,7 +83,7 @@ def rules(monkeypatch):
         ("td3", "Pendulum-v1", "local", None),
     ],
 )
-def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, core, rules):
+def test_a_clients_rows_equal_those_of_the_environment(algo, env_id, mode, core, rules):
     here = played_here(algo, env_id, core)
     cfg = config.from_dict({**settings(algo, env_id, core), "external": {"port": 0, "max_wait_ms": 0}})
     clients, stop = Clients(), threading.Event()
@@ -96,10 +96,10 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, c
         stop.set()
         thread.join(10)
     rows, ends, masks = 0, 0, set()
-    # numpy rounds a continuous action otherwise, and so goes what follows upon it
+    # numpy rounds continuous actions differently, which changes the following steps
     rounded = mode == "local" and env_id == "Pendulum-v1"
     apart = {"rtol": 1e-4, "atol": 1e-4} if rounded else {"rtol": 1e-6}
-    for (a, told), (b, found) in zip(here, there, strict=True):
+    for (a, report), (b, found) in zip(here, there, strict=True):
         real = a.mask
         assert np.array_equal(real, b.mask)
         for name in ("terminated", "truncated", *(() if rounded else ("reward",))):
@@ -112,9 +112,9 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, c
         memory = [((x.carry, x.extras.get("carry", ())), len(jax.tree.leaves(x.carry))) for x in (a, b)]
         jax.tree.map(lambda mine, its: np.testing.assert_allclose(mine, its, atol=1e-5), memory[0][0], memory[1][0])
         assert (memory[0][1] > 0) == (core is not None)
-        assert (told.count, told.steps) == (found.count, found.steps)
-        np.testing.assert_allclose(told.return_sum, found.return_sum, rtol=1e-6)
-        rows, ends = rows + real.sum(), ends + told.count
+        assert (report.count, report.steps) == (found.count, found.steps)
+        np.testing.assert_allclose(report.return_sum, found.return_sum, rtol=1e-6)
+        rows, ends = rows + real.sum(), ends + report.count
         if env_id == "rules":
             allowed = b.obs["action_mask"][real]
             assert np.take_along_axis(allowed, b.action[real][:, None], 1).all()
@@ -125,8 +125,8 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, c
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_the_memory_of_a_client_is_before_each_row(core):
-    """Rows are found by their observations in what was played, along which the algorithm remembers here."""
+def test_rows_of_a_client_have_the_memory_before_the_step(core):
+    """Rows are matched by their observations with the played episodes, for which the test computes the memory."""
     network = {"core": {"name": core, "size": 4}, "shared": core == "lstm"}
     cfg = serving.settings("impala", envs=2, network=network, external={"max_lag": 1000})
     clients, stop, seen = Clients(), threading.Event(), []
@@ -176,7 +176,7 @@ def test_the_memory_of_a_client_is_before_each_row(core):
             elif first in last:
                 finals, (expected, i) = finals + 1, last[first]
             else:
-                continue  # padding of a column that has no row
+                continue  # padding of an empty column
             for mine, its in zip(jax.tree.leaves(rollout.carry), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(mine[b], its[i], atol=1e-5)
             for k in np.flatnonzero(rollout.mask[:, b]):
@@ -185,12 +185,12 @@ def test_the_memory_of_a_client_is_before_each_row(core):
                 np.testing.assert_allclose(rollout.extras["log_prob"][k, b], log_prob, atol=1e-5)
                 rows += 1
     assert rows > 100
-    assert within > 5  # columns that begin within an episode, and with its last observation
+    assert within > 5  # columns that begin within an episode, or with its last observation
     assert finals > 3
 
 
 def _after_listening(clients, env, seed, stop, mode, wrong):
-    """Plays; what goes wrong ends the run, too."""
+    """Play; an exception ends the run, too."""
     serving.listening(clients.address)
     try:
         played(clients.address, env, seed, stop, mode)
@@ -200,8 +200,8 @@ def _after_listening(clients, env, seed, stop, mode, wrong):
 
 
 @pytest.mark.parametrize("mode", ["remote", "local"])
-def test_every_step_comes_to_the_learner_once_and_in_order(mode):
-    """Steps are numbered by their observations; episodes end at different times, in one request."""
+def test_the_learner_gets_every_step_once_and_in_order(mode):
+    """Observations number the steps; the episodes of a request end at different times."""
     cfg = serving.settings(
         "dqn", envs=4, replay={"capacity": 10_000, "learning_starts": 100_000, "train_every": 32, "batch_size": 8}
     )
@@ -217,7 +217,7 @@ def test_every_step_comes_to_the_learner_once_and_in_order(mode):
             over = np.arange(4) == t % 7 if t else np.zeros(4, bool)
             try:
                 ids = client.steps(ids, obs, np.ones(4), terminated=over, final_observations=-obs).episodes
-            except EpisodeLost:  # the learner has what it needs, and is gone
+            except EpisodeLost:  # the run has ended
                 break
         client.close()
 
@@ -239,4 +239,4 @@ def test_every_step_comes_to_the_learner_once_and_in_order(mode):
         before = [rows[i - 1] for i, row in enumerate(rows) if not row[1]]
         assert all(ended for _, _, ended in before)
         assert finals == [-(number + 4.0) for number, _, _ in before]
-    assert sum(told.steps for _, told in found) == sum(int(rollout.mask.sum()) for rollout, _ in found)
+    assert sum(report.steps for _, report in found) == sum(int(rollout.mask.sum()) for rollout, _ in found)

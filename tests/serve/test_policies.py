@@ -1,4 +1,4 @@
-"""Trained policies behind HTTP: several of them, memory, better checkpoints, tokens and TLS."""
+"""Trained policies behind HTTP: several policies, memory, better checkpoints, tokens and TLS."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
 from jrl.host import interruption
 from jrl.run.store import checkpoint
-from jrl.serve import policies
+from jrl.serve import trained_policies
 from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.http_server import Address
 
@@ -30,7 +30,7 @@ SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run with two checkpoints, one with memory, one that acts in a Box."""
+    """A run with several checkpoints, a run with memory, a run with Box actions, and a game."""
     out = tmp_path_factory.mktemp("runs")
     made = {
         "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
@@ -45,22 +45,23 @@ def runs(tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(runs, cfg=None, **how):
-    """The address of a server of these policies."""
-    interrupted, told = interruption.Signals(), io.StringIO()
+    """Address of a server of these policies."""
+    interrupted, printed = interruption.Signals(), io.StringIO()
     errors = []
 
     def go():
         try:
-            with contextlib.redirect_stdout(told):
-                policies.serve(runs, cfg or ExternalConfig(port=0), best=None, follow=False, interrupted=interrupted,
-                               **how)  # fmt: skip
+            with contextlib.redirect_stdout(printed):
+                trained_policies.serve(
+                    runs, cfg or ExternalConfig(port=0), best=None, follow=False, interrupted=interrupted, **how
+                )
         except BaseException as e:
             errors.append(e)
 
     thread = threading.Thread(target=go, daemon=True)
     thread.start()
     end = time.monotonic() + 60
-    while not (found := re.search(r"clients: (\S+)", told.getvalue())) and not errors and time.monotonic() < end:
+    while not (found := re.search(r"clients: (\S+)", printed.getvalue())) and not errors and time.monotonic() < end:
         time.sleep(0.02)
     try:
         assert errors == []
@@ -89,7 +90,7 @@ def test_actions_are_those_of_the_policy(runs):
             client.get_once(obs, policy="other")
         with pytest.raises(RequestRefused, match="do not learn"):
             client.log_action(client.start_episode(), np.zeros(4), 0)
-        # two episodes that take turns remember each its own
+        # two alternating episodes have separate memories
         ids, own = client.start_episodes(2, policy="memory"), [jrl.load(runs / "memory") for _ in range(2)]
         for _ in range(4):
             obs = rng.normal(size=(2, 4)).astype(np.float32)
@@ -100,7 +101,11 @@ def test_actions_are_those_of_the_policy(runs):
 
 def test_policies_of_several_agents_have_names(runs):
     rng, game = np.random.default_rng(0), str(runs / "game")
-    assert set(policies.by_name({"x": game, "y": str(runs / "box")}, None)) == {"x.player_0", "x.player_1", "y"}
+    assert set(trained_policies.list_policies({"x": game, "y": str(runs / "box")}, None)) == {
+        "x.player_0",
+        "x.player_1",
+        "y",
+    }
     with serving({"default": game}) as where:
         client = PolicyClient(where)
         assert list(client.policies()) == ["player_0", "player_1"]
@@ -111,7 +116,7 @@ def test_policies_of_several_agents_have_names(runs):
         client.close()
 
 
-def test_a_client_that_acts_by_itself_remembers_as_the_server_does(runs):
+def test_local_inference_has_the_memory_of_remote_inference(runs):
     rng = np.random.default_rng(0)
     with serving({"memory": str(runs / "memory")}) as where:
         local, remote = PolicyClient(where, inference_mode="local"), PolicyClient(where)
@@ -121,7 +126,7 @@ def test_a_client_that_acts_by_itself_remembers_as_the_server_does(runs):
             how = {"terminated": over, "final_observations": obs}
             (here, actions), (there, expected) = local.steps(here, obs, **how), remote.steps(there, obs, **how)
             np.testing.assert_array_equal(actions, expected)
-        for _ in range(3):  # one after the other, of one client
+        for _ in range(3):  # one after the other
             episodes = [client.start_episode() for client in (local, remote)]
             for obs in rng.normal(size=(20, 4)):
                 first, second = (client.get_action(id, obs) for client, id in zip((local, remote), episodes))
@@ -131,7 +136,7 @@ def test_a_client_that_acts_by_itself_remembers_as_the_server_does(runs):
 
 
 @pytest.mark.parametrize("name", ["plain", "box"])
-def test_a_client_acts_by_itself_as_the_server_does(runs, name):
+def test_local_inference_equals_remote_inference(runs, name):
     rng, size = np.random.default_rng(0), {"plain": 4, "box": 3}[name]
     with serving({"memory": str(runs / "memory"), name: str(runs / name)}) as where:
         client, remote = PolicyClient(where, inference_mode="local"), PolicyClient(where)
@@ -151,8 +156,8 @@ def test_a_client_acts_by_itself_as_the_server_does(runs, name):
             PolicyClient(where, inference_mode="local").start_episode(policy="other")
 
 
-def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(policies, "_LOOK_S", 0.1)
+def test_follow_loads_the_later_checkpoint(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(trained_policies, "_POLL_S", 0.1)
     own = tmp_path / "run"
     shutil.copytree(runs / "plain", own)
     kept = sorted((own / "checkpoints").iterdir(), key=lambda path: path.name)
@@ -160,16 +165,16 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     shutil.move(last, tmp_path / "later")
     before = checkpoint.read_meta(checkpoint.locate(own))["iteration"]
     assert len(kept) > 2
-    interrupted, told = interruption.Signals(), io.StringIO()
+    interrupted, printed = interruption.Signals(), io.StringIO()
 
     def go():
-        with contextlib.redirect_stdout(told):
-            policies.serve({"default": str(own)}, ExternalConfig(port=0), best=False, follow=True,
+        with contextlib.redirect_stdout(printed):
+            trained_policies.serve({"default": str(own)}, ExternalConfig(port=0), best=False, follow=True,
                            interrupted=interrupted)  # fmt: skip
 
     thread = threading.Thread(target=go, daemon=True)
     thread.start()
-    while not (found := re.search(r"clients: (\S+)", told.getvalue())):
+    while not (found := re.search(r"clients: (\S+)", printed.getvalue())):
         time.sleep(0.02)
     version = lambda: asked(found[1], "GET", "/v1/health")[1]["versions"]["default"]
     assert version() == before
@@ -182,13 +187,15 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     while version() == before and time.monotonic() < end:
         time.sleep(0.05)
     assert version() == checkpoint.read_meta(last)["iteration"] > before
-    client._send((episode,))  # the answer tells of newer weights
+    client._send((episode,))  # the answer names the newer version
     client.get_action(episode, np.zeros(4))
     later = client.version
     assert later == version()
     weights = lambda other: asked(found[1], "GET", f"/v1/weights?newer_than={other}")[0]
     assert (weights(later), weights(later + 1)) == (204, 200)
-    shutil.move(last, tmp_path / "gone")  # a version that falls: clients go back, too, and their episodes go on
+    shutil.move(
+        last, tmp_path / "gone"
+    )  # the version falls: clients fetch the older weights, and their episodes continue
     end = time.monotonic() + 10
     while version() == later and time.monotonic() < end:
         time.sleep(0.05)
@@ -205,14 +212,14 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
         time.sleep(0.05)
     slow._send((episode,))
     slow.get_action(episode, np.zeros(4))
-    assert (slow.version, slow.update_policy_weights()) == (before, later)  # not before it is asked to
+    assert (slow.version, slow.update_policy_weights()) == (before, later)  # only by update_policy_weights
     with pytest.raises(ValueError, match="update_interval: expected seconds"):
         PolicyClient(found[1], update_interval=-1.0)
     interrupted.number = 15
     thread.join(10)
 
 
-def test_a_token_is_asked_for(runs, tmp_path):
+def test_requests_need_the_token(runs, tmp_path):
     secret = tmp_path / "token"
     secret.write_text("0123456789abcdef\n")
     with serving({"default": str(runs / "plain")}, ExternalConfig(port=0, token_file=str(secret))) as where:
@@ -232,7 +239,7 @@ def test_a_token_is_asked_for(runs, tmp_path):
         Address(ExternalConfig(port=0, token_file=str(secret)))
 
 
-def test_requests_that_come_too_fast(runs):
+def test_too_many_requests_are_refused(runs):
     with serving({"default": str(runs / "plain")}, ExternalConfig(port=0, max_rate=5.0)) as where:
         client = PolicyClient(where, patience_s=0.0)
         with pytest.raises(RequestRefused, match="more than 5 requests per second"):
@@ -256,10 +263,10 @@ def test_tls(runs, tmp_path):
             urllib.request.urlopen(where + "/v1/health", timeout=5)
 
 
-def test_a_port_that_is_taken(runs):
+def test_a_port_in_use_is_refused(runs):
     with serving({"default": str(runs / "plain")}) as where:
         listening(where)
         port = int(where.rpartition(":")[2])
         with pytest.raises(InputError, match="name another port"):
-            policies.serve({"a": str(runs / "plain")}, ExternalConfig(port=port), best=None, follow=False,
+            trained_policies.serve({"a": str(runs / "plain")}, ExternalConfig(port=port), best=None, follow=False,
                            interrupted=interruption.Signals())  # fmt: skip

@@ -1,4 +1,4 @@
-"""How far the weights that chose the steps of clients are behind, beside a plain record of who chose which."""
+"""Policy lag of clients' steps, compared with a list of each step's version."""
 
 import queue
 import threading
@@ -10,26 +10,26 @@ from serving import asked
 
 from jrl.config import external
 from jrl.run import build
-from jrl.serve import source
+from jrl.serve import client_source
 from jrl.serve.clients import Clients
 
 LENGTH, MOST = 4, 2
-# for each update, requests with steps of one episode: of each step the version of the weights that chose it. Four steps
-# are complete and young enough when an update begins; the last step waits for what comes of it
+# for each update: requests with steps of one episode, as the version of each step. Four steps are complete and new
+# enough when an update begins; the last step waits for its result
 REQUESTS = [
     [[0, 0, 0, 0, 0]],
     [[1, 0, 1, 1]],
     [[0, 2, 0, 1]],
-    [[0, 3, 0, 3, 2], [3, 1, 2]],  # here version 0 is too old, which costs the steps before those, too
+    [[0, 3, 0, 3, 2], [3, 1, 2]],  # version 0 is too old here, and earlier steps are dropped, too
     [[2, 3, 4, 4]],
 ]
 DROPPED = [12, 13, 14, 15]  # numbers of steps
-OLD = [[[0] * 5], *[[[0] * 4]] * 6]  # of a client that never gets other weights
+OLD = [[[0] * 5], *[[[0] * 4]] * 6]  # a client that never fetches weights
 CASES = [("ppo", MOST, REQUESTS, DROPPED), ("appo", MOST, REQUESTS, DROPPED), ("impala", None, OLD, [])]
 
 
 def _learner(run, found, count):
-    """Gives the numbers of the steps of each rollout, and the metrics, as they come."""
+    """Yield the step numbers and the metrics of each rollout."""
     state = run.program.init(0)
     for i in range(count):
         _, rollout, _ = run.program.collect(state, 0, i)
@@ -38,7 +38,7 @@ def _learner(run, found, count):
 
 
 def _play(address, episode, first, versions):
-    """Sends steps, numbered by their observations; how many of them came too late."""
+    """Send steps, numbered by their observations; return the number of steps that were too old."""
     fields = {
         "episode_ids": [episode],
         "observations": [[[float(first + i)] * 4] for i in range(len(versions))],
@@ -53,7 +53,7 @@ def _play(address, episode, first, versions):
 
 
 @pytest.mark.parametrize(("algo", "most", "requests", "dropped"), CASES)
-def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
+def test_the_metrics_equal_those_of_a_list(algo, most, requests, dropped):
     cfg = serving.settings(algo, envs=1, length=LENGTH, external={} if most is None else {"max_lag": most})
     clients, found, chose, taken, late = Clients(), queue.SimpleQueue(), [], [], 0
     with clients.open(cfg.external):
@@ -72,9 +72,9 @@ def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
             taken += numbers
             lags = [update - chose[number] for number in numbers]
             assert most is None or max(lags) <= most
-            assert metrics[source.LAG] == pytest.approx(np.mean(lags))
-            assert metrics[source.DROPPED] == max(taken) + 1 - len(taken)
-            assert metrics[source.TOO_OLD] == late
+            assert metrics[client_source.LAG] == pytest.approx(np.mean(lags))
+            assert metrics[client_source.DROPPED] == max(taken) + 1 - len(taken)
+            assert metrics[client_source.TOO_OLD] == late
         thread.join(10)
         run.program.close()
     assert (late > 0) == (most is not None)
@@ -84,7 +84,7 @@ def test_the_row_is_that_of_a_plain_record(algo, most, requests, dropped):
 
 
 @pytest.mark.parametrize(("algo", "most"), [("ppo", 4), ("impala", None), ("appo", None), ("dqn", None)])
-def test_who_corrects_for_the_age_of_weights_learns_from_any(algo, most):
+def test_algorithms_with_correction_learn_from_any_version(algo, most):
     max_lag = lambda cfg: external.max_lag(cfg.external, cfg.algo)
     assert max_lag(serving.settings(algo)) == most
     assert max_lag(serving.settings(algo, external={"max_lag": 1})) == 1

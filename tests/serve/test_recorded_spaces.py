@@ -1,4 +1,4 @@
-"""Spaces that a server takes from a run or a checkpoint."""
+"""Spaces from a run or a checkpoint."""
 
 import shutil
 
@@ -17,7 +17,7 @@ SMALL = ["--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jso
 
 @pytest.fixture(scope="module")
 def pendulum(tmp_path_factory):
-    """A run in a Box of [-2, 2], which its policy has as [-1, 1]."""
+    """A run with actions in [-2, 2], which its policy scales to [-1, 1]."""
     out = tmp_path_factory.mktemp("runs") / "pendulum"
     args = ["ppo", "--env=Pendulum-v1", "--set=env.backend=jax", *SMALL]
     assert train.main([*args, "--stop=env_steps=16", f"--out={out}"]) == 0
@@ -29,7 +29,7 @@ def of(path, **external):
     return serving.settings(external=given, env={"normalize_actions": True})
 
 
-def test_they_are_those_of_the_environment_of_the_run(pendulum):
+def test_spaces_are_those_of_the_runs_environment(pendulum):
     cfg = of(pendulum)
     like = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "Pendulum-v1", "num_envs": 2}, "external": {}})
     expected = build_collect.make_vectors(like, 1, 0)[0].spec._replace(max_episode_steps=None)
@@ -45,7 +45,7 @@ def test_they_are_those_of_the_environment_of_the_run(pendulum):
         assert -2.0 <= answer["action"][0] <= 2.0
 
 
-def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
+def test_a_missing_run_has_one_clear_error(pendulum, tmp_path):
     of_path = lambda path: build_collect.make_vectors(of(path), 1, 0)[0]
     with pytest.raises(InputError, match=r"external\.spaces: .*nowhere does not exist"):
         of_path(tmp_path / "nowhere")
@@ -61,7 +61,7 @@ def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
         of(pendulum, action={"discrete": 2})
 
 
-def test_agents_are_taken_over_with_their_spaces(pendulum, monkeypatch):
+def test_agents_and_their_spaces_are_read(pendulum, monkeypatch):
     spec = client_spaces.build_spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
     monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
     found = build_collect.make_vectors(of(pendulum), 1, 0)[0].spec

@@ -1,4 +1,4 @@
-"""What clients may send: right answers, one clear answer to what is wrong, and nobody else notices."""
+"""Requests of clients: answers, one clear error for each invalid request, and no effect on other clients."""
 
 import io
 import random
@@ -16,7 +16,7 @@ import serving
 from serving import asked
 
 from jrl.serve import space_values, wire
-from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused, _Episode
+from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused, _EpisodeState
 
 OBS = [0.1, 0.2, 0.3, 0.4]
 
@@ -37,13 +37,13 @@ def client(run):
 
 @pytest.fixture
 def alone(run):
-    """The episodes of other tests are over, those that they left, too: before `good` begins its own."""
+    """A run whose episodes of other tests have ended, before `good` begins episodes."""
     serving.until(lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"] == 0)
 
 
 @pytest.fixture
 def good(run):
-    """Somebody else's episodes, all along; at the end they are whole."""
+    """Episodes of another client during the test; at its end they are complete."""
     stop, lengths, lost = threading.Event(), [], []
 
     def play():
@@ -51,7 +51,7 @@ def good(run):
         try:
             while not stop.is_set():
                 lengths.append(one_episode(client, env))
-        except Exception as e:  # the test asserts that there is none
+        except Exception as e:  # the test asserts that no exception was raised
             lost.append(e)
         client.close()
 
@@ -63,11 +63,11 @@ def good(run):
     thread.join(10)
     assert lost == []
     assert len(lengths) > 0
-    assert all(told == counted for told, counted in lengths)
+    assert all(message == counted for message, counted in lengths)
 
 
 def one_episode(client, env):
-    """(length that the server tells, steps that were taken)."""
+    """Pairs (length of the server's answer, number of steps)."""
     obs, _ = env.reset()
     episode, steps, over = client.start_episode(), 0, False
     while not over:
@@ -84,7 +84,7 @@ def started(run, **headers):
 
 
 def counted(run, name):
-    """A number that /metrics tells."""
+    """Return a number of /metrics."""
     lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
     return next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} "))
 
@@ -101,7 +101,7 @@ WRONG = [
     ("action", b"[1]", 400, "JSON object"),
     ("action", b"[" * 50_000, 400, "not JSON"),
     ("action", {}, 400, "observation is missing"),
-    ("action", {"observation": OBS, "typo": 1}, 400, "no such field"),
+    ("action", {"observation": OBS, "typo": 1}, 400, "unknown field"),
     ("action", {"observation": OBS[:3]}, 422, "expected float32 [4], got [3]"),
     ("action", {"observation": [[1], [1, 2]]}, 422, "different lengths"),
     ("action", {"observation": ["a", "b", "c", "d"]}, 422, "not numbers"),
@@ -151,18 +151,18 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("what", "body", "status", "told"), WRONG)
-def test_a_wrong_request_has_one_clear_answer(run, good, what, body, status, told):
+@pytest.mark.parametrize(("what", "body", "status", "message"), WRONG)
+def test_an_invalid_request_has_one_clear_error(run, good, what, body, status, message):
     id = started(run)
     found = asked(run.address, "POST", f"/v1/episodes/{id}/{what}", body)
     assert found[0] == status, found
-    assert told in found[1]["error"]
+    assert message in found[1]["error"]
     assert asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS, "step": 0})[0] == 200
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
 
 
-def test_the_largest_numbers_that_a_client_can_send_do_not_end_the_run(run, good):
-    """A number beyond them is refused, alone and in a sum or a batch, and nothing of its request counts."""
+def test_the_largest_accepted_numbers_do_not_end_the_run(run, good):
+    """A larger number is refused, alone, in a sum or in a batch, and its request does not count."""
     most, far = space_values.LARGEST, 3e38
     of = lambda path, body, **headers: asked(run.address, "POST", path, body, Jrl_Client="a", **headers)
     one, other = (started(run, Jrl_Client="a") for _ in range(2))
@@ -193,10 +193,10 @@ def test_the_largest_numbers_that_a_client_can_send_do_not_end_the_run(run, good
         assert (status, found["length"]) == (200, 1 + sent)
 
 
-def test_what_is_wrong_with_npz(run, good):
+def test_invalid_npz_is_refused(run, good):
     bomb = io.BytesIO()
     np.savez_compressed(bomb, observation=np.zeros(10_000_000))
-    little = io.BytesIO()  # beyond `max_body_mb`, though only twice its own size
+    little = io.BytesIO()  # exceeds `max_body_mb` only when unpacked
     np.savez_compressed(little, observation=np.random.default_rng(0).integers(0, 2**30, 20_000))
     assert 160_000 / 64 < len(little.getvalue()) < 2**20 / 10
     id = started(run)
@@ -215,14 +215,14 @@ def test_what_is_wrong_with_npz(run, good):
     asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})
 
 
-def test_a_large_body_is_read_in_another_thread(run, good, monkeypatch):
-    read, threads = wire.decoded, []
+def test_a_large_body_is_decoded_in_another_thread(run, good, monkeypatch):
+    read, threads = wire.decode, []
 
     def noted(body, headers, most):
         threads.append((len(body), threading.current_thread().name))
         return read(body, headers, most)
 
-    monkeypatch.setattr(wire, "decoded", noted)
+    monkeypatch.setattr(wire, "decode", noted)
     monkeypatch.setattr("jrl.serve.server._LARGE", 10_000)
     id = started(run)
     for size, wrong in ((100, 400), (50_000, 400)):
@@ -236,7 +236,7 @@ def test_a_large_body_is_read_in_another_thread(run, good, monkeypatch):
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
 
 
-def test_episodes_of_others_and_of_nobody(run, good, client):
+def test_other_clients_and_unknown_episodes_are_refused(run, good, client):
     id = started(run, Jrl_Client="a")
     path = f"/v1/episodes/{id}"
     assert asked(run.address, "POST", f"{path}/action", {"observation": OBS}, Jrl_Client="b")[0] == 403
@@ -249,15 +249,15 @@ def test_episodes_of_others_and_of_nobody(run, good, client):
     assert asked(run.address, "GET", "/v1/episodes")[0] == 405
     episode = client.start_episode()
     client.end_episode(episode, OBS)
-    client._episodes[episode] = _Episode()
+    client._episodes[episode] = _EpisodeState()
     with pytest.raises(EpisodeLost, match="has ended"):
         client.get_action(episode, OBS)
     with pytest.raises(RequestRefused, match="got \\[2\\]"):
         client.get_action(client.start_episode(), OBS[:2])
 
 
-def test_clients_that_do_not_say_who_they_are_have_episodes_of_their_own(run):
-    """Each over a connection of its own; what tells them apart is an id that the server gave, and nobody guesses."""
+def test_clients_without_a_name_have_separate_episodes(run):
+    """Each request has its own connection; the server's random id identifies the episode."""
     one, other = started(run), started(run)
     assert min(len(one), len(other)) == 16
     assert one != other
@@ -267,16 +267,16 @@ def test_clients_that_do_not_say_who_they_are_have_episodes_of_their_own(run):
         assert asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS}, Jrl_Client="a")[0] == 403
     ended = [asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[1] for id in (one, other)]
     assert ended == [{"return": 1.0, "length": 1}, {"return": 4.0, "length": 2}]
-    mine = {"episode_id": "mine"}  # which another would name so, too
+    mine = {"episode_id": "mine"}  # another client could choose the same id
     status, found = asked(run.address, "POST", "/v1/episodes", mine)
-    assert (status, "send the header Jrl-Client" in found["error"]) == (400, True)
+    assert (status, "expected the header Jrl-Client" in found["error"]) == (400, True)
     assert asked(run.address, "POST", "/v1/episodes", mine, Jrl_Client="a")[0] == 201
     assert asked(run.address, "POST", "/v1/episodes/mine/end", {"observation": OBS}, Jrl_Client="a")[0] == 200
     status, found = asked(run.address, "POST", "/v1/episodes", {}, Jrl_Client="a" * 129)
     assert (status, "Jrl-Client: expected at most 128 characters, got 129" in found["error"]) == (400, True)
 
 
-def test_a_request_that_is_repeated_counts_once(run):
+def test_a_repeated_request_counts_once(run):
     id = started(run)
     path = f"/v1/episodes/{id}"
     first = asked(run.address, "POST", f"{path}/action", {"observation": OBS, "step": 0})
@@ -287,7 +287,7 @@ def test_a_request_that_is_repeated_counts_once(run):
     assert asked(run.address, "POST", f"{path}/end", {"observation": OBS, "reward": 1.0, "step": 2}) == end
 
 
-def test_only_so_many_episodes_and_connections(run, alone):
+def test_episodes_and_connections_are_limited(run, alone):
     ids = [started(run) for _ in range(6)]
     status, found = asked(run.address, "POST", "/v1/episodes", {})
     assert (status, "6 episodes" in found["error"]) == (429, True)
@@ -299,7 +299,7 @@ def test_only_so_many_episodes_and_connections(run, alone):
     held = [socket.create_connection((parts.hostname, parts.port)) for _ in range(12)]
     time.sleep(0.2)
     assert asked(run.address, "GET", "/v1/health")[0] == 429
-    for size in (0, 50_000):  # what was sent before the answer does not reset the connection
+    for size in (0, 50_000):  # a body that was sent before the answer does not reset the connection
         with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
             connection.sendall(b"POST /v1/episodes HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
             time.sleep(0.05)
@@ -336,7 +336,7 @@ STRAY = [
         (b"GET /v1/health HTTP/1.0\r\n\r\n", b"200"),
     ],
 )
-def test_what_is_no_request(run, good, text, answer):
+def test_an_invalid_request_head_is_refused(run, good, text, answer):
     parts = urllib.parse.urlsplit(run.address)
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
         connection.sendall(text)
@@ -346,7 +346,7 @@ def test_what_is_no_request(run, good, text, answer):
     assert found.startswith(b"HTTP/1.1 " + answer)
 
 
-def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(run):
+def test_pipelined_requests_are_answered_in_order(run):
     parts = urllib.parse.urlsplit(run.address)
     three = [b"GET /v1/health HTTP/1.1", b"GET /nothing HTTP/1.1", b"GET /v1/policies HTTP/1.1\r\nConnection: close"]
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
@@ -358,17 +358,17 @@ def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(ru
     assert at == sorted(at)
 
 
-def test_a_client_that_goes_costs_one_failed_index(run, alone, client):
+def test_a_client_that_disconnects_leaves_one_failed_index(run, alone, client):
     other, env = PolicyClient(run.address), gymnasium.make("CartPole-v1")
 
     def plays_until(holds):
         end = time.monotonic() + 30
         while not holds():
             assert time.monotonic() < end
-            told, counted = one_episode(other, env)
-            assert told == counted
+            message, counted = one_episode(other, env)
+            assert message == counted
 
-    plays_until(lambda: "env/failures" in run.source.metrics)  # there once a rollout is complete
+    plays_until(lambda: "env/failures" in run.source.metrics)  # exists after the first rollout
     before = run.source.metrics["env/failures"]
     episode = client.start_episode()
     client.get_action(episode, OBS)
@@ -379,7 +379,7 @@ def test_a_client_that_goes_costs_one_failed_index(run, alone, client):
         one_episode(other, env)
     other.close()
     assert run.source.metrics["env/failures"] == before + 1
-    with pytest.raises(EpisodeLost, match="nothing was heard"):
+    with pytest.raises(EpisodeLost, match="sent nothing"):
         client.get_action(episode, OBS)
 
 
@@ -403,7 +403,7 @@ def test_many_episodes_in_one_request(run, client):
     over = np.ones(3, bool)
     ended = client.steps(again.episodes, obs, np.ones(3), terminated=over, final_observations=obs)
     for id in ended.episodes:
-        client._episodes[id] = _Episode()
+        client._episodes[id] = _EpisodeState()
         client._episodes[id].step = 1
     assert [client.end_episode(id, OBS)["length"] for id in ended.episodes] == [1, 1, 1]
 
@@ -419,7 +419,7 @@ def resolved(document, schema):
     return {**schema, "components": document["components"]}
 
 
-def test_the_description_says_what_the_server_answers(run):
+def test_the_openapi_document_describes_the_answers(run):
     document = described(run)
     assert document["openapi"].startswith("3.1")
     openapi_spec_validator.validate(document)
@@ -447,7 +447,7 @@ def test_the_description_says_what_the_server_answers(run):
     assert (status, set(np.load(io.BytesIO(answer)))) == (200, {"action", "version"})
     refused = asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS})[1]
     jsonschema.validate(refused, document["components"]["schemas"]["Error"])
-    for path, methods in paths.items():  # each route is there
+    for path, methods in paths.items():  # each route exists
         for method in methods:
             assert asked(run.address, method.upper(), path.replace("{id}", "nobody"), b"{}")[0] != 405
             assert "there is no /" not in str(asked(run.address, method.upper(), path.replace("{id}", "x"), b"{}")[1])
@@ -468,7 +468,7 @@ def test_random_requests_never_fail_the_server(run, alone, good):
         body |= {"observation": OBS} if rng.random() < 0.3 else {}
         path = rng.choice(["/v1/episodes", "/v1/steps", "/v1/played", *of_one])
         path = path.format(rng.choice([id, "x", "%00", "a/b"]))
-        if path == "/v1/played" and rng.random() < 0.8:  # all but a few of its fields as they should be
+        if path == "/v1/played" and rng.random() < 0.8:  # most fields are valid
             right = {"actions": [[0]], "log_probs": [[-0.7]], "versions": [[0]], "observations": [[OBS]]}
             end = {"terminated": [[True]], "final_observations": [[OBS]]} if rng.random() < 0.3 else {}
             body = {"episode_ids": [id], **right, **end, **body}
@@ -486,4 +486,4 @@ def test_random_requests_never_fail_the_server(run, alone, good):
     assert played > ended > 0
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] in (200, 410)
     assert episodes() <= 1
-    assert counted(run, "episodes_failed_total") == failed  # none was left alone
+    assert counted(run, "episodes_failed_total") == failed  # no episode timed out

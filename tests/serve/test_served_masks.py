@@ -1,4 +1,4 @@
-"""A server that learns from any action: what clients chose themselves, and masks of actions that cannot be."""
+"""A server that learns from any action: actions of clients, and action masks."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def run():
         yield found
 
 
-def test_an_action_of_the_clients_own_goes_with_its_probability(run):
+def test_a_clients_action_keeps_its_log_probability(run):
     client = PolicyClient(run.address, patience_s=0.0)
     id = client.start_episode()
     client.log_action(id, SOME, 1, log_prob=np.float32(-0.7))
@@ -30,7 +30,7 @@ def test_an_action_of_the_clients_own_goes_with_its_probability(run):
     client.close()
 
 
-def test_a_mask_that_allows_nothing_is_refused_and_ends_no_run(run):
+def test_a_mask_without_an_allowed_action_is_refused(run):
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     many = {name: [part] for name, part in NOTHING.items()}
     for path, body in (

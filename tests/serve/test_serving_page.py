@@ -1,4 +1,4 @@
-"""docs/serving.md as it is written: its commands run, its routes, keys and rows are those that there are."""
+"""docs/serving.md: its commands run, and its routes, keys and rows are complete."""
 
 import dataclasses
 import importlib.util
@@ -15,7 +15,7 @@ from test_learning import free_port
 
 from jrl.config.external import ExternalConfig
 from jrl.metrics import loggers
-from jrl.serve import __main__, openapi, source
+from jrl.serve import __main__, client_source, openapi
 from jrl.types import Box, Discrete
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,9 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         assert __main__.main([*args, f"--port={port}", "--set=run.compile_cache=false"]) == 0, capsys.readouterr().err
     rows = loggers.read_rows(Path("runs/served/result.jsonl"))
     assert rows[-1]["env_steps"] >= 2048
-    assert {source.LAG, source.DROPPED, source.UNDER_WAY, "env/failures", "rollout/void"} <= set(rows[-1])
+    assert {client_source.LAG, client_source.DROPPED, client_source.UNDER_WAY, "env/failures", "rollout/void"} <= set(
+        rows[-1]
+    )
     assert len(played) > 20
     assert __main__.main(copying) == 0
     assert Path(copying[-1]).exists()
@@ -73,8 +75,8 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert found[0][1]["action"] in (0, 1)
 
 
-def test_routes_keys_and_rows_are_those_that_there_are():
-    document = openapi.document([Box((4,))], [Discrete(2)], most=8)
+def test_routes_keys_and_rows_of_the_page():
+    document = openapi.build_document([Box((4,))], [Discrete(2)], max_episodes=8)
     told = set(re.findall(r"^\| `(GET|POST) (/v1/[^`]+)` \|", PAGE, re.M))
     there = {
         (method.upper(), path.replace("{id}", "ID"))
@@ -86,7 +88,7 @@ def test_routes_keys_and_rows_are_those_that_there_are():
     table = PAGE.partition("The section `external`:")[2].partition("A rollout is complete")[0]
     keys = {key for line in re.findall(r"^\| (`[^|]+) \|", table, re.M) for key in re.findall(r"`(\w+)`", line)}
     assert keys == {field.name for field in dataclasses.fields(ExternalConfig)}
-    assert all(f"`{row}`" in PAGE for row in (source.LAG, source.DROPPED, source.UNDER_WAY))
+    assert all(f"`{row}`" in PAGE for row in (client_source.LAG, client_source.DROPPED, client_source.UNDER_WAY))
 
 
 @pytest.mark.parametrize("name", ["max_wait_ms", "timeout_s", "port"])

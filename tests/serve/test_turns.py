@@ -1,4 +1,4 @@
-"""Episodes of several agents: what the learner gets is a plain record of what they did, each by its own turns."""
+"""Episodes of several agents: the learner gets each agent's steps, by its own turns."""
 
 import collections
 import random
@@ -34,7 +34,7 @@ def settings(algo, external, **sections):
 
 
 class Record:
-    """What an agent did: (observation, action, reward until its next action, terminated, truncated) of each step."""
+    """Steps of an agent: (observation, action, reward until its next action, terminated, truncated)."""
 
     def __init__(self):
         self.steps = {}
@@ -47,7 +47,7 @@ class Record:
 
 
 def play(client, rng, record, games, *, observed, own, tell):
-    """Plays games of random turns, agents that end early, and rewards for those that wait, too.
+    """Plays games with random turns, early ends of agents, and rewards between turns.
 
     Args:
       observed: (agent, number) -> observation.
@@ -105,7 +105,7 @@ def seen_by(different):
 
 
 class Ended(Callbacks):
-    """Keeps the agents' episodes that have ended."""
+    """Records the ended episodes of agents."""
 
     def __init__(self):
         self.found = []
@@ -115,7 +115,7 @@ class Ended(Callbacks):
 
 
 def rollouts(cfg, clients, count, interrupted, directory, seen):
-    """So many rollouts and their reports, and the directories of what is written of them."""
+    """Return rollouts and their reports, and the directories of their data sets."""
     run = build.run(cfg, external=clients.source(cfg, 0, interrupted), callback_list=CallbackList(seen))
     run.recorder.begin(directory, 0)
     state, found = run.program.init(cfg.run.seed), []
@@ -128,14 +128,14 @@ def rollouts(cfg, clients, count, interrupted, directory, seen):
 
 
 def written(directories):
-    """(agent, number) -> (action, reward, terminated, truncated) of each step in data sets."""
+    """Return (agent, number) -> (action, reward, terminated, truncated) of each step in data sets."""
     found = {}
     for episode in (episode for one in directories for episode in data.read(one).episodes()):
         last, numbers = len(episode.reward) - 1, first(episode.obs)[:-1, 0]
         for t, number in enumerate(numbers):
             ends = (episode.terminated, episode.truncated) if t == last else (False, False)
             key = (episode.labels["agent"], float(number))
-            assert key not in found  # none comes twice
+            assert key not in found  # no step twice
             found[key] = (episode.action[t], float(episode.reward[t]), *ends)
     return found
 
@@ -152,13 +152,13 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
+def test_rows_are_the_steps_of_each_agents_turns(name, tmp_path):
     external, several = POLICIES[name]
     algo = "ppo" if name == "different spaces" else "dqn"
     cfg = settings(algo, external, multi_agent=several, run={"seed": 2}, data={"output": {}})
     cfg, seen = resolved(cfg), Ended()
-    clients, record, told = Clients(), Record(), []
-    wrong = []  # what ended the player ends the run, too
+    clients, record, message = Clients(), Record(), []
+    wrong = []  # an exception in the player ends the run, too
 
     def go():
         serving.listening(clients.address)
@@ -166,9 +166,9 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
         rng = np.random.default_rng(0)
         observed = seen_by(name == "different spaces")
         try:
-            play(client, rng, record, 1000, observed=observed, own=algo == "dqn", tell=lambda *x: told.append(x))
+            play(client, rng, record, 1000, observed=observed, own=algo == "dqn", tell=lambda *x: message.append(x))
         except (ConnectionError, EpisodeLost):
-            pass  # the learner has what it needs, and is gone
+            pass  # the run has ended
         except Exception as e:
             wrong.append(e)
             raise
@@ -186,7 +186,7 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     expected = collections.Counter((*labels(e), tuple(e.reward.tolist())) for e in whole)
     if algo == "dqn":
         assert collections.Counter(seen.found) == expected
-    else:  # of an episode of which steps are too old, callbacks are not told
+    else:  # callbacks get no episodes with dropped steps
         assert not collections.Counter(seen.found) - expected
     assert len(seen.found) > 5
     checked, kept = 0, written(directories)
@@ -194,17 +194,17 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
         plain = [step for (_, who), steps in sorted(record.steps.items()) if who == agent for step in steps]
         rows = [row for rollout, _ in found for column in (k, 3 + k) for row in rows_of(rollout, column, agent, cfg)]
         begun = {float(np.ravel(first(step[0]))[0]): step for step in plain}
-        assert len(rows) == len({row[0] for row in rows}) > 20  # none twice
+        assert len(rows) == len({row[0] for row in rows}) > 20  # no row twice
         numbers = [row[0] for row in rows]
         order = [number for number in begun if number in set(numbers)]
         assert sorted(numbers) == sorted(order)
-        if algo == "dqn":  # none is dropped
+        if algo == "dqn":  # no row is dropped
             assert sorted(begun)[: len(numbers)] == sorted(numbers)
         for number, action, reward, terminated, truncated in rows:
             step = begun[number]
-            env_action = np.clip(2 * action, -2, 2) if np.ndim(action) else action  # as the box of `DIFFERENT` has it
+            env_action = np.clip(2 * action, -2, 2) if np.ndim(action) else action  # in the Box of `DIFFERENT`
             np.testing.assert_allclose(env_action, step[1], rtol=1e-5, atol=1e-5)
-            # where padding follows, the learner bootstraps from the observation behind the row
+            # before padding, the learner bootstraps from the next observation
             assert (reward, terminated, truncated) == (step[2], step[3], None if truncated is None else step[4])
             its = kept.pop((agent, number))
             np.testing.assert_array_equal(its[0], action)
@@ -217,7 +217,7 @@ def test_rows_are_a_record_of_each_agents_turns(name, tmp_path):
     assert games > 5
     lengths = [x for _, report in found[-1:] for x in report.window_length if np.isfinite(x)]
     returns = [x for _, report in found[-1:] for x in report.window_return if np.isfinite(x)]
-    assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in told[:games])
+    assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in message[:games])
     leads = [rollout.extras[COUNTS_STEP] & rollout.mask for rollout, _ in found]
     steps = sum(int(report.steps) for _, report in found)
     assert sum(map(np.sum, leads)) >= steps > 0
@@ -232,7 +232,7 @@ def first(obs):
 
 
 def rows_of(rollout, column, agent, cfg):
-    """(number, action, reward, terminated, truncated) of the steps of a column."""
+    """Return (number, action, reward, terminated, truncated) of the steps of a column."""
     obs, action, own = rollout.obs, rollout.action, column
     if isinstance(obs, tuple):  # kinds: a and c, b
         kind = int(agent == "b")
@@ -248,7 +248,7 @@ def rows_of(rollout, column, agent, cfg):
         )
 
 
-# ---------------------------------------------------------------- what is refused, repeated, lost
+# ---------------------------------------------------------------- refused, repeated and lost requests
 
 OBS = [0.1, 0.2, 0.3]
 
@@ -266,7 +266,7 @@ def turn(run, id, body):
 
 WRONG = [
     ("turn", {}, 400, "observations is missing"),
-    ("turn", {"observations": {"a": OBS}, "typo": 1}, 400, "no such field"),
+    ("turn", {"observations": {"a": OBS}, "typo": 1}, 400, "unknown field"),
     ("turn", {"observations": OBS}, 422, "observations: expected a mapping"),
     ("turn", {"observations": {"d": OBS}}, 422, "no agent 'd': expected a, b, c"),
     ("turn", {"observations": {"a": OBS[:2]}}, 422, "observations/a: expected float32 [3]"),
@@ -291,18 +291,18 @@ WRONG = [
     ("turn", {"observations": {"a": OBS}, "infos": {"a": {"x": 1.0}}}, 422, "infos/a: expected float32"),
     ("action", {"observation": OBS}, 422, "several agents"),
     ("log", {"observation": OBS, "action": 1}, 422, "several agents"),
-    ("reward", {"reward": 1.0}, 400, "no such field"),
+    ("reward", {"reward": 1.0}, 400, "unknown field"),
     ("reward", {"rewards": {"b": 1.0}}, 409, "no action yet"),
     ("reward", {"rewards": {}, "infos": {"a": None}}, 422, "infos/a: expected float32"),
     ("end", {"infos": {"": 1.0}}, 422, "infos: expected names"),
-    ("end", {"observation": OBS}, 400, "no such field"),
+    ("end", {"observation": OBS}, 400, "unknown field"),
     ("end", {"truncated": True}, 400, "observations/a is missing"),
 ]
 
 
 @pytest.fixture(scope="module")
 def game(run):
-    """An episode in which a has acted, b has not, and c has ended; a thread keeps it from being lost."""
+    """An episode in which a has acted, b has not, and c has ended; a thread keeps it alive."""
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     assert set(turn(run, id, {"observations": {"a": OBS, "c": OBS}})[1]["actions"]) == {"a", "c"}
     assert turn(run, id, {"observations": {}, "terminated": {"c": True}})[1]["actions"] == {}
@@ -320,14 +320,14 @@ def game(run):
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[0] == 200
 
 
-@pytest.mark.parametrize(("what", "body", "status", "told"), WRONG)
-def test_a_wrong_turn_has_one_clear_answer(run, game, what, body, status, told):
+@pytest.mark.parametrize(("what", "body", "status", "message"), WRONG)
+def test_an_invalid_turn_has_one_clear_error(run, game, what, body, status, message):
     found = asked(run.address, "POST", f"/v1/episodes/{game}/{what}", body)
     assert found[0] == status, found
-    assert told in found[1]["error"]
+    assert message in found[1]["error"]
 
 
-def test_rewards_of_an_agent_that_waits_have_a_largest_sum(run):
+def test_the_sum_of_rewards_between_turns_is_limited(run):
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     assert turn(run, id, {"observations": {"a": OBS, "b": OBS}})[0] == 200
     assert turn(run, id, {"observations": {"b": OBS}, "rewards": {"a": 6e8}})[0] == 200
@@ -339,7 +339,7 @@ def test_rewards_of_an_agent_that_waits_have_a_largest_sum(run):
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[1]["returns"] == {"a": 6e8, "b": 0.0, "c": 0.0}
 
 
-def test_actions_of_the_clients_own_go_with_their_probabilities():
+def test_clients_actions_keep_their_log_probabilities():
     with serving.running(settings("dqn", ALIKE, multi_agent={})) as found:
         id, body = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"], {"observations": {"a": OBS}}
         for log_prob, status in ((-0.7, 200), ("x", 422), (None, 422)):
@@ -348,7 +348,7 @@ def test_actions_of_the_clients_own_go_with_their_probabilities():
         assert asked(found.address, "POST", f"/v1/episodes/{id}/end", {})[1]["length"] == 1
 
 
-def test_what_is_of_one_agent_alone(run, game):
+def test_requests_for_single_agents_are_refused(run, game):
     for path, body in (
         ("/v1/steps", {"episode_ids": [game], "observations": [OBS]}),
         ("/v1/action", {"observation": OBS}),
@@ -358,18 +358,18 @@ def test_what_is_of_one_agent_alone(run, game):
     for path in ("/v1/program", "/v1/weights"):
         status, found = asked(run.address, "GET", path)
         assert (status, "inference_mode: remote" in found["error"]) == (422, True), found
-    told = asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
-    assert list(told["agents"]) == ["a", "b", "c"]
+    message = asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
+    assert list(message["agents"]) == ["a", "b", "c"]
     under_way = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]
     client, before = PolicyClient(run.address, inference_mode="local"), under_way()
     for begin in (client.start_episode, lambda: client.start_episodes(1)):
         with pytest.raises(RequestRefused, match=r"several agents: let the server act \(inference_mode: remote\)"):
             begin()
-    assert under_way() == before  # none has begun that would wait for its end
+    assert under_way() == before  # no episode was added
     client.close()
 
 
-def test_a_turn_that_is_repeated_counts_once(run):
+def test_a_repeated_turn_counts_once(run):
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     body = {"observations": {"a": OBS, "b": OBS}, "step": 0}
     first = turn(run, id, body)
@@ -377,14 +377,14 @@ def test_a_turn_that_is_repeated_counts_once(run):
     assert turn(run, id, body) == first
     body = {"observations": {"a": OBS}, "rewards": {"a": 2.0, "b": 1.0}, "step": 1}
     assert turn(run, id, body) == turn(run, id, body)
-    told = asked(run.address, "POST", f"/v1/episodes/{id}/reward", {"rewards": {"b": 1.5}})[1]
-    assert told == {"rewards": {"b": 2.5}}
+    message = asked(run.address, "POST", f"/v1/episodes/{id}/reward", {"rewards": {"b": 1.5}})[1]
+    assert message == {"rewards": {"b": 2.5}}
     end = asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2})
     assert end == (200, {"return": 5.5, "length": 2, "returns": {"a": 3.0, "b": 2.5, "c": 0.0}})
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2}) == end
 
 
-def test_turns_of_many_episodes_are_those_of_each():
+def test_turns_of_many_episodes_equal_single_turns():
     cfg = settings("ppo", ALIKE, multi_agent={"mapping": "by_agent"}, env={"num_envs": 3})
     with serving.running(cfg) as found:
         client, of = PolicyClient(found.address), lambda agents: {agent: np.array(OBS, np.float32) for agent in agents}
@@ -399,10 +399,12 @@ def test_turns_of_many_episodes_are_those_of_each():
             actions = client.turns({id: of(agents) for id, agents in acting.items()})
             assert {id: "".join(sorted(one)) for id, one in actions.items()} == acting
         wrong = {"turns": {ids[1]: {"observations": {"a": OBS}}, ids[2]: {"observations": {"z": OBS}}}}
-        told = asked(found.address, "POST", "/v1/turns", wrong, **client._headers)
-        assert told[0] == 422 and told[1]["error"].startswith(f"turns/{ids[2]}: observations: there is no agent 'z'")
+        message = asked(found.address, "POST", "/v1/turns", wrong, **client._headers)
+        assert message[0] == 422 and message[1]["error"].startswith(
+            f"turns/{ids[2]}: observations: there is no agent 'z'"
+        )
         ends = [client.end_episode(id) for id in ids]
-        assert [end["length"] for end in ends] == [4, 4, 4]  # none of the request that was refused
+        assert [end["length"] for end in ends] == [4, 4, 4]  # the refused request does not count
         earned = [[end["returns"][agent] for agent in "abc"] for end in ends]
         assert earned == [[3.0, 2.0, 3.0], [6.0, 0.0, 0.0], [0.0, 9.0, 9.0]]
         for turns in (None, {}, [1], {"x": 3}, {"nobody": {"observations": {}}}):
@@ -411,14 +413,14 @@ def test_turns_of_many_episodes_are_those_of_each():
         client.close()
 
 
-def test_a_client_that_goes_leaves_one_failed_episode(run):
+def test_a_client_that_disconnects_leaves_one_failed_episode(run):
     before, failures = counted(run, "episodes_failed_total"), _rows(run).failures
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     assert turn(run, id, {"observations": {"a": OBS, "b": OBS}})[0] == 200
     serving.until(lambda: counted(run, "episodes_failed_total") == before + 1)
     status, found = turn(run, id, {"observations": {"a": OBS}})
     assert (status, "has failed" in found["error"]) == (410, True)
-    for _ in range(3):  # its place is free again
+    for _ in range(3):  # its column is free again
         other = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
         assert turn(run, other, {"observations": {"a": OBS}})[0] == 200
         assert asked(run.address, "POST", f"/v1/episodes/{other}/end", {})[0] == 200
@@ -426,16 +428,16 @@ def test_a_client_that_goes_leaves_one_failed_episode(run):
 
 
 def _rows(run):
-    return run.source._parts[0]._rows
+    return run.source._parts[0]._rings
 
 
 def counted(run, name):
-    """A number that /metrics tells."""
+    """Return a number of /metrics."""
     lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} ")))
 
 
-def test_the_description_is_of_several_agents(run):
+def test_the_openapi_document_of_several_agents(run):
     document = asked(run.address, "GET", "/openapi.json")[1]
     body = lambda path: document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     whole = lambda schema: {**schema, "components": document["components"]}

@@ -1,4 +1,4 @@
-"""Members of a population: each is the run that it would be alone, whatever becomes of the others."""
+"""Members of a population: each is the same run as alone, whatever the other members do."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ SMALL = {
     "stop": {"env_steps": 10_000},
 }  # fmt: skip
 REPLAY = {"batch_size": 16, "learning_starts": 8, "capacity": 64, "prioritized": True}
-# a config, and floats of each member
+# config, and floats of each member
 KINDS = {
     "ppo": (
         {"algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2}, "rollout": {"length": 8}},
@@ -42,7 +42,7 @@ KINDS = {
 
 
 def configs(sections, floats, **more):
-    """Members with seeds 5, 6, ..."""
+    """Return configs with seeds 5, 6, ..."""
     data, found = config.merge(config.merge(SMALL, sections), more), []
     for i, own in enumerate(floats):
         of_replay = {"replay": own["replay"]} if "replay" in own else {}
@@ -53,7 +53,7 @@ def configs(sections, floats, **more):
 
 @pytest.fixture
 def members(request):
-    """Makes a population of configs that has begun: (it, the sessions of its members)."""
+    """Yield (population, sessions of its members), after their start."""
 
     def begun(configs, saved=()):
         population, runs = build_population.make(configs)
@@ -74,7 +74,7 @@ def advanced(population, sessions, calls):
 
 
 def alone(cfg, calls):
-    """What the same number of calls makes of a run of its own: what is kept, what acts, and the row."""
+    """Return kept state, actor and row of a single run after the same number of calls."""
     with Session(cfg) as session:
         session.start()
         for _ in range(calls):
@@ -99,11 +99,11 @@ def of_time(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_each_member_is_the_run_that_it_would_be_alone(name, members):
+def test_each_member_is_the_same_run_as_alone(name, members):
     made = configs(*KINDS[name])
     population, sessions = members(made)
     advanced(population, sessions, 1)
-    session = sessions[1]  # whose floats are not those of the first, of which the config of all is made
+    session = sessions[1]  # its floats differ from those of the first member, whose config builds the program
     kept, actor, row = alone(made[1], 1)
     close(jax.device_get(session.run.program.keep(session.state)), kept)
     close(session.actor(), actor)
@@ -124,20 +124,20 @@ def test_each_member_is_the_run_that_it_would_be_alone(name, members):
         ({"multi_agent": {}}, "policies have configs of their own"),
     ],
 )
-def test_who_cannot_be_one_program_is_told_why(section, why):
+def test_members_that_cannot_be_one_program_have_a_reason(section, why):
     made = configs(config.merge({"algo": {"name": "ppo"}}, section), [{}, {"lr": 1e-2}])
-    ((numbers, told),) = build_population.grouped(made)
-    assert numbers == [0, 1] and why in told
+    ((numbers, reason),) = build_population.grouped(made)
+    assert numbers == [0, 1] and why in reason
 
 
-def test_who_differs_in_more_than_floats_is_of_another_program():
+def test_members_that_differ_in_more_than_floats_are_another_program():
     made = configs({"algo": {"name": "ppo"}}, [{}, {"num_epochs": 3}, {"lr": 1e-2}, {"num_epochs": 3, "gamma": 0.5}])
     wide = config.from_dict(config.merge(config.to_dict(made[0]), {"network": {"hidden": [4]}}))
     assert build_population.grouped([*made, wide]) == [([0, 2], ""), ([1, 3], ""), ([4], "")]
 
 
-def test_members_do_not_know_of_each_other_nor_of_devices(members):
-    """Held back, in a smaller program, and on two devices: the bits of who is advanced are the same."""
+def test_members_do_not_depend_on_each_other_or_on_devices(members):
+    """Paused members, a smaller program and two devices do not change the bits of advanced members."""
     made = configs(*KINDS["dqn"])
     expected = []
     population, sessions = members(made)
@@ -163,7 +163,7 @@ def test_members_do_not_know_of_each_other_nor_of_devices(members):
         close(jax.device_get(dealt.of(i)), expected[i])
 
 
-def test_members_go_on_from_their_checkpoints(members, tmp_path):
+def test_members_resume_from_their_checkpoints(members, tmp_path):
     made = configs(*KINDS["ppo"])
     population, sessions = members(made)
     advanced(population, sessions, 2)
@@ -177,8 +177,8 @@ def test_members_go_on_from_their_checkpoints(members, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(plain, x.of(i)) for x in (again, population)))
 
 
-def test_the_steps_of_a_population_never_go_back():
-    """Members end at other steps than they are shown at; the last who is left ends, too."""
+def test_the_shown_steps_never_decrease():
+    """Members end between two rows; the last member ends, too."""
     shown, runs = [], []
     rows = [[(100, 0), (200, 1)], [(400, 0), (200, 1)], [(500, 1), (200, 1)]]  # (steps, whether it has ended)
     show = one_program.MeanRow(runs, [shown.append])
@@ -208,16 +208,16 @@ class Places:
 @pytest.mark.parametrize(
     ("ends", "iteration", "left"),
     [
-        ([10.0] * 11 + [math.inf] * 5, 100, 16),  # more than a quarter goes on
+        ([10.0] * 11 + [math.inf] * 5, 100, 16),  # more than a quarter continues
         ([10.0] * 12 + [math.inf] * 4, 12, 16),
         ([10.0] * 12 + [math.inf] * 4, 13, 4),
-        ([10.0] * 12 + [12.0] * 3 + [math.inf], 13, 1),  # had ended by then
-        ([10.0] * 12 + [14.0] * 3 + [math.inf], 15, 4),  # as they were before it was killed
+        ([10.0] * 12 + [12.0] * 3 + [math.inf], 13, 1),  # members have ended
+        ([10.0] * 12 + [14.0] * 3 + [math.inf], 15, 4),  # as before the kill
         ([10.0] * 12 + [14.0] * 3 + [math.inf], 18, 1),
         ([10.0, 10.0, math.inf], 100, 3),
     ],
 )
-def test_who_goes_on_gets_a_smaller_program_at_an_iteration_that_the_ends_tell(ends, iteration, left):
+def test_the_iteration_of_the_smaller_program_depends_on_the_ends(ends, iteration, left):
     places = Places(len(ends))
     Population.narrow(places, ends, iteration)
     assert len(places.members) == left

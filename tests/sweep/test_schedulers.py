@@ -1,4 +1,4 @@
-"""Schedulers of a sweep: who is stopped, who takes over whom, with which values, and sweeps that were killed."""
+"""Schedulers of a sweep: stopped members, copied members and their values, and sweeps that were killed."""
 
 import json
 import math
@@ -14,9 +14,10 @@ import pytest
 from jrl import config, train
 from jrl.algos import ppo
 from jrl.errors import InputError
+from jrl.fields import schema
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
-from jrl.sweep import __main__, ends, schedule, settings, space
+from jrl.sweep import __main__, schedule, settings, space, summary, trainer
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps
 
@@ -30,7 +31,7 @@ SMALL = [
     "--set=run.seed=1",
 ]  # fmt: skip
 KINDS = {
-    "asha": [  # some end by a criterion of their own
+    "asha": [  # some members end by a criterion
         "--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=160", "--stop=episode/return=16",
     ],
     "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=160"],
@@ -47,71 +48,72 @@ def run(out, *args):
 
 
 def rows(directory):
-    """The result rows of a run, without what differs from run to run."""
-    own = ("time", "perf/")
+    """Return the result rows of a run without columns that differ between runs."""
+    varying = ("time", "perf/")
     return [
-        {k: v for k, v in row.items() if not k.startswith(own)} for row in loggers.read_rows(directory / "result.jsonl")
+        {k: v for k, v in row.items() if not k.startswith(varying)}
+        for row in loggers.read_rows(directory / "result.jsonl")
     ]
 
 
-# ---------------------------------------------------------------- what is decided
+# ---------------------------------------------------------------- decisions
 
 
 def test_rungs_are_factors_of_eta_apart_and_leave_one_point():
-    assert schedule.Asha().pauses(27_000, 27, 10) == [1000, 3000, 9000]
-    assert schedule.Asha(eta=4, first=500).pauses(9000, 100, 10) == [500, 2000, 8000]
-    assert schedule.Asha().pauses(27_000, 27, 2000) == [2000, 6000, 18_000]
-    assert schedule.Asha().pauses(1000, 2, 10) == []
+    assert schedule.Asha().list_pauses(27_000, 27, 10) == [1000, 3000, 9000]
+    assert schedule.Asha(eta=4, first=500).list_pauses(9000, 100, 10) == [500, 2000, 8000]
+    assert schedule.Asha().list_pauses(27_000, 27, 2000) == [2000, 6000, 18_000]
+    assert schedule.Asha().list_pauses(1000, 2, 10) == []
     with pytest.raises(InputError, match=r"asha: first=5 must be at least 10, .* below the 1000 steps"):
-        schedule.Asha(first=5).pauses(1000, 9, 10)
+        schedule.Asha(first=5).list_pauses(1000, 9, 10)
 
 
 def test_asha_stops_points_with_all_their_seeds_and_those_without_a_score_first():
     scores = {"0": 1.0, "1": 9.0, "2": 4.0, "3": 4.0, "4": math.nan, "5": 99.0, "6": 3.0, "7": 3.0}
     members = {name: {"algo.lr": int(name) // 2, "run.seed": int(name) % 2} for name in scores}
-    assert schedule.Asha(eta=2).decided(members, scores) == {"stopped": ["6", "7", "4", "5"]}
-    assert schedule.Asha(eta=4).decided(members, scores) == {"stopped": ["2", "3", "6", "7", "4", "5"]}
+    assert schedule.Asha(eta=2).decide(members, scores) == {"stopped": ["6", "7", "4", "5"]}
+    assert schedule.Asha(eta=4).decide(members, scores) == {"stopped": ["2", "3", "6", "7", "4", "5"]}
 
 
-def test_who_reached_its_goal_counts_at_the_rung_with_its_last_score(tmp_path, capsys):
+def test_a_member_that_met_its_criterion_counts_at_the_rung_with_its_last_score(tmp_path, capsys):
     class Trainer:
-        def stop(self, why):
-            self.stopped = why
+        def stop(self, reasons):
+            self.stopped = reasons
 
     cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
-    plan, _, _ = settings.read({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
+    plan, _, _ = settings.read_settings({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
     changes = [{"algo.lr": lr, "run.seed": seed} for lr in (0.1, 0.2) for seed in (0, 1)]
-    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, settings.plain(plan.settings), [4], []))
+    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, dict(schema.plain(plan.settings)), [4], []))
     for member, score in zip(sweep.members, (99.0, 1.0, 9.0, 9.0), strict=True):
         member.directory.mkdir(parents=True)
         (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": score}) + "\n")
-    sweep.note_end(sweep.members[0], "episode/return", 32)
-    sweep.note_end(sweep.members[1], "env_steps", 96)
-    kept = populations.read(tmp_path).ended
+    sweep.record_end(sweep.members[0], "episode/return", 32)
+    sweep.record_end(sweep.members[1], "env_steps", 96)
+    kept = populations.read_record(tmp_path).ended
     assert kept == {"00": {"why": "episode/return", "at": 32, "stop": {"env_steps": 96}}}
-    trainer, over = Trainer(), sweep._counted(range(4))
-    sweep._decide(trainer, sweep.members[1:], [], over, 0, 48)
-    assert list(trainer.stopped) == ["02", "03"]  # and without the goal that was reached it would be "01"
+    stand_in, finished = Trainer(), sweep._find_finished(range(4))
+    sweep._decide(stand_in, sweep.members[1:], [], finished, 0, 48)
+    assert list(stand_in.stopped) == ["02", "03"]  # without member 00 it would be "01"
     assert sweep.record.decisions[0]["scores"] == {"00": 99.0, "01": 1.0, "02": 9.0, "03": 9.0}
-    assert sweep.record.why_ended(sweep.members[0]) is None  # before its last checkpoint it goes on
+    assert sweep.record.find_end_reason(sweep.members[0]) is None  # without its last checkpoint the member trains on
 
 
-def test_who_was_frozen_is_the_worst_and_counts_at_no_rung(tmp_path):
+def test_a_frozen_member_is_the_worst_and_counts_at_no_rung(tmp_path):
     cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
-    plan, _, _ = settings.read({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
+    plan, _, _ = settings.read_settings({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
     changes = [{"algo.lr": lr, "run.seed": 0} for lr in (0.1, 0.2)]
-    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, settings.plain(plan.settings), [2], []))
+    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, dict(schema.plain(plan.settings)), [2], []))
     for member in sweep.members:
         member.directory.mkdir(parents=True)
         (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": 9.0}) + "\n")
-    sweep.note_end(sweep.members[0], "not finite: x", 0)
-    assert sweep._scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
-    assert sweep._counted(range(2)) == [] and sweep.record.why_ended(sweep.members[0]) == "not finite: x"
-    assert populations.read(tmp_path).why_ended(sweep.members[0]) == "not finite: x"
+    sweep.record_end(sweep.members[0], "not finite: x", 0)
+    assert sweep._read_scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
+    assert sweep._find_finished(range(2)) == [] and sweep.record.find_end_reason(sweep.members[0]) == "not finite: x"
+    assert populations.read_record(tmp_path).find_end_reason(sweep.members[0]) == "not finite: x"
 
 
-def test_points_that_were_trained_longer_stand_first_and_best_is_a_seed_of_the_best_point():
-    """The luckiest seed of all, and the highest score of few steps, say nothing."""
+def test_points_that_trained_longer_rank_first_and_best_is_a_seed_of_the_best_point():
+    """Neither a lucky seed nor a high score after few steps ranks a point first."""
     rows = {
         ("lr=1", 0): (400.0, "env_steps"), ("lr=1", 1): (440.0, "env_steps"),
         ("lr=2", 0): (500.0, "env_steps"), ("lr=2", 1): (20.0, "episode/return"),
@@ -120,22 +122,27 @@ def test_points_that_were_trained_longer_stand_first_and_best_is_a_seed_of_the_b
         ("lr=5", 0): (999.0, "env_steps"), ("lr=5", 1): (999.0, "failed: status 1"),
     }  # fmt: skip
     table = [{"last": last, "ended": ended} for last, ended in rows.values()]
-    found = ends.ranked(table, [name for name, _ in rows])
+    found = summary.rank_points(table, [name for name, _ in rows])
     assert [(point.name, point.score, point.failed) for point in found] == [
         ("lr=1", 420.0, 0), ("lr=2", 260.0, 0), ("lr=5", 999.0, 1), ("lr=4", 480.0, 0), ("lr=3", 900.0, 0),
     ]  # fmt: skip
     assert found[0].members == [1, 0]
-    none = ends.ranked([{"last": math.nan, "ended": "env_steps"}, {"last": 1.0, "ended": "stopped at 5"}], ["a", "b"])
+    none = summary.rank_points(
+        [{"last": math.nan, "ended": "env_steps"}, {"last": 1.0, "ended": "stopped at 5"}], ["a", "b"]
+    )
     assert [point.name for point in none] == ["b", "a"]
 
 
-def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
-    spaces = {"algo.lr": space.parse("", "log(1e-4, 1e-2)"), "algo.gamma": space.parse("", "logit(0.9, 0.99)")}
+def test_pbt_replaces_the_worst_by_copies_of_the_best_with_nearby_values():
+    spaces = {
+        "algo.lr": space.parse_space("", "log(1e-4, 1e-2)"),
+        "algo.gamma": space.parse_space("", "logit(0.9, 0.99)"),
+    }
     scores = {str(i): float(i) for i in range(8)} | {"6": math.nan}
     members = {name: {"algo.lr": 1e-3, "algo.gamma": 0.95, "run.seed": int(name)} for name in scores}
     scheduler = schedule.Pbt(resample=0.0)
-    found = scheduler.decided(members, scores, spaces, [0])["copies"]
-    assert found == scheduler.decided(members, scores, spaces, [0])["copies"]
+    found = scheduler.decide(members, scores, spaces, [0])["copies"]
+    assert found == scheduler.decide(members, scores, spaces, [0])["copies"]
     assert {copy["member"] for copy in found} == {"0", "6"} and {copy["source"] for copy in found} <= {"7", "5"}
     odds = 0.95 / 0.05
     for copy in found:
@@ -144,12 +151,12 @@ def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
         assert min(abs(changed["algo.lr"] / 1e-3 - factor) for factor in (1.25, 0.8)) < 1e-5
         gamma = changed["algo.gamma"]
         assert min(abs(gamma / (1 - gamma) / odds - factor) for factor in (1.25, 0.8)) < 1e-3
-    drawn = schedule.Pbt(resample=1.0).decided(members, scores, spaces, [0])["copies"]
+    drawn = schedule.Pbt(resample=1.0).decide(members, scores, spaces, [0])["copies"]
     assert all(1e-4 <= copy["changed"]["algo.lr"] <= 1e-2 for copy in drawn)
     assert len({copy["changed"]["algo.lr"] for copy in drawn} - {1e-3}) == 2
-    nobody = dict.fromkeys(scores, math.nan)
-    assert scheduler.decided(members, nobody, spaces, [0]) == {"copies": []}
-    assert schedule.Pbt(interval=100, burn_in=250).pauses(600, 8, 10) == [300, 400, 500]
+    without_scores = dict.fromkeys(scores, math.nan)
+    assert scheduler.decide(members, without_scores, spaces, [0]) == {"copies": []}
+    assert schedule.Pbt(interval=100, burn_in=250).list_pauses(600, 8, 10) == [300, 400, 500]
 
 
 @pytest.mark.parametrize(
@@ -164,26 +171,26 @@ def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
         ("pow2(16, 64)", 16, 32, 16),
     ],
 )
-def test_a_value_nearby(text, value, up, down):
-    found = space.parse("", text)
-    assert found.changed(value, 1.25) == pytest.approx(up)
-    assert found.changed(value, 1 / 1.25) == pytest.approx(down)
-    assert found.at(found.share_of(value)) == pytest.approx(value)
+def test_perturb_gives_a_nearby_value(text, value, up, down):
+    found = space.parse_space("", text)
+    assert found.perturb(value, 1.25) == pytest.approx(up)
+    assert found.perturb(value, 1 / 1.25) == pytest.approx(down)
+    assert found.to_value(found.to_share(value)) == pytest.approx(value)
 
 
-# ---------------------------------------------------------------- what is done
+# ---------------------------------------------------------------- whole sweeps
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing is put in order."""
+    """Stands in for SIGKILL."""
 
 
-# at which of the moments when a sweep has written population.json, or a copied checkpoint, or is about to
+# a sweep is killed at the n-th moment before or after a write of population.json or a copied checkpoint
 MOMENTS = {"asha": 5, "pbt": 7, "groups": 3, "tpe": 3}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch, capsys):
+def test_a_killed_sweep_resumes_to_the_same_end(kind, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0
     kept = json.loads((whole / "population.json").read_text())
@@ -197,10 +204,10 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
                 moments.clear()
                 raise Killed
 
-    write, copied = populations.Record.write, populations.copied
+    write, copy = populations.Record.write, trainer.copy_checkpoint
     with monkeypatch.context() as patch:
         patch.setattr(populations.Record, "write", lambda *a: (moment(), write(*a), moment()))
-        patch.setattr(populations, "copied", lambda *a: (moment(), copied(*a), moment()))
+        patch.setattr(trainer, "copy_checkpoint", lambda *a: (moment(), copy(*a), moment()))
         with pytest.raises(Killed):
             run(cut, *KINDS[kind])
     assert json.loads((cut / "population.json").read_text()) != kept
@@ -214,17 +221,17 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
     if kind == "groups":
         assert "stopped at 48" in (whole / "sweep.csv").read_text()
     if kind == "asha":
-        told = re.findall(r"^  \S+  algo.lr=\S+  \(1 seed(?:, 1 without a score)?(.*)\)$", said, re.M)
-        assert told[:4] == ["", ", stopped at 96 steps", *[", stopped at 48 steps"] * 2]
-    assert ("warning: " in said) == (kind == "groups")  # whose rows are means over a hundred episodes
+        ends = re.findall(r"^  \S+  algo.lr=\S+  \(1 seed(?:, 1 without a score)?(.*)\)$", said, re.M)
+        assert ends[:4] == ["", ", stopped at 96 steps", *[", stopped at 48 steps"] * 2]
+    assert ("warning: " in said) == (kind == "groups")  # its rows are means over a hundred episodes
 
 
-@pytest.mark.slow  # processes begin, each of which compiles
+@pytest.mark.slow  # starts processes, each of which compiles
 @pytest.mark.parametrize("scheduler", ["asha(eta=2,first=48)", "pbt(interval=64,quantile=0.5)"])
-def test_processes_do_and_tell_what_a_scheduler_decides(scheduler, tmp_path, capsys):
+def test_processes_apply_and_report_the_schedulers_decisions(scheduler, tmp_path, capsys):
     args = f"--scheduler={scheduler}", "--samples=2", "--budget=128", "--processes=2"
     assert run(tmp_path, *args) == 0
-    assert "2 members, 2 at once, in processes of their own" in capsys.readouterr().out
+    assert "2 members, 2 at once, each in its own process" in capsys.readouterr().out
     kept = json.loads((tmp_path / "population.json").read_text())
     (decision,) = kept["decisions"]
     found = {name: rows(tmp_path / "members" / name) for name in ("00", "01")}
@@ -240,12 +247,12 @@ def test_processes_do_and_tell_what_a_scheduler_decides(scheduler, tmp_path, cap
         for row in own:
             copied = name == taker and row["env_steps"] > paused
             lr = copy["changed"]["algo.lr"] if copied else kept["members"][int(name)]["algo.lr"]
-            told = {"pbt/source": int(source if copied else name), "pbt/copies": int(copied), "pbt/algo.lr": lr}
-            assert {key: value for key, value in row.items() if key.startswith("pbt/")} == told
+            expected = {"pbt/source": int(source if copied else name), "pbt/copies": int(copied), "pbt/algo.lr": lr}
+            assert {key: value for key, value in row.items() if key.startswith("pbt/")} == expected
     assert found[taker][-1]["pbt/copies"] == 1
 
 
-def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path, capsys):
+def test_a_member_that_met_its_criterion_does_not_train_on_when_its_sweep_resumes(tmp_path, capsys):
     out = tmp_path / "x"
     assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1") == 0
     kept, before = (out / "population.json").read_text(), [rows(out / f"members/0{i}") for i in range(2)]
@@ -253,11 +260,11 @@ def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path,
     assert __main__.main([f"--resume={out}"]) == 0
     assert (out / "population.json").read_text() == kept
     assert __main__.main([f"--resume={out}", "--set=algo.lr=0.5"]) == 2
-    assert "--set algo.lr: members of the sweep have values of their own: leave it out" in capsys.readouterr().err
+    assert "--set algo.lr: each member of the sweep has its own value: leave it out" in capsys.readouterr().err
     assert [rows(out / f"members/0{i}") for i in range(2)] == before
 
 
-def test_the_step_size_that_a_row_names_is_the_one_that_was_used(tmp_path, monkeypatch, capsys):
+def test_the_learning_rate_in_a_row_is_the_used_learning_rate(tmp_path, monkeypatch, capsys):
     """On a constant gradient Adam takes steps of its step size: https://github.com/ray-project/ray/issues/62173."""
 
     def loss(cfg, agent, params, rows, **coefficients):
@@ -275,12 +282,12 @@ def test_the_step_size_that_a_row_names_is_the_one_that_was_used(tmp_path, monke
     steps = 0
     for name in copied:
         member = out / "members" / name
-        told = [(row["updates"], row["pbt/algo.lr"], row["pbt/copies"]) for row in rows(member)]
-        assert len({lr for _, lr, _ in told}) > 1
-        assert [row["train/lr"] for row in rows(member)] == pytest.approx([lr for _, lr, _ in told])
+        columns = [(row["updates"], row["pbt/algo.lr"], row["pbt/copies"]) for row in rows(member)]
+        assert len({lr for _, lr, _ in columns}) > 1
+        assert [row["train/lr"] for row in rows(member)] == pytest.approx([lr for _, lr, _ in columns])
         saved = {int(path.name): path for path in (member / "checkpoints").iterdir()}
-        # where a member takes over, its checkpoint is the other's from the row before on
-        for (before, _, copies), (now, lr, _), (_, _, then) in zip(told, told[1:], told[2:], strict=False):
+        # after a copy the member's checkpoint is the source's, from the row before on
+        for (before, _, copies), (now, lr, _), (_, _, then) in zip(columns, columns[1:], columns[2:], strict=False):
             if copies == then and before in saved and now in saved:
                 change = kernel(saved[now]) - kernel(saved[before])
                 np.testing.assert_allclose(change, -lr * (now - before), rtol=1e-3, atol=1e-6)
@@ -296,7 +303,7 @@ def kernel(saved):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--scheduler=hyperband"], "--scheduler hyperband: expected none, asha, pbt"),
         (["--scheduler=asha(eta=1)"], "--scheduler asha: eta: expected a whole number in [2, 100], got 1"),
@@ -310,9 +317,12 @@ def kernel(saved):
             "network.activation: pbt changes values",
         ),
         (["--scheduler=pbt", "--samples=4", "--set=algo.num_epochs=int(1, 2)"], "algo.num_epochs: pbt changes values"),
-        (["--search=tpe"], "--search tpe: --samples says how many points it may try"),
-        (["--search=random"], "--search random: --samples says how many points it may try; without it all are tried"),
-        (["--samples=4", "--batch=2"], "--batch 2: of --search tpe and gp alone: leave it out"),
+        (["--search=tpe"], "--search tpe: expected a number of points: add --samples N"),
+        (
+            ["--search=random"],
+            "--search random: expected a number of points: add --samples N; without --search the",
+        ),
+        (["--samples=4", "--batch=2"], "--batch 2: only for --search tpe and gp: leave it out"),
         (["--samples=4", "--objective="], "--objective: expected a key of the result rows, got ''"),
         (["--scheduler=asha", "--samples=4", "--set=run.log=[csv]"], "run.log: a scheduler compares the rows"),
         (["--samples=2", "--objective=evaluation/return"], "--objective: there are no evaluations: set them"),
@@ -324,16 +334,16 @@ def kernel(saved):
         (["--processes=0"], "--processes: expected 1 to 1,000, got 0"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(args, told, tmp_path, capsys):
+def test_invalid_settings_are_refused_before_the_start(args, message, tmp_path, capsys):
     assert run(tmp_path / "x", "--budget=224", *args) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("search", ["tpe", "gp"])
-def test_a_search_whose_package_is_missing_is_refused_with_the_mend(search, tmp_path, capsys, monkeypatch):
+def test_a_search_without_its_package_is_refused_with_the_fix(search, tmp_path, capsys, monkeypatch):
     missing = {"tpe": "optuna", "gp": "torch"}[search]
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # as if it was there
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # stands in for the installed package
     monkeypatch.setitem(sys.modules, missing, None)
     assert run(tmp_path / "x", "--budget=224", f"--search={search}", "--samples=4") == 2
     assert f"--search {search}: needs {missing}: pip install {missing}" in capsys.readouterr().err
@@ -341,16 +351,16 @@ def test_a_search_whose_package_is_missing_is_refused_with_the_mend(search, tmp_
 
 
 @pytest.mark.parametrize(("scheduler", "steps"), [("none", 96), ("asha(eta=2,first=32)", 32)])
-def test_an_objective_that_no_row_has_is_refused_where_it_is_looked_for(scheduler, steps, tmp_path, capsys):
+def test_an_objective_that_no_row_has_is_refused_at_the_first_comparison(scheduler, steps, tmp_path, capsys):
     args = "--samples=2", "--budget=96", "--objective=loss/polcy", f"--scheduler={scheduler}"
     assert run(tmp_path / "x", *args) == 2
-    told = "got 'loss/polcy', which they do not have: did you mean loss/policy?"
-    assert f"--objective: expected a key of the result rows, {told}" in capsys.readouterr().err
+    fault = "got 'loss/polcy', which they do not have: did you mean loss/policy?"
+    assert f"--objective: expected a key of the result rows, {fault}" in capsys.readouterr().err
     assert json.loads((tmp_path / "x" / "population.json").read_text())["decisions"] == []
     assert steps <= rows(tmp_path / "x" / "members" / "00")[-1]["env_steps"] < steps + 32
 
 
-def test_a_section_of_a_file_is_what_options_are_over(tmp_path, capsys):
+def test_options_override_the_section_of_a_file(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("""
 algo: {name: ppo}
@@ -360,15 +370,15 @@ sweep:
   seeds: 2
   scheduler: asha
 """)
-    plan, rest, plain = settings.read(
+    plan, rest, plain = settings.read_settings(
         config.mapping(path), {"seeds": 3, "search": None}, ["algo.gamma=0.9", "env.num_envs=4", "algo.lr=choice(1,2)"]
     )
     assert plan.settings.seeds == 3 and plan.scheduler == schedule.Asha() and list(plan.spaces) == ["algo.lr"]
-    assert plan.spaces["algo.lr"].grid("") == [1, 2]
+    assert plan.spaces["algo.lr"].grid_values("") == [1, 2]
     assert plain == ["algo.gamma=0.9", "env.num_envs=4"] and "sweep" not in rest
-    assert settings.stored(settings.plain(plan.settings)).settings == plan.settings
+    assert settings.read_stored_plan(dict(schema.plain(plan.settings))).settings == plan.settings
     path.write_text("sweep: {sedes: 2, set: {algo.lr: 3}}")
     with pytest.raises(InputError, match=r"unknown key sweep\.sedes: did you mean sweep\.seeds"):
-        settings.read(config.mapping(path), {}, [])
+        settings.read_settings(config.mapping(path), {}, [])
     assert train.main([str(path)]) == 2
     assert "sweep: the file is of a sweep: `python -m jrl.sweep" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`jrl.train --seeds`: directories, ends, and populations that go on; docs/sweeps.md as it is written."""
+"""`jrl.train --seeds`: directories, ends and resumed populations; the commands of docs/sweeps.md."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from jrl.learn import memory
 from jrl.learn.population import Population
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
-from jrl.sweep import __main__, members, one_program, processes
+from jrl.sweep import __main__, member_processes, members, one_program
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record
 
@@ -41,15 +41,12 @@ def run(*args):
     return train.main([*SMALL, *args])
 
 
-def _said(capsys):
-    return capsys.readouterr().out
-
-
 def rows(directory):
-    """The result rows of a run, without what differs from run to run."""
-    own = ("time", "perf/")
+    """Return the result rows of a run without columns that differ between runs."""
+    varying = ("time", "perf/")
     return [
-        {k: v for k, v in row.items() if not k.startswith(own)} for row in loggers.read_rows(directory / "result.jsonl")
+        {k: v for k, v in row.items() if not k.startswith(varying)}
+        for row in loggers.read_rows(directory / "result.jsonl")
     ]
 
 
@@ -62,14 +59,14 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     monkeypatch.chdir(tmp_path)
     started = []
 
-    def begun(command, **more):
-        """Of the members that have processes of their own the first has one: an import of jax takes seconds."""
+    def start(command, **more):
+        """Start a process for the first member only, as an import of jax takes seconds."""
         started.append(command)
         if len(started) == 1:
             return subprocess.Popen(command, **more)
         return SimpleNamespace(poll=lambda: 0, returncode=train.main(command[3:]))
 
-    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=begun, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(member_processes, "subprocess", SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT))
     commands = {"train": train, "evaluate": evaluate, "sweep": __main__}
     for command, line in re.findall(r"^python -m jrl\.(train|evaluate|sweep) (.+)$", PAGE, re.M):
         args = shlex.split(line)
@@ -91,11 +88,14 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert all(int(row["env_steps"]) >= 8192 for row in found)
     said = capsys.readouterr().out
     assert "3 members, each with its run.seed, in one program" in said
-    assert "2 members, 2 at once, in processes of their own" in said
+    assert "2 members, 2 at once, each in its own process" in said
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["ended", "ended"]
     assert [command[1:3] for command in started] == [["-m", "jrl.train"]] * 2
-    assert "  run.seed: not vmapped: --processes asks for processes" in Path("runs/processes/log.txt").read_text()
-    assert train.main(["--resume=runs/processes", "--processes=2"]) == 0  # none of them is begun again
+    assert (
+        "  run.seed: not vmapped: --processes gives each member its own process"
+        in Path("runs/processes/log.txt").read_text()
+    )
+    assert train.main(["--resume=runs/processes", "--processes=2"]) == 0  # no member starts again
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["complete", "complete"] and len(started) == 2
     found = [(float(row["algo.lr"]), row["run.seed"]) for row in table(Path("runs/sweep"))]
     assert found == [(lr, seed) for lr in (1e-4, 1e-3, 1e-2) for seed in ("0", "1")]
@@ -121,40 +121,40 @@ def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
+def test_members_that_do_not_fit_the_memory_train_in_turn(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
     monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
     assert run("--stop=env_steps=64", "--seeds=3", f"--out={tmp_path / 'turns'}") == 0
-    said = _said(capsys)
+    said = capsys.readouterr().out
     assert "3 members take more memory than is free: 2 at once\n" in said
     assert re.search(r"2 members, .* in one program: vmap over members; 2 would fit the memory\n", said)
     assert [row["ended"] for row in table(tmp_path / "turns")] == ["env_steps"] * 3
     assert len({rows(tmp_path / "turns" / "members" / f"0{i}")[-1]["loss/value"] for i in range(3)}) == 3
 
 
-def test_the_plan_tells_which_keys_are_vmapped(tmp_path, monkeypatch, capsys):
-    class Begun(Exception):
+def test_the_plan_lists_vmapped_keys(tmp_path, monkeypatch, capsys):
+    class Started(Exception):
         pass
 
-    def begins(*_):
-        raise Begun
+    def start(*_):
+        raise Started
 
-    monkeypatch.setattr(one_program.OneProgram, "__init__", begins)
+    monkeypatch.setattr(one_program.OneProgram, "__init__", start)
     spaces = ["--set=algo.lr=choice(.1,.01)", "--set=network.hidden=choice([4],[5])"]
-    with pytest.raises(Begun):
+    with pytest.raises(Started):
         __main__.main([*SMALL, *spaces, "--stop=env_steps=32", f"--out={tmp_path / 'a'}"])
-    assert _said(capsys).startswith("""plan: 4 members
+    assert capsys.readouterr().out.startswith("""plan: 4 members
   algo.lr: vmapped
   network.hidden: a program for each of its 2 values, because sizes and counts are those of the program
   2 programs, one after the other, of at most 2 members
 """)
 
 
-def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
+def test_members_with_different_checkpoints_resume_to_the_same_end(tmp_path, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run("--stop=env_steps=128", "--seeds=3", f"--out={whole}") == 0
     shutil.copytree(whole, cut)
-    for name, left in {"00": 2, "01": 1, "02": None}.items():  # killed while they were saved; the last is complete
+    for name, left in {"00": 2, "01": 1, "02": None}.items():  # killed while saving; the last member is complete
         found = (cut / "members" / name / "checkpoints").iterdir()
         saved = sorted((path for path in found if path.name.isdigit()), key=lambda path: int(path.name))
         assert len(saved) > 2
@@ -177,7 +177,7 @@ def test_members_that_met_their_criterion_train_on_to_a_larger_budget(tmp_path, 
     assert [(row["ended"], int(row["env_steps"]) >= 2048) for row in table(tmp_path)] == [("env_steps", True)] * 2
 
 
-def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
+def test_a_member_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
     out = tmp_path / "x"
     cfg = config.load(
         "ppo", [arg.removeprefix("--set=") for arg in SMALL[2:]], env="CartPole-v1", stop=["env_steps=64"]
@@ -197,61 +197,66 @@ def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
     saved = checkpoint.locate(out / "members" / "01")
     learner = checkpoint.read(saved, "learner")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner) if leaf.dtype == np.float32)
-    # it does not begin again, whatever the others do
+    # the frozen member does not start again
     before = rows(out / "members" / "01")
     assert train.main([f"--resume={out}"]) == 1
     assert [row["frozen"] for row in table(out)] == ["0", "1", "0"]
     assert checkpoint.locate(out / "members" / "01") == saved and rows(out / "members" / "01") == before
 
 
-def test_a_process_whose_update_was_not_finite_is_told_from_one_that_failed(tmp_path, monkeypatch, capsys):
+def test_a_process_with_a_nonfinite_update_is_not_a_failed_process(tmp_path, monkeypatch, capsys):
     cfg = config.load("ppo", env="CartPole-v1", stop=["env_steps=64"])
-    runs = members.of(cfg, tmp_path, [{"run.seed": seed} for seed in range(3)])
+    runs = members.build_members(cfg, tmp_path, [{"run.seed": seed} for seed in range(3)])
     bundles = [run.directory / "nonfinite" / "7" for run in runs[:2]]
     bundles[0].mkdir(parents=True)
-    os.utime(bundles[0], (1e9, 1e9))  # of a run before
+    os.utime(bundles[0], (1e9, 1e9))  # an earlier run
 
-    def started(run, *_):
+    def start_process(run, *_):
         if run.name == "01":
             bundles[1].mkdir(parents=True)
         return SimpleNamespace(poll=lambda: 1, returncode=1)
 
-    monkeypatch.setattr(processes, "_started", started)
-    noted = []
-    ends = members.Ends(lambda run: None, lambda run, why, at: noted.append((run.name, why, at)))
-    found = processes.train(runs, tmp_path, 2, (), ends)
+    monkeypatch.setattr(member_processes, "_start_process", start_process)
+    recorded = []
+    end_log = members.EndLog(lambda run: None, lambda run, why, at: recorded.append((run.name, why, at)))
+    found = member_processes.train_processes(runs, tmp_path, 2, (), end_log)
     assert found == {"00": "failed: status 1", "01": f"not finite: {bundles[1]}", "02": "failed: status 1"}
-    assert noted == [("01", found["01"], 0)]
+    assert recorded == [("01", found["01"], 0)]
 
 
-def test_the_rows_of_one_run_have_what_they_are_told_besides(tmp_path, capsys):
-    told = {"pbt/source": 1, "pbt/algo.lr": 0.25, "env_steps": -1}
+def test_the_rows_of_a_run_have_the_columns_of_the_option_rows(tmp_path, capsys):
+    columns = {"pbt/source": 1, "pbt/algo.lr": 0.25, "env_steps": -1}
     out = f"--out={tmp_path}"
-    assert run("--stop=env_steps=64", "--until=32", f"--rows={json.dumps(told)}", out) == 0
-    assert run("--stop=env_steps=64", "--resume=auto", f"--rows={json.dumps(told | {'pbt/source': 2})}", out) == 0
+    assert run("--stop=env_steps=64", "--until=32", f"--rows={json.dumps(columns)}", out) == 0
+    assert run("--stop=env_steps=64", "--resume=auto", f"--rows={json.dumps(columns | {'pbt/source': 2})}", out) == 0
     found = [(row["pbt/source"], row["pbt/algo.lr"], row["env_steps"] > 32) for row in rows(tmp_path)]
-    assert found == [(1, 0.25, False), (1, 0.25, False), (2, 0.25, True), (2, 0.25, True)]  # a row of a pause stays
+    assert found == [
+        (1, 0.25, False),
+        (1, 0.25, False),
+        (2, 0.25, True),
+        (2, 0.25, True),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--rows={"], "--rows: expected JSON of numbers and text such as '{\"x/y\": 1}', got '{'"),
         (['--rows={"x/y": []}'], "--rows: expected JSON of numbers and text"),
         (["--seeds=2", "--rows={}"], "--rows is for one run: leave it out"),
         (["--seeds=0"], "--seeds: expected 1 to 1,000, got 0"),
         (["--seeds=2", "--processes=-1"], "--processes: expected 1 to 1,000, got -1"),
-        (["--processes=2"], "--processes says how --seeds are trained: give that, too"),
-        (["--seeds=2", "--init-from=x"], "it goes with none of --init-from, --as-test, --resume PATH"),
+        (["--processes=2"], "--processes: expected --seeds, too: add --seeds N"),
+        (["--seeds=2", "--init-from=x"], "leave out --init-from, --as-test and --resume PATH"),
     ],
 )
-def test_what_cannot_be_is_said_first(args, told, capsys, tmp_path):
+def test_invalid_options_are_refused_first(args, message, capsys, tmp_path):
     assert run("--stop=env_steps=64", f"--out={tmp_path / 'x'}", *args) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
-def test_a_directory_is_of_one_population(tmp_path, capsys):
+def test_a_directory_holds_a_single_population(tmp_path, capsys):
     config.write(config.load("ppo", env="CartPole-v1", stop=["env_steps=64"]), tmp_path)
     assert run("--stop=env_steps=64", "--seeds=2", f"--out={tmp_path}") == 2
     assert "holds a run already: add --resume" in capsys.readouterr().err

@@ -1,13 +1,13 @@
-"""Rows of clients' episodes, beside a plain list for each column."""
+"""Rows of clients' episodes, compared with a list for each column."""
 
 import numpy as np
 import pytest
 
-from jrl.serve.columns import Columns, Ends
+from jrl.serve.row_rings import RowResults, RowRings
 
 
 class Lists:
-    """The same as `Columns`, as lists of what a row has."""
+    """`RowRings` as lists of dicts."""
 
     def __init__(self, num, length, capacity):
         self.length, self.capacity = length, max(capacity, length)
@@ -51,80 +51,82 @@ class Lists:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_columns_are_lists(seed):
+def test_rings_hold_the_rows_of_lists(seed):
     rng = np.random.default_rng(seed)
     num, length, capacity = 3, 4, (4, 9)[seed % 2]
-    columns, lists = Columns(num, length, capacity), Lists(num, length, capacity)
-    over, taken_rows, dropped = [True] * num, 0, 0
+    rings, lists = RowRings(num, length, capacity), Lists(num, length, capacity)
+    over, num_rows, dropped = [True] * num, 0, 0
     for step in range(400):
         version = step // 25
-        those = np.flatnonzero(rng.random(num) < 0.6)
-        if len(those):
-            obs = rng.normal(size=(len(those), 2)).astype(np.float32)
-            reward = rng.normal(size=len(those)).astype(np.float32)
-            final = np.array([not over[c] and rng.random() < 0.2 for c in those])
-            for i, c in enumerate(those):
+        chosen = np.flatnonzero(rng.random(num) < 0.6)
+        if len(chosen):
+            obs = rng.normal(size=(len(chosen), 2)).astype(np.float32)
+            reward = rng.normal(size=len(chosen)).astype(np.float32)
+            final = np.array([not over[c] and rng.random() < 0.2 for c in chosen])
+            for i, c in enumerate(chosen):
                 lists.write(c, obs[i], version, reward[i], bool(final[i]), bool(final[i]))
                 over[c] = bool(final[i])
-            row = obs, np.arange(len(those)), {}, ()
-            columns.write(those, row, version, Ends(reward, final, np.zeros_like(final)), final)
+            row = obs, np.arange(len(chosen)), {}, ()
+            rings.write(chosen, row, version, RowResults(reward, final, np.zeros_like(final)), final)
         if rng.random() < 0.05:
             c = int(rng.integers(num))
-            columns.break_off([c])
+            rings.break_off([c])
             lists.break_off(c)
         if rng.random() < 0.1:
-            columns.drop_before(version - 1)
+            rings.drop_before(version - 1)
             lists.drop_before(version - 1)
-        if rng.random() < 0.15 and columns.wait() == 0:
-            taken = columns.take()
+        if rng.random() < 0.15 and rings.find_wait() == 0:
+            batch = rings.take()
             for c in range(num):
                 rows, after, continues, lost = lists.take(c)
-                taken_rows += len(rows)
-                assert taken.filled[c] == len(rows)
-                assert taken.contiguous[c] == continues
+                num_rows += len(rows)
+                assert batch.filled[c] == len(rows)
+                assert batch.contiguous[c] == continues
                 for t, expected in enumerate(rows):
-                    assert np.array_equal(taken.rows[0][t, c], expected["obs"])
-                    assert taken.mask[t, c] == expected["mask"]
-                    assert taken.ends.reward[t, c] == np.float32(expected["reward"])
-                    assert taken.ends.terminated[t, c] == expected["terminated"]
-                    assert taken.failed[t, c] == (expected["kind"] == "broken")
-                    assert taken.version[t, c] == expected["version"]
-                assert not taken.mask[len(rows) :, c].any()
-                assert not taken.ends.terminated[len(rows) :, c].any()
+                    assert np.array_equal(batch.rows[0][t, c], expected["obs"])
+                    assert batch.mask[t, c] == expected["mask"]
+                    assert batch.results.reward[t, c] == np.float32(expected["reward"])
+                    assert batch.results.terminated[t, c] == expected["terminated"]
+                    assert batch.failed[t, c] == (expected["kind"] == "broken")
+                    assert batch.version[t, c] == expected["version"]
+                assert not batch.mask[len(rows) :, c].any()
+                assert not batch.results.terminated[len(rows) :, c].any()
                 if after is not None:
-                    assert np.array_equal(taken.last_obs[c], after["obs"])
-                    assert (taken.rows[0][len(rows) :, c] == after["obs"][None]).all()
-                restarted, total, steps = (x[c] for x in taken.lost)
+                    assert np.array_equal(batch.last_obs[c], after["obs"])
+                    assert (batch.rows[0][len(rows) :, c] == after["obs"][None]).all()
+                restarted, total, steps = (x[c] for x in batch.dropped)
                 assert (restarted, steps) == (lost[0], lost[2])
                 assert total == pytest.approx(lost[1], abs=1e-4)
-        dropped = columns.dropped
-    assert taken_rows > 100
+        dropped = rings.dropped
+    assert num_rows > 100
     assert dropped > 0
 
 
-def test_a_rollout_waits_for_all_columns_at_work_but_not_longer_than_the_first_took(monkeypatch):
+def test_a_rollout_waits_for_all_active_columns_at_most_twice_the_time_of_the_first(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    columns = Columns(3, 2, 2)
+    rings = RowRings(3, 2, 2)
 
     def write(column):
         one = np.zeros(1, bool)
-        columns.write(np.array([column]), (np.zeros((1, 1)), np.zeros(1), {}, ()), 0, Ends(np.zeros(1), one, one), one)
+        rings.write(
+            np.array([column]), (np.zeros((1, 1)), np.zeros(1), {}, ()), 0, RowResults(np.zeros(1), one, one), one
+        )
 
     write(0)
     write(1)
-    assert columns.wait() is None
+    assert rings.find_wait() is None
     now[0] = 104.0
     for _ in range(2):
         write(0)
-    assert columns.wait() == pytest.approx(4.0)  # column 2 is not at work, column 1 is
+    assert rings.find_wait() == pytest.approx(4.0)  # column 1 is active, column 2 is not
     now[0] = 106.0
     write(1)
-    assert columns.wait() == pytest.approx(2.0)
+    assert rings.find_wait() == pytest.approx(2.0)
     now[0] = 108.5
-    assert columns.wait() == 0.0
-    assert list(columns.take().filled) == [2, 1, 0]
+    assert rings.find_wait() == 0.0
+    assert list(rings.take().filled) == [2, 1, 0]
     now[0] = 110.0
     for _ in range(2):
         write(0)
-    assert columns.wait() == 0.0  # column 1 has not been heard of since
+    assert rings.find_wait() == 0.0  # column 1 is not active any more

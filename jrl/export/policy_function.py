@@ -1,4 +1,4 @@
-"""A checkpoint's policy as one pure function of an observation and of what is remembered."""
+"""A checkpoint's policy as a pure function of observation and memory."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,34 +14,34 @@ from jrl.spaces_json import space_to_json
 from jrl.types import Array, PyTree, Space
 
 
-class Source(NamedTuple):
-    """Policy that is exported. `step` is
+class PolicyFunction(NamedTuple):
+    """Policy to export, as the pure function `step`:
 
-    (obs [N, *], memory [N, ...], reward [N] f32, begins [N] bool) -> (actions [N, *], memory)
+        (obs [N, *], memory [N, ...], reward [N] f32, begins [N] bool) -> (actions [N, *], memory)
 
-    with actions in the environment's own units. `reward` came with the observation; where an episode `begins` with it,
-    neither reward nor memory count.
+    Actions are in the environment's own units. `reward` is the reward before the observation. Where an episode
+    `begins`, reward and memory are ignored.
     """
 
     step: Callable[[PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
-    memory: Callable[[int], PyTree]  # batch_size -> what is remembered [N, ...]
-    observation: Space  # the environment's own, but for what the policy does not read
-    choices: tuple[int, ...]  # the lengths of the parts of an action mask; () without one
-    about: Mapping[str, Any]  # for policy.json
+    memory: Callable[[int], PyTree]  # batch size N -> memory [N, ...]
+    observation: Space  # the environment's observation space without parts that the policy does not read
+    choices: tuple[int, ...]  # lengths of the parts of an action mask; (): no mask
+    about: Mapping[str, Any]  # fields of policy.json
 
 
-def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) -> Source:
-    """Loads the deterministic policy of a checkpoint; no environment is made.
+def load_function(path: Path, *, best: bool | None = None, policy_id: str | None = None) -> PolicyFunction:
+    """Load the deterministic policy of a checkpoint, without an environment.
 
     Args:
       path: a run directory, or a checkpoint.
       best: see `jrl.load`.
-      policy_id: which policy, of a run with several.
+      policy_id: name of a policy, if the run has several.
     Raises:
-      InputError: there is none, or it is damaged.
+      InputError: missing or damaged checkpoint.
     """
     actor = play.load(path, best=best, policy=policy_id)
-    reader, start = actor.reader, actor.algo.carry(1)  # of any number of environments the same
+    reader, start = actor.reader, actor.algo.carry(1)  # all environments start with the same memory
 
     def memory(num: int) -> PyTree:
         carry, past = actor.start(num)
@@ -52,9 +52,9 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
         zeros = lambda leaf: jnp.zeros((*begins.shape, *leaf.shape), leaf.dtype)
         obs = spaces.fill_parts(reader.space, reader.unread, obs, zeros)
         before = play.Memory(reset_where(begins, start, carry), play.Past(past[0], past[1], begins) if past else None)
-        found = actor.step(actor.weights, obs, before, jax.random.key(0), reward, explore=False)
-        after = found.memory.past
-        return found.action, (found.memory.carry, () if after is None else (after.frames, after.action))
+        acted = actor.step(actor.weights, obs, before, jax.random.key(0), reward, explore=False)
+        after = acted.memory.past
+        return acted.action, (acted.memory.carry, () if after is None else (after.frames, after.action))
 
     observation = spaces.without(reader.space, reader.unread)
     about = {
@@ -65,4 +65,4 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
         "unread": reader.unread,
         "action": space_to_json(actor.spec.env_action or actor.spec.action),
     }
-    return Source(step, memory, observation, reader.choices, about)
+    return PolicyFunction(step, memory, observation, reader.choices, about)

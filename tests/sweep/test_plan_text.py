@@ -1,10 +1,10 @@
-"""What a population tells of its plan: which keys are vmapped, why others are not, how many programs there are."""
+"""Plan of a population as text: which keys are vmapped, why others are not, and the number of programs."""
 
 import pytest
 
 from jrl import config
 from jrl.run import build_population
-from jrl.sweep import members, told
+from jrl.sweep import members, plan_text
 
 FLAG = "a program for each of its 2 values, because a flag decides what the program does"
 NAME = "a program for each of its 2 values, because a name decides what the program does"
@@ -17,7 +17,7 @@ def programs(count, most):
     return f"{count} programs, one after the other, of at most {most} member{'s' * (most > 1)}"
 
 
-CASES = {  # what all have, what each has, members that are one program at most, the lines
+CASES = {  # shared settings, values of each member, maximum members in a program, lines of the plan
     "one": ({}, [{"run.seed": 3}], None, []),
     "chunks": ({}, [{"run.seed": i} for i in range(5)], 2, ["run.seed: vmapped", programs(3, 2)]),
     "schedule": (
@@ -64,18 +64,18 @@ CASES = {  # what all have, what each has, members that are one program at most,
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_has_a_line_for_each_key(name, tmp_path):
-    of_all, changes, most, lines = CASES[name]
-    settings = {"algo.name": "ppo", "env.backend": "jax", "env.num_envs": 2, **of_all}
+    shared, values, most, lines = CASES[name]
+    settings = {"algo.name": "ppo", "env.backend": "jax", "env.num_envs": 2, **shared}
     overrides = [f"{key}={value}" for key, value in settings.items()]
     cfg = config.load(None, overrides, env="CartPole-v1", stop=["env_steps=64"])
-    found = members.of(cfg, tmp_path, changes)
-    dealt = build_population.grouped([member.config for member in found])
-    first, *others = told.plan([([found[i] for i in numbers], why) for numbers, why in dealt], most)
-    assert first == f"plan: {len(changes)} member{'s' * (len(changes) > 1)}"
+    population = members.build_members(cfg, tmp_path, values)
+    groups = build_population.grouped([member.config for member in population])
+    first, *others = plan_text.format_plan([([population[i] for i in own], why) for own, why in groups], most)
+    assert first == f"plan: {len(values)} member{'s' * (len(values) > 1)}"
     assert others == [f"  {line}" for line in lines]
 
 
-def test_of_many_members_some_are_named():
+def test_a_long_list_of_members_is_shortened():
     names = [f"{i:02}" for i in range(12)]
-    assert told.named(names) == "members 00, 01, 02, 03, 04, 05, 06, 07 and 4 more"
-    assert told.named(names[:1]) == "member 00"
+    assert plan_text.format_members(names) == "members 00, 01, 02, 03, 04, 05, 06, 07 and 4 more"
+    assert plan_text.format_members(names[:1]) == "member 00"

@@ -8,7 +8,7 @@ from jax import lax
 
 from jrl.errors import InputError
 from jrl.export import interpreter, npz
-from jrl.export.program import trace
+from jrl.export.traced_program import trace
 from jrl.types import Box
 
 SPACE = Box((2, 6))
@@ -21,7 +21,7 @@ def program_of(function, space=SPACE):
 
 
 def run_numpy(program, obs, directory):
-    for name, content in npz.files(program).items():
+    for name, content in npz.build_files(program).items():
         (directory / name).write_bytes(content)
     (action,) = interpreter.load(directory)(obs)
     return action
@@ -34,7 +34,7 @@ def names(program):
 image = lambda x: jnp.concatenate([x, -x, 2 * x, x, 3 - x], 1).reshape(-1, 10, 3, 2)
 conv = lambda x, kernel, layout, **options: lax.conv_general_dilated(x, kernel, dimension_numbers=layout, **options)
 
-# the operation that each is there for, and a function that has it
+# tested operation, and a function that contains it
 FUNCTIONS = [
     ("abs", jnp.abs),
     ("add", lambda x: x + PI[None, None]),
@@ -68,7 +68,7 @@ FUNCTIONS = [
     ("eq", lambda x: x == jnp.floor(x)),
     ("erf", lax.erf),
     ("erfc", lambda x: jax.nn.gelu(x, approximate=False)),
-    ("exp", lambda x: jnp.exp(40 * x)),  # infinite for some
+    ("exp", lambda x: jnp.exp(40 * x)),  # infinite for some inputs
     ("expm1", jnp.expm1),
     ("floor", jnp.floor),
     ("ge", lambda x: x >= 0.5),
@@ -106,7 +106,7 @@ FUNCTIONS = [
     ("sin", jnp.sin),
     ("slice", lambda x: lax.slice(x, (0, 1, 1), (x.shape[0], 2, 5), (1, 1, 2))),
     ("slice", lambda x: jnp.stack(jnp.split(x, [1, 3, 5], -1)[1:3], 1)),
-    ("slice", lambda x: x[..., 3]),  # where the batch is a symbol, jax gathers
+    ("slice", lambda x: x[..., 3]),  # jax gathers for a symbolic batch
     ("slice", lambda x: jax.nn.relu(x)[:, 1, -2:]),
     ("sqrt", lambda x: jnp.sqrt(jnp.abs(x))),
     ("square", jnp.square),
@@ -114,18 +114,18 @@ FUNCTIONS = [
     ("sub", lambda x: x - PI[None, None]),
     ("tanh", jnp.tanh),
     ("transpose", lambda x: x.transpose(0, 2, 1)),
-    # a greatest of a window, of which there is no operation
+    # maximum over a window, which has no operation
     ("max", lambda x: lax.reduce_window(image(x), -jnp.inf, lax.max, (1, 3, 2, 1), (1, 2, 1, 1), "SAME")),
     ("max", lambda x: lax.reduce_window(image(x), -jnp.inf, lax.max, (1, 4, 1, 2), (1, 3, 2, 1), "VALID")),
 ]
 
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS)
-def test_operations_are_those_of_jax(tmp_path, name, function):
+def test_operations_equal_those_of_jax(tmp_path, name, function):
     obs = np.random.default_rng(0).normal(size=(5, 2, 6)).astype(np.float32)
     obs[0, 0] = np.round(obs[0, 0])
     program = program_of(function)
-    assert name in npz.files(program)["program.json"].decode()
+    assert name in npz.build_files(program)["program.json"].decode()
     expected = np.asarray(function(jnp.asarray(obs)))
     for found in (run_numpy(program, obs, tmp_path), np.asarray(jax.jit(lambda x: program(x)[0])(obs))):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
@@ -143,8 +143,8 @@ def test_a_large_batch_is_convolved_in_parts(tmp_path):
     np.testing.assert_allclose(found, function(jnp.asarray(obs)), rtol=3e-6, atol=3e-6)
 
 
-def test_what_the_action_does_not_need_is_left_out(tmp_path):
-    """A critic, the statistics of what was seen, functions that are jitted or have a gradient of their own."""
+def test_values_that_no_action_needs_are_dropped(tmp_path):
+    """A critic, observation statistics, and jitted or custom-gradient functions."""
     scale = jnp.arange(6.0)
 
     @jax.jit
@@ -173,15 +173,15 @@ def test_what_the_action_does_not_need_is_left_out(tmp_path):
 )  # fmt: skip
 def test_an_operation_that_numpy_lacks_is_named(function, name):
     with pytest.raises(InputError, match=f"uses .*{name}"):
-        npz.files(program_of(function))
+        npz.build_files(program_of(function))
 
 
-def test_a_size_that_is_not_the_batchs_is_refused():
+def test_a_size_that_is_not_a_multiple_of_the_batch_is_refused():
     with pytest.raises(InputError, match=r"has the size n \+ 1"):
         program_of(lambda x: jnp.concatenate([x, x[:1]]).sum(0))
 
 
-def test_a_loop_over_a_state_is_written_out(tmp_path):
+def test_a_loop_with_a_carry_only_is_unrolled(tmp_path):
     program = program_of(lambda x: lax.fori_loop(0, 3, lambda i, y: 2 * y + x, x))
     assert "scan" not in names(program) and names(program).count("add") == 3
     obs = np.ones((2, 2, 6), np.float32)

@@ -42,7 +42,7 @@ _ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX
 
 @functools.cache
 def config_class(name: str) -> Any:
-    """Returns the config class of an algorithm: PPOConfig of ppo, or that of the user's module. Raises InputError."""
+    """Return the config class of an algorithm: PPOConfig of ppo, or that of the user's module. Raises InputError."""
     builder = importlib.import_module("jrl.rllib.builder")
     if name in _VARIANTS:
         base, settings = _VARIANTS[name]
@@ -52,7 +52,7 @@ def config_class(name: str) -> Any:
 
 @functools.cache
 def algorithm_class(name: str) -> Any:
-    """Returns the Algorithm class of an algorithm: PPO of ppo, or that of the user's module. Raises InputError."""
+    """Return the Algorithm class of an algorithm: PPO of ppo, or that of the user's module. Raises InputError."""
     from jrl import algos
 
     if name in _VARIANTS:
@@ -81,7 +81,7 @@ def _classes() -> dict[str, Any]:
 
 
 def public(name: str) -> Any:
-    """Returns what `from jrl.api import name` imports. Raises AttributeError, ImportError: what to use instead."""
+    """Return what `from jrl.api import name` imports. Raises AttributeError, ImportError: what to use instead."""
     if name == "__all__":  # `from jrl.api import *` asks for it
         return public_names()
     if name in _HOMES:
@@ -95,5 +95,5 @@ def public(name: str) -> Any:
 
 
 def public_names() -> list[str]:
-    """Returns the names of `jrl.api`."""
+    """Return the names of `jrl.api`."""
     return sorted([*_HOMES, *_classes(), *_ALIASES, "tune", "config_class", "algorithm_class"])

@@ -75,17 +75,17 @@ class Saved(str):
         return self
 
     def to_directory(self, path: str | Path | None = None) -> str:
-        """Returns the path; of a copy at `path`, if that is given."""
+        """Return the path; of a copy at `path`, if that is given."""
         return self.path if path is None else str(shutil.copytree(self, path, dirs_exist_ok=True))
 
     @contextlib.contextmanager
     def as_directory(self) -> Any:
-        """Yields the path."""
+        """Yield the path."""
         yield self.path
 
 
 def path_of(given: Any) -> Path:
-    """Returns the path of a `Saved`, of a Ray checkpoint, or of a path."""
+    """Return the path of a `Saved`, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
@@ -125,7 +125,7 @@ class Algorithm(Learns):
 
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
-        """Returns a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
+        """Return a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
         if given is not None and cls._is_rllib(given):
@@ -138,7 +138,7 @@ class Algorithm(Learns):
 
     @classmethod
     def _is_rllib(cls, given: Mapping[str, Any]) -> bool:
-        """Returns whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
+        """Return whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
         if not looks_like_rllib(given) or not cls.algo_name:
             return looks_like_rllib(given)
         ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
@@ -149,11 +149,11 @@ class Algorithm(Learns):
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
-        """Returns a fresh config of this algorithm."""
+        """Return a fresh config of this algorithm."""
         return cls.read_config(None)
 
     def get_config(self) -> AlgorithmConfig:
-        """Returns `config`, by RLlib's name."""
+        """Return `config`, by RLlib's name."""
         return self.config
 
     def _open(self, saved: Path | None) -> None:
@@ -200,7 +200,7 @@ class Algorithm(Learns):
             failed.pop_all()  # nothing did
 
     def _open_files(self) -> None:
-        """Opens the files of result rows, if they are wanted and not open."""
+        """Open the files of result rows, if they are wanted and not open."""
         session, cfg = self.session, self.session.config
         if self._member or not (cfg.run.log or cfg.run.out):
             return
@@ -216,12 +216,12 @@ class Algorithm(Learns):
             print(f"run: {member.directory}")
 
     def training_step(self, step: Any) -> None:
-        """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.learn.staged.Step."""
+        """Run one iteration: collects and learns. Subclasses may do otherwise with a jrl.learn.staged.Step."""
         step.learn(step.sample())
 
     @staticmethod
     def loss(default: Callable, net: Any, params: PyTree, batch: Any) -> Any:
-        """Returns (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
+        """Return (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
         return default(params, batch)
 
     def _learns(self, what: str) -> Session:
@@ -230,7 +230,7 @@ class Algorithm(Learns):
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
-        """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
+        """Run one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
         alone it makes `updates_per_iteration` updates. The first call makes `logdir`, unless nothing is written.
 
         Returns:
@@ -265,10 +265,10 @@ class Algorithm(Learns):
         return result
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
+        """Do nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
 
     def _about(self) -> dict[str, Any]:
-        """Returns the parts of a result about this process and the run, beside numbers."""
+        """Return the parts of a result about this process and the run, beside numbers."""
         result, since = self.session.result or {}, self._restored
         named = {"iterations": "training_iteration", "timesteps": "timesteps_total", "time": "time_total_s"}
         return {
@@ -279,7 +279,7 @@ class Algorithm(Learns):
 
     @property
     def iteration(self) -> int:
-        """Calls of `train` so far, those before a restore included."""
+        """Call of `train` so far, those before a restore included."""
         return self.session.reporter.count
 
     training_iteration = iteration
@@ -290,7 +290,7 @@ class Algorithm(Learns):
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says. Returns its numbers."""
+        """Play an evaluation now: `duration` episodes or timesteps; None: as the config says. Returns its numbers."""
         return results.build_evaluation(self.session.evaluate(duration))
 
     @property
@@ -300,21 +300,21 @@ class Algorithm(Learns):
     eval_env_runner_group = evaluation_workers
 
     def set_task(self, task: Any) -> None:
-        """Gives all environments a task."""
+        """Give all environments a task."""
         self.session.set_task(task)
 
     def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Returns `func(worker)` of all collectors, as `workers.foreach_worker`."""
+        """Return `func(worker)` of all collectors, as `workers.foreach_worker`."""
         return self.workers.foreach_worker(func)
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """Returns a batch of replay or data sets, in numpy. Raises InputError: there is neither, or it is empty."""
+        """Return a batch of replay or data sets, in numpy. Raises InputError: there is neither, or it is empty."""
         return self.session.by_hand.sample_replay()
 
     # ------------------------------------------------------------ policies
 
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
-        """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
+        """Return the policy as it is now, which acts for one agent and shows the outputs of its networks.
 
         Raises:
           KeyError: there is no such policy, or there are several and none is named.
@@ -335,11 +335,11 @@ class Algorithm(Learns):
         return {name: self.get_policy(name) for name in known(self.session).ids}
 
     def compute_single_action(self, observation: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
-        """Returns the action for one observation, of one agent: see `ActionPolicy.compute_single_action`."""
+        """Return the action for one observation, of one agent: see `ActionPolicy.compute_single_action`."""
         return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
     def compute_actions(self, observations: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
-        """Returns the actions for many observations: see `ActionPolicy.compute_actions`."""
+        """Return the actions for many observations: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     def add_policy(
@@ -347,7 +347,7 @@ class Algorithm(Learns):
         policy_state: PyTree | None = None, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None,
         **where: Any,
     ) -> ActionPolicy:  # fmt: skip
-        """Adds a policy, by default like the first one, and returns it. The run is made anew, which takes seconds.
+        """Add a policy, by default like the first one, and returns it. The run is made anew, which takes seconds.
 
         Args:
           policy_cls, policy, where: RLlib's arguments, not read: there is one stack, and spaces are the first policy's.
@@ -372,33 +372,33 @@ class Algorithm(Learns):
     def remove_policy(
         self, policy_id: str, *, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None, **where: Any
     ) -> None:
-        """Removes a policy; arguments as `add_policy`. Raises InputError: it is unknown, or a mapping names it."""
+        """Remove a policy; arguments as `add_policy`. Raises InputError: it is unknown, or a mapping names it."""
         _check_not_read("remove_policy", where)
         self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_of_name(policies_to_train))
         self._policies.pop(policy_id, None)
 
     def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> ActionPolicy:
-        """Calls `add_policy`, by the names of RLlib's newer stack."""
+        """Call `add_policy`, by the names of RLlib's newer stack."""
         return self.add_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
 
     def remove_module(self, module_id: str, **options: Any) -> None:
-        """Calls `remove_policy`, by the names of RLlib's newer stack."""
+        """Call `remove_policy`, by the names of RLlib's newer stack."""
         self.remove_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
 
     def _own_name(self, policy_id: str) -> str | None:
-        """Returns the id of one of several policies; None for the only policy of a run."""
+        """Return the id of one of several policies; None for the only policy of a run."""
         return known(self.session).named(policy_id) if self.session.policies else None
 
     # ------------------------------------------------------------ weights
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns the weights by policy, numpy arrays by field of the State. Raises KeyError: an unknown policy."""
+        """Return the weights by policy, numpy arrays by field of the State. Raises KeyError: an unknown policy."""
         return self.workers.local_worker().get_weights(policies)
 
     def import_weights(
         self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
     ) -> list[str]:
-        """Takes over arrays of a file as parameters, and returns their names; target networks get the same.
+        """Take over arrays of a file as parameters, and returns their names; target networks get the same.
 
         Args:
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
@@ -426,7 +426,7 @@ class Algorithm(Learns):
         return self._directory
 
     def save(self, path: str | Path | None = None) -> Saved:
-        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
+        """Write a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
 
         Args:
           path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
@@ -459,7 +459,7 @@ class Algorithm(Learns):
     def export_policy_model(
         self, export_dir: str | Path, policy_id: str = POLICY, onnx: int | None = None, *, format: str = "npz"
     ) -> dict[str, Any]:
-        """Writes the policy as files that run without jrl, and returns what was written: see `jrl.export`.
+        """Write the policy as files that run without jrl, and returns what was written: see `jrl.export`.
 
         Args:
           export_dir: made; an earlier export in it is replaced.
@@ -480,12 +480,12 @@ class Algorithm(Learns):
     export_model = export_policy_model
 
     def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = POLICY) -> Saved:
-        """Saves as `save(export_dir)` does, all policies: `jrl.load(path, policy=...)` takes one of them."""
+        """Save as `save(export_dir)` does, all policies: `jrl.load(path, policy=...)` takes one of them."""
         self.get_policy(policy_id)
         return self.save(export_dir)
 
     def restore(self, path: str | Path) -> None:
-        """Goes on from a checkpoint of a run with this config. Raises InputError: there is none, or it does not fit."""
+        """Go on from a checkpoint of a run with this config. Raises InputError: there is none, or it does not fit."""
         found = checkpoint.locate(path_of(path))
         self._close(ended=False)
         self._open(found)
@@ -497,7 +497,7 @@ class Algorithm(Learns):
         cls, path: str | Path, policy_ids: Collection[str] | None = None, policy_mapping_fn: _Mapping = None,
         policies_to_train: _Trained = None,
     ) -> "Algorithm":  # fmt: skip
-        """Makes the Algorithm of a checkpoint, with the config that is stored there.
+        """Make the Algorithm of a checkpoint, with the config that is stored there.
 
         Args:
           policy_ids: policies that a new run takes over as they were; None: all, and the run goes on.
@@ -521,7 +521,7 @@ class Algorithm(Learns):
         return new
 
     def stop(self) -> None:
-        """Ends the run's environments, processes and threads; may be called again. The run directory, if there is one,
+        """End the run's environments, processes and threads; may be called again. The run directory, if there is one,
         then has the last checkpoint and the learning curve.
         """
         self._close(ended=True)
@@ -536,7 +536,7 @@ class Algorithm(Learns):
             self.session.close()
 
     def _close_files(self, *, ended: bool) -> None:
-        """Closes the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
+        """Close the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
         session, member = self.session, self._member
         written = member and member.checkpoints
         saved = (0, self._saved, written and written.last_saved)
@@ -552,13 +552,13 @@ class Algorithm(Learns):
             run_directory.plot(session, member.directory)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
+        """Return the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
         session = self.session
         arrays = checkpoint.on_host(session.parts())
         return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Goes on from what `__getstate__` returned. Raises InputError: it does not fit this Algorithm's config."""
+        """Go on from what `__getstate__` returned. Raises InputError: it does not fit this Algorithm's config."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
             checkpoint.write(path, state["arrays"], state["meta"])
@@ -580,7 +580,7 @@ class Algorithm(Learns):
 
 @functools.cache
 def _node_ip() -> str:
-    """Returns the address of this machine; the loopback's where its name has none."""
+    """Return the address of this machine; the loopback's where its name has none."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -588,7 +588,7 @@ def _node_ip() -> str:
 
 
 def _of_name(train: _Trained) -> Any:
-    """Turns RLlib's functions of (policy, batch) into functions of a name."""
+    """Turn RLlib's functions of (policy, batch) into functions of a name."""
     if not callable(train):
         return train
     try:

@@ -63,7 +63,7 @@ class Argument(NamedTuple):
 
 @functools.cache
 def arguments(algo: str) -> dict[str, dict[str, Argument]]:
-    """Returns method -> keyword -> Argument for an algorithm; for "" those of all algorithms."""
+    """Return method -> keyword -> Argument for an algorithm; for "" those of all algorithms."""
     if not algo:
         shared: dict[str, dict[str, Argument]] = {}
         for name in algos.names():
@@ -112,7 +112,7 @@ def _argument(key: str, algo_config: type) -> Argument:
 
 
 def method(name: str, given: Mapping[str, Argument] | None, setter: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method `name(self, *, ...)` that hands its keywords to setter(self, name, keywords) and returns self.
+    """Make a method `name(self, *, ...)` that hands its keywords to setter(self, name, keywords) and returns self.
 
     Args:
       given: the arguments of its signature; None: it has none.

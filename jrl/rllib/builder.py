@@ -76,18 +76,18 @@ class AlgorithmConfig:
 
     @classmethod
     def methods(cls) -> dict[str, dict[str, Argument]]:
-        """Returns method -> keyword -> Argument; of no algorithm those of all."""
+        """Return method -> keyword -> Argument; of no algorithm those of all."""
         return arguments.arguments(cls.algo_name)
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        """Returns the arguments of all methods, and the method of each."""
+        """Return the arguments of all methods, and the method of each."""
         return {name: method for method, known in reversed(cls.methods().items()) for name in known}
 
     # ------------------------------------------------------------ setting
 
     def stop(self, **criteria: float) -> Self:
-        """Sets when a run ends by itself: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
+        """Set when a run ends by itself: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
         self._merge({"stop": criteria})
         return self
 
@@ -106,7 +106,7 @@ class AlgorithmConfig:
             raise InputError(*wrong)
 
     def _put_rllib(self, method: str, name: str, value: Any) -> list[str]:
-        """Takes a name of RLlib, and returns what is wrong with it."""
+        """Take a name of RLlib, and returns what is wrong with it."""
         latest, places = KEYS[name].name, self.names()
         key = self.methods()[places[latest]][latest].key if latest in places else None
         if latest not in RULED and key is not None and KEYS[name].ours != key:
@@ -143,7 +143,7 @@ class AlgorithmConfig:
         self._merge(nested(key, plain))
 
     def _plain(self, key: str, value: Any) -> Any:
-        """Returns `value` as the tree holds it: objects by their names."""
+        """Return `value` as the tree holds it: objects by their names."""
         if _is_search(value):
             if not isinstance(value, Mapping):
                 return value
@@ -178,7 +178,7 @@ class AlgorithmConfig:
 
     @classmethod
     def _sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns settings over those of a run of this algorithm, or of the algorithm that they name, by sections."""
+        """Return settings over those of a run of this algorithm, or of the algorithm that they name, by sections."""
         from jrl.rllib import config_class
 
         algo = given.get("algo")
@@ -193,7 +193,7 @@ class AlgorithmConfig:
 
     @classmethod
     def _policies(cls, value: Any) -> dict[str, dict[str, Any]]:
-        """Returns policies in any of RLlib's spellings (`multi_agent.read`) with each one's own sections.
+        """Return policies in any of RLlib's spellings (`multi_agent.read`) with each one's own sections.
 
         Without an algorithm names stay as they are until there is one. Raises InputError.
         """
@@ -207,7 +207,7 @@ class AlgorithmConfig:
         return found
 
     def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
-        """Sets keys by the names that methods take (`lr`), or sections of the tree (`algo: {...}`); or takes over what
+        """Set keys by the names that methods take (`lr`), or sections of the tree (`algo: {...}`); or takes over what
         another config was given. Raises InputError: all unknown keys.
         """
         if isinstance(data, AlgorithmConfig):
@@ -242,7 +242,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ what is wrong with a name
 
     def _unknown(self, name: str, method: str) -> str:
-        """Returns the message about an unknown argument, with the name that was probably meant."""
+        """Return the message about an unknown argument, with the name that was probably meant."""
         places, methods = self.names(), self.methods()
         if name in places:
             return f"{method}: {name} is an argument of {places[name]}()"
@@ -269,7 +269,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def arguments(self) -> dict[str, Any]:
-        """Returns what was set, by the names that methods take, searches included; `update_from_dict` takes it."""
+        """Return what was set, by the names that methods take, searches included; `update_from_dict` takes it."""
         tree, found = copy.deepcopy(self._given), {}
         for name, method in self.names().items():
             key = self.methods()[method][name].key
@@ -283,13 +283,13 @@ class AlgorithmConfig:
 
     @classmethod
     def overrides(cls, **keywords: Any) -> dict[str, Any]:
-        """Returns settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
+        """Return settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
         if not cls.algo_name:  # whatever the algorithm: `evaluation` reads the names
             return dict(keywords)
         return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the whole tree, defaults included, for `from_dict`; without an algorithm `arguments()`."""
+        """Return the whole tree, defaults included, for `from_dict`; without an algorithm `arguments()`."""
         return self._resolved(defaults=True) if self.algo_name else self.arguments()
 
     def _resolved(self, *, defaults: bool) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class AlgorithmConfig:
         return tree
 
     def _translation(self) -> tuple[Job, dict[str, list[str]]]:
-        """Translates RLlib's names over the tree, with the lines of each name; searches are left to the trials."""
+        """Translate RLlib's names over the tree, with the lines of each name; searches are left to the trials."""
         raw = {name: value for name, value in self._rllib.items() if not _is_search(value)}
         own = algos.get_config_class(self.algo_name)
         job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=self._given)
@@ -327,7 +327,7 @@ class AlgorithmConfig:
         return job, lines
 
     def translations(self) -> list[str]:
-        """Returns a line for each of RLlib's names that was given: `clip_param -> algo.clip_eps: 0.3`. Names that are
+        """Return a line for each of RLlib's names that was given: `clip_param -> algo.clip_eps: 0.3`. Names that are
         jrl's, too, have a line where the value is not what was asked for.
         """
         places, lines = self.names(), [*self._renamed.values()]
@@ -346,18 +346,18 @@ class AlgorithmConfig:
         return made
 
     def to_run_config(self) -> RunConfig:
-        """Returns the config of a run. Raises InputError: all that is wrong."""
+        """Return the config of a run. Raises InputError: all that is wrong."""
         tree = self._resolved(defaults=True)
         install_environment((tree.get("env") or {}).get("id"))
         return config.from_dict(tree)
 
     @property
     def is_multi_agent(self) -> bool:
-        """Returns whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
+        """Return whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
         return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
 
     def to_yaml(self, path: str | Path | None = None) -> str:
-        """Returns the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
+        """Return the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
         tree, odd = config.plain(self._resolved(defaults=True))
         if odd:
             raise InputError(*(message for _, message in odd))
@@ -369,7 +369,7 @@ class AlgorithmConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AlgorithmConfig":
-        """Makes the config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
+        """Make the config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
         from jrl.rllib import config_class
 
         if cls.algo_name and "algo" not in data:
@@ -379,7 +379,7 @@ class AlgorithmConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "AlgorithmConfig":
-        """Reads the config of a YAML file. Raises InputError."""
+        """Read the config of a YAML file. Raises InputError."""
         return cls.from_dict(schema.read_yaml(resolve(path, "from_yaml", "file")))
 
     def validate(self) -> Self:
@@ -388,18 +388,18 @@ class AlgorithmConfig:
         return self
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """Returns an equal config; frozen or not as this one, or as told."""
+        """Return an equal config; frozen or not as this one, or as told."""
         other = copy.copy(self)
         other._given, other._rllib, other._renamed = copy.deepcopy(self._given), {**self._rllib}, {**self._renamed}
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
     def freeze(self) -> None:
-        """Freezes the config: setting raises AttributeError from now on."""
+        """Freeze the config: setting raises AttributeError from now on."""
         self._frozen = True
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
-        """Builds the Algorithm, in `env` if given, with a frozen copy of this config. Raises InputError.
+        """Build the Algorithm, in `env` if given, with a frozen copy of this config. Raises InputError.
 
         Args:
           logger_creator: RLlib's, which is not taken: see `debugging(log=..., out=...)`.
@@ -418,7 +418,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ as a mapping, and by attributes
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
+        """Return the value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
         latest = KEYS[name].name if name in KEYS else name
         if found := [value for given, value in self._rllib.items() if KEYS[given].name == latest]:
             return found[0]
@@ -435,26 +435,26 @@ class AlgorithmConfig:
         self.update_from_dict({name: value})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an argument: `config.lr = 1e-3` does what `training(lr=1e-3)` does."""
+        """Set an argument: `config.lr = 1e-3` does what `training(lr=1e-3)` does."""
         if name.startswith("_") or name == "algo_class":
             object.__setattr__(self, name, value)
         else:
             self.update_from_dict({name: value})
 
     def keys(self) -> list[str]:
-        """Returns the names that `config[name]` takes."""
+        """Return the names that `config[name]` takes."""
         return list(self.names())
 
     def items(self) -> list[tuple[str, Any]]:
-        """Returns (name, value) of each."""
+        """Return (name, value) of each."""
         return [(name, self[name]) for name in self.names()]
 
     def values(self) -> list[Any]:
-        """Returns the values of `keys()`, in that order."""
+        """Return the values of `keys()`, in that order."""
         return [value for _, value in self.items()]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns `config[name]`; `default` where there is no such name."""
+        """Return `config[name]`; `default` where there is no such name."""
         try:
             return self[name]
         except KeyError:
@@ -480,7 +480,7 @@ for _name in (*arguments.METHODS, *arguments.ONLY_RLLIB):
 
 
 def make_class(name: str) -> type[AlgorithmConfig]:
-    """Makes the config class of an algorithm, with its arguments in the signatures of the methods."""
+    """Make the config class of an algorithm, with its arguments in the signatures of the methods."""
     title, known = algos.title(name), arguments.arguments(name)
     doc = f"Settings of {title}, by group: {', '.join(known)}. `help({title}Config.training)` shows them."
     made = {method: arguments.method(method, given, AlgorithmConfig._set) for method, given in known.items()}
@@ -489,7 +489,7 @@ def make_class(name: str) -> type[AlgorithmConfig]:
 
 
 def make_variant(name: str, of: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Makes the config class of an algorithm with settings under a name of their own: CQLConfig of cql."""
+    """Make the config class of an algorithm with settings under a name of their own: CQLConfig of cql."""
     listed = ", ".join(f"{key} {value}" for key, value in schema.flatten(settings).items())
     doc = f"Settings of {name.upper()}: those of {of.__name__}, with {listed}."
     members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_settings": settings}
@@ -497,7 +497,7 @@ def make_variant(name: str, of: type[AlgorithmConfig], settings: Mapping[str, An
 
 
 def install_environment(name: Any) -> None:
-    """Registers an environment that is known to Ray Tune only: `ray.tune.register_env(name, creator)`."""
+    """Register an environment that is known to Ray Tune only: `ray.tune.register_env(name, creator)`."""
     if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
         return
     from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -507,19 +507,19 @@ def install_environment(name: Any) -> None:
 
 
 def _is_search(value: Any) -> bool:
-    """Returns whether Ray Tune is to choose: a grid, or one of its distributions."""
+    """Return whether Ray Tune is to choose: a grid, or one of its distributions."""
     if isinstance(value, Mapping):
         return set(value) == {"grid_search"}
     return type(value).__module__.startswith("ray.tune.search")
 
 
 def _as_dict(value: Any) -> Any:
-    """Returns the dict of a dataclass, such as RLlib's DefaultModelConfig; other values as they are."""
+    """Return the dict of a dataclass, such as RLlib's DefaultModelConfig; other values as they are."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a deep copy. Raises InputError: a value has none, such as a generator or a lock."""
+    """Return a deep copy. Raises InputError: a value has none, such as a generator or a lock."""
     try:
         return copy.deepcopy(dict(tree))
     except Exception as e:
@@ -529,7 +529,7 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1)."""
+    """Return a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1)."""
 
     def call(found: re.Match) -> str:
         key, value = found[1], found[2] or "..."

@@ -80,7 +80,7 @@ _REPLACED_BY = {
 
 
 def differing(job: Job, whole: dict[str, Any]) -> Iterator[str]:
-    """Yields a line for each key that the file leaves out and whose default in RLlib differs from jrl's.
+    """Yield a line for each key that the file leaves out and whose default in RLlib differs from jrl's.
 
     Args:
       job: the finished translation.

@@ -37,7 +37,7 @@ _FROM_RLLIB = ("ray.rllib.", "rllib.")
 
 
 def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, Any]:
-    """Returns the section `algo.exploration` that means the same as RLlib's `exploration_config`.
+    """Return the section `algo.exploration` that means the same as RLlib's `exploration_config`.
 
     Options that are left out have RLlib's defaults. A class that is not RLlib's becomes `custom`, with all options: it
     is called as `jrl.algos.exploration.Custom` says. Of `PerWorkerEpsilonGreedy` only the ladder is left: with workers,
@@ -93,7 +93,7 @@ def _converted(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(exploration: Any) -> dict[str, Any]:
-    """Returns how far noise on the parameters may take the policy, which is the kind of noise beside it in RLlib."""
+    """Return how far noise on the parameters may take the policy, which is the kind of noise beside it in RLlib."""
     if exploration is None:
         return {}
     if not isinstance(exploration, Mapping):
@@ -115,7 +115,7 @@ def _beside(exploration: Any) -> dict[str, Any]:
 
 
 def _type(given: Any) -> tuple[str | None, str]:
-    """Returns (one of _OPTIONS, "") or (None, the name of the user's class or function)."""
+    """Return (one of _OPTIONS, "") or (None, the name of the user's class or function)."""
     path = given
     if callable(given):
         module = getattr(given, "__module__", "")
@@ -136,7 +136,7 @@ def _type(given: Any) -> tuple[str | None, str]:
 
 
 def _schedule(options: Mapping[str, Any], name: str, times: float = 1.0) -> Any:
-    """Returns `times` the schedule of an option: its points, or a line from its first value to its last."""
+    """Return `times` the schedule of an option: its points, or a line from its first value to its last."""
     points = options[f"{name}_schedule"]
     if points is None:
         first, last = (times * options[f"{which}_{name}"] for which in ("initial", "final"))

@@ -94,7 +94,7 @@ HINTS["jrl"] |= {name: f"from jrl.api import {name}" for name in _names}
 
 
 def missing(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
-    """Returns the error for an attribute that an object or a package does not have, with what to use instead.
+    """Return the error for an attribute that an object or a package does not have, with what to use instead.
 
     `from package import name` hides the text of an AttributeError, so the import statement gets an ImportError.
 
@@ -112,7 +112,7 @@ def missing(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
 
 
 def _fails_import(package: str, name: str) -> bool:
-    """Returns whether an import statement asks for a name. It tries the attribute first, and then a submodule."""
+    """Return whether an import statement asks for a name. It tries the attribute first, and then a submodule."""
     callers = inspect.stack(0)[2:5]
     by_import = any(frame.filename.startswith("<frozen importlib") for frame in callers)
     return by_import and importlib.util.find_spec(f"{package}.{name}") is None

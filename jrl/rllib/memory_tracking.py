@@ -30,5 +30,5 @@ class MemoryTrackingCallbacks(Callbacks):
 
 
 def nbytes(x: Any) -> int:
-    """Returns the bytes that a jax array takes on this machine's devices; a replicated array lies on each."""
+    """Return the bytes that a jax array takes on this machine's devices; a replicated array lies on each."""
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * len(x.sharding.addressable_devices)

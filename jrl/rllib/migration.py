@@ -34,7 +34,7 @@ class Migration(NamedTuple):
     defaults: Sequence[str] = ()  # one for each key that is left out and has another default in RLlib
 
     def report(self) -> list[str]:
-        """Returns all lines of the report."""
+        """Return all lines of the report."""
         found = list(self.lines)
         for title, lines in (
             ("dropped, as was asked:", self.dropped),
@@ -45,7 +45,7 @@ class Migration(NamedTuple):
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
-    """Returns whether this is RLlib's configuration: a tuned example, an experiment, or a dict of its keys. Cheap."""
+    """Return whether this is RLlib's configuration: a tuned example, an experiment, or a dict of its keys. Cheap."""
     env = data.get("env")
     if config.is_ours(data) or (isinstance(env, Mapping) and "grid_search" not in env):
         return False
@@ -55,7 +55,7 @@ def looks_like_rllib(data: Mapping[str, Any]) -> bool:
 def migrate(
     data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None, drop: bool = False
 ) -> Migration:
-    """Translates RLlib's configuration to jrl's, checked by `jrl.config.reader.from_dict`.
+    """Translate RLlib's configuration to jrl's, checked by `jrl.config.reader.from_dict`.
 
     Args:
       data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.
@@ -83,7 +83,7 @@ def _migration(job: Job, drop: bool) -> Migration:
 
 
 def _differing(job: Job) -> dict[str, Any]:
-    """Returns the keys whose value is not jrl's default; sections with a name as a whole."""
+    """Return the keys whose value is not jrl's default; sections with a name as a whole."""
     needed = {"env": {"id": value_at(job.tree, "env.id")}, "data": {"input": value_at(job.tree, "data.input")}}
     needed = {section: values for section, values in needed.items() if any(values.values())}
     if "external" in job.tree:  # kept whole
@@ -108,7 +108,7 @@ def _equal(value: Any, default: Any) -> bool:
 
 
 def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
-    """Translates all keys. Raises InputError: the algorithm or the experiment is not known."""
+    """Translate all keys. Raises InputError: the algorithm or the experiment is not known."""
     from jrl.algos import get_config_class
 
     given = _experiment(data, name)
@@ -136,7 +136,7 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
 
 
 def _algorithm(given: Any) -> str:
-    """Returns the key of ALGORITHMS for RLlib's name, class or trainer."""
+    """Return the key of ALGORITHMS for RLlib's name, class or trainer."""
     if given is None:
         raise InputError(f"the algorithm is not named: give --algo with one of {_KNOWN}")
     name = given.strip().strip("<>'\" ").rpartition(".")[2].lower()
@@ -149,7 +149,7 @@ def _algorithm(given: Any) -> str:
 
 
 def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Takes the first value of each grid_search."""
+    """Take the first value of each grid_search."""
     lines: list[str] = []
 
     def first(value: Any, key: str) -> Any:
@@ -169,7 +169,7 @@ def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _is_experiment(body: Any) -> bool:
-    """Returns whether this is the value under the name of a tuned example."""
+    """Return whether this is the value under the name of a tuned example."""
     if not isinstance(body, Mapping):
         return False
     return isinstance(body.get("run", body.get("algo")), str) or (
@@ -182,7 +182,7 @@ def _has_experiments(data: Mapping[str, Any]) -> bool:
 
 
 def _experiment(data: Any, name: str | None) -> dict[str, Any]:
-    """Returns the keys of a tuned example, of one experiment, or of a config dict: those beside `config` last."""
+    """Return the keys of a tuned example, of one experiment, or of a config dict: those beside `config` last."""
     if not isinstance(data, Mapping):
         raise InputError(f"expected a mapping of RLlib's keys, got {short(data)}")
     if _has_experiments(data):
@@ -203,7 +203,7 @@ def _experiment(data: Any, name: str | None) -> dict[str, Any]:
 
 
 def _over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts further keys of RLlib over those of its configuration; of several experiments, in each."""
+    """Put further keys of RLlib over those of its configuration; of several experiments, in each."""
     if _has_experiments(data):
         return {name: _over(body, given) for name, body in data.items()}
     inner = data.get("config")
@@ -220,7 +220,7 @@ def translated(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Mapping[str, Any]:
-    """Returns a run's config as plain data of jrl, from jrl's or RLlib's.
+    """Return a run's config as plain data of jrl, from jrl's or RLlib's.
 
     Args:
       data: contents of a file, or empty.
@@ -250,7 +250,7 @@ def translated(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints jrl's config on stdout, what became of each key on stderr. Returns the exit status: 2 for bad input."""
+    """Print jrl's config on stdout, what became of each key on stderr. Returns the exit status: 2 for bad input."""
     parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")

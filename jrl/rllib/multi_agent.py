@@ -35,7 +35,7 @@ class Spec(NamedTuple):
 
 
 def read(value: Any, key: str) -> dict[str, Spec]:
-    """Reads `policies`: a set or list of ids, or id -> None, a config, a PolicySpec, or a tuple of its four parts.
+    """Read `policies`: a set or list of ids, or id -> None, a config, a PolicySpec, or a tuple of its four parts.
 
     Raises:
       InputError: it is something else; names the key.
@@ -72,7 +72,7 @@ def _spec(given: Any, key: str) -> Spec:
 
 
 def _source(cls: Any) -> str | None:
-    """Returns RLlib's name of the algorithm of one of its classes, given as itself, its path or its bare name.
+    """Return RLlib's name of the algorithm of one of its classes, given as itself, its path or its bare name.
 
     >>> _source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _source("ImpalaTF2Policy")
     ('dqn', 'impala')
@@ -88,12 +88,12 @@ def _source(cls: Any) -> str | None:
 
 
 def _path(cls: Any) -> str:
-    """Returns the path of a class, of which RLlib's files have `str(cls)`."""
+    """Return the path of a class, of which RLlib's files have `str(cls)`."""
     return str(cls).strip("<> ").removeprefix("class ").strip("'\" ")
 
 
 def no_class(cls: Any) -> str:
-    """Returns the message that a policy cannot have a class of its own, and what to give instead."""
+    """Return the message that a policy cannot have a class of its own, and what to give instead."""
     return (
         f"a policy's class cannot be given, got {short(_path(cls))}: {{algo: {{name: ...}}}} of the policy names "
         "another algorithm, policies_to_train those that learn"
@@ -101,7 +101,7 @@ def no_class(cls: Any) -> str:
 
 
 def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
-    """Returns the sections that a policy has by its class, in a run of RLlib's algorithm `run`; None: not known yet.
+    """Return the sections that a policy has by its class, in a run of RLlib's algorithm `run`; None: not known yet.
 
     >>> of_class(Spec(None, {}, "cql"), "ppo"), of_class(Spec(None, {}, "a3c"), "a2c")
     ({'algo': {'name': 'sac', 'conservative': True}}, {})
@@ -124,7 +124,7 @@ def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
 
 
 def _put(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
-    """Adds policies, or settings of policies, to those that are there."""
+    """Add policies, or settings of policies, to those that are there."""
     own = {n: _settings(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}
     job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), own))
 
@@ -166,7 +166,7 @@ def _modules(job: Job, key: str, value: Any) -> None:
 
 
 def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Translates the settings of one policy, which override those of its class."""
+    """Translate the settings of one policy, which override those of its class."""
     from jrl.algos import get_config_class
 
     if not isinstance(value, Mapping):

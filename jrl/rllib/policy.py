@@ -39,7 +39,7 @@ class ActionPolicy(WorkerPolicy):
         self._outputs = jax.jit(actor.algo.outputs) if actor.algo.outputs else None
 
     def _read(self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False) -> Any:
-        """Returns observations [N, *], the items of their past among them, and N."""
+        """Return observations [N, *], the items of their past among them, and N."""
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
             space = self.observation_space
             if not (isinstance(space, Tuple) and len(space.items) == 2):
@@ -63,7 +63,7 @@ class ActionPolicy(WorkerPolicy):
         self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool,
         begins: Any = None, **units: Any,
     ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:  # fmt: skip
-        """Returns (actions, state, extras); of one observation without the axis N. `units`: as of `Actor.compute`."""
+        """Return (actions, state, extras); of one observation without the axis N. `units`: as of `Actor.compute`."""
         obs, given, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
             self._actor.use(self._session.actor(self._name))
@@ -81,11 +81,11 @@ class ActionPolicy(WorkerPolicy):
         return jax.tree.map(lambda x: x[0], found) if single else found
 
     def get_initial_state(self) -> PyTree:
-        """Returns the state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
+        """Return the state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
         return jax.tree.map(lambda x: np.asarray(x)[0], _state(self._actor.start(1))) if self.recurrent else []
 
     def is_recurrent(self) -> bool:
-        """Returns `recurrent`, by RLlib's name."""
+        """Return `recurrent`, by RLlib's name."""
         return self.recurrent
 
     def compute_single_action(
@@ -93,7 +93,7 @@ class ActionPolicy(WorkerPolicy):
         explore: bool | None = None, full_fetch: bool = False, unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Returns the action for one observation, in the environment's own units. Observation statistics do not change.
+        """Return the action for one observation, in the environment's own units. Observation statistics do not change.
 
         Args:
           obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
@@ -115,7 +115,7 @@ class ActionPolicy(WorkerPolicy):
         self, observations: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
         explore: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Returns the actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
+        """Return the actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
 
         The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
         state has leading axes N. Returns (actions, state, extras) where that would return them.
@@ -130,7 +130,7 @@ class ActionPolicy(WorkerPolicy):
     def predict(
         self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, PyTree]:
-        """Returns (actions, state) of one observation [*] or of many [N, *], with SB3's arguments.
+        """Return (actions, state) of one observation [*] or of many [N, *], with SB3's arguments.
 
         Args:
           episode_start: [N] bool, or one: where an episode begins with this observation, whatever the state.
@@ -141,7 +141,7 @@ class ActionPolicy(WorkerPolicy):
         return found[0], found[1] if self._gives_state(state) else None
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
-        """Returns log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
+        """Return log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
@@ -151,7 +151,7 @@ class ActionPolicy(WorkerPolicy):
         return self.recurrent or not _is_empty(state)
 
     def _is_batch(self, observations: Mapping) -> bool:
-        """Returns whether this is a batch of one Dict space, not observations by agent."""
+        """Return whether this is a batch of one Dict space, not observations by agent."""
         space = self.observation_space
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
         return names <= set(observations) and set(observations) - names <= set(self._reader.added)
@@ -159,7 +159,7 @@ class ActionPolicy(WorkerPolicy):
     # ------------------------------------------------------------ outputs of the networks
 
     def outputs(self, observations: Any) -> dict[str, Any]:
-        """Returns the outputs of the networks for observations [N, *].
+        """Return the outputs of the networks for observations [N, *].
 
         Returns:
           Of `distribution` (batched [N]: sample(key), log_prob(action), entropy(), mode()), `value` [N] and `q` [N, A]
@@ -172,23 +172,23 @@ class ActionPolicy(WorkerPolicy):
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
-        """Returns the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
+        """Return the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
         return _pick(self.outputs(observations), "distribution")
 
     def value_function(self, observations: Any) -> np.ndarray:
-        """Returns V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
+        """Return V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
         found = self.outputs(observations)
         if "value" not in found and "q" in found:
             return np.asarray(found["q"]).max(-1)
         return np.asarray(_pick(found, "value"))
 
     def q_values(self, observations: Any) -> np.ndarray:
-        """Returns q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
+        """Return q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
         return np.asarray(_pick(self.outputs(observations), "q"))
 
     @property
     def dist_class(self) -> type | None:
-        """Returns the class of `distribution`; None for algorithms without one."""
+        """Return the class of `distribution`; None for algorithms without one."""
         if self._outputs is None:
             return None
         zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))
@@ -198,13 +198,13 @@ class ActionPolicy(WorkerPolicy):
     # ------------------------------------------------------------ parameters
 
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
-        """Returns (name, shape, count) of every array of the networks that learn."""
+        """Return (name, shape, count) of every array of the networks that learn."""
         params = self._session.learner_state(self._name).params
         name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
         return [(name(path), tuple(x.shape), int(x.size)) for path, x in jax.tree.leaves_with_path(params)]
 
     def summary(self) -> str:
-        """Returns the parameters as a table, with their sum."""
+        """Return the parameters as a table, with their sum."""
         rows = self.parameters()
         shown = [(name, str(shape), count) for name, shape, count in rows]
         shown.append(("in all", "", sum(count for _, _, count in rows)))
@@ -223,5 +223,5 @@ def _state(memory: Memory) -> PyTree:
 
 
 def _is_empty(state: PyTree) -> bool:
-    """Returns whether no state is given: RLlib's programs pass [] to policies without one."""
+    """Return whether no state is given: RLlib's programs pass [] to policies without one."""
     return state is None or (isinstance(state, list | tuple) and not state)

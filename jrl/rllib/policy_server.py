@@ -27,7 +27,7 @@ _DTYPES = {"float16": "float32", "float64": "float32", "int64": "int32"}
 
 
 def is_named(value: Any, name: str = NAME) -> bool:
-    """Returns whether a value is the class of that name, its path, or a function that makes one."""
+    """Return whether a value is the class of that name, its path, or a function that makes one."""
     if isinstance(value, str):
         return re.split(r"[.:]", value)[-1] == name
     code = getattr(value, "__code__", None)
@@ -36,7 +36,7 @@ def is_named(value: Any, name: str = NAME) -> bool:
 
 
 def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns (host, port) of a PolicyServerInput; None for what is not known.
+    """Return (host, port) of a PolicyServerInput; None for what is not known.
 
     Args:
       value: the path of the class; or a function, which is called with the IOContext of the first worker and a class
@@ -61,7 +61,7 @@ def address(value: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def space(given: Any, key: str) -> dict[str, Any]:
-    """Returns a space as `external.observation` and `external.action` write it.
+    """Return a space as `external.observation` and `external.action` write it.
 
     Args:
       given: a space of Gymnasium, its text as in params.json, or the written form.
@@ -108,7 +108,7 @@ def _box(given: Any, acts: bool) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Returns the Gymnasium space of a text. Raises ValueError, TypeError, SyntaxError, AttributeError.
+    """Return the Gymnasium space of a text. Raises ValueError, TypeError, SyntaxError, AttributeError.
 
     >>> _parsed("Discrete(2)"), _parsed("Box([-4.8 -inf], [4.8 inf], (2,), float32)").shape
     (Discrete(2), (2,))

@@ -107,13 +107,13 @@ def _env_config(job: Job, key: str, value: Any) -> None:
 
 
 def _unwrapped(options: Any) -> Mapping[str, Any]:
-    """Returns an env_config without the `config` around it that some examples have."""
+    """Return an env_config without the `config` around it that some examples have."""
     found = options if isinstance(options, Mapping) else {}
     return found["config"] if isinstance(found.get("config"), Mapping) else found
 
 
 def _example(job: Job) -> str | None:
-    """Returns jrl's environment for an environment of RLlib's examples."""
+    """Return jrl's environment for an environment of RLlib's examples."""
     given = job.raw.get("env")
     path = registry.importable_name(given) if isinstance(given, str | type) else None
     if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):
@@ -314,7 +314,7 @@ def _activation(job: Job, key: str, value: Any) -> None:
 
 
 def _of_policy(job: Job, key: str, value: Any, last: str, ours: str) -> None:
-    """Translates a key of networks that jrl makes alike for policy and critics: the policy's value counts."""
+    """Translate a key of networks that jrl makes alike for policy and critics: the policy's value counts."""
     policy, critics = (job.given.get(f"{model}.{last}") for model in (_POLICY, _CRITICS))
     of_model = key.startswith("model.")
     if job.algo not in WITH_CRITICS and not of_model:
@@ -476,7 +476,7 @@ def _input(job: Job, key: str, value: Any) -> None:
 
 
 def _clients(job: Job, key: str, value: Any) -> None:
-    """Makes the section `external` of an input that is PolicyServerInput: a run of `python -m jrl.serve`."""
+    """Make the section `external` of an input that is PolicyServerInput: a run of `python -m jrl.serve`."""
     config = job.given.get("input_config")
     host, port = policy_server.address(value, config if isinstance(config, Mapping) else {})
     note = "clients play: start it with python -m jrl.serve CONFIG; they use PolicyClient of jrl/serve/client.py"

@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the newest name, by which rules know the row."""
+        """Return the newest name, by which rules know the row."""
         return self.names[0]
 
 
@@ -62,18 +62,18 @@ def same(section: str, names: str, **more: Any) -> list[Row]:
 
 
 def own(method: str, section: str, names: str, **more: str) -> list[Row]:
-    """Makes the rows of arguments that RLlib does not have: fields of a section, and others with their keys."""
+    """Make the rows of arguments that RLlib does not have: fields of a section, and others with their keys."""
     keys = {name: f"{section}.{name}" for name in names.split()} | more
     return [Row((), key, by=method, argument=name, key=key) for name, key in keys.items()]
 
 
 def _models(name: str) -> str:
-    """Returns the names of a key of the model, which RNNSAC has once for each of its networks."""
+    """Return the names of a key of the model, which RNNSAC has once for each of its networks."""
     return f"model.{name} policy_model_config.{name} policy_model.{name} q_model_config.{name} Q_model.{name}"
 
 
 def schedule(job: Any, value: Any) -> Any:
-    """Returns a number or schedule [[step, number], ...], which begins with step 0."""
+    """Return a number or schedule [[step, number], ...], which begins with step 0."""
     if not isinstance(value, list | tuple) or not value:
         return value
     points = [list(point) if isinstance(point, list | tuple) else point for point in value]
@@ -707,7 +707,7 @@ CONTAINERS = {name: key.name for name, key in KEYS.items() if key.note == _INSID
 
 
 def markdown() -> str:
-    """Returns the table of docs/rllib-users.md."""
+    """Return the table of docs/rllib-users.md."""
     lines = []
     for title, keys in GROUPS.items():
         lines += [f"### {title}", "", "| RLlib | jrl | |", "| --- | --- | --- |"]

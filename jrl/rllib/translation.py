@@ -113,7 +113,7 @@ class Job:
 
     @cached_property
     def has_one_policy(self) -> bool:
-        """Returns whether the run has one policy, by RLlib's name for it."""
+        """Return whether the run has one policy, by RLlib's name for it."""
         given = self.given.get("policies")
         return given is not None and not isinstance(given, str) and set(given) <= {DEFAULT_POLICY}
 
@@ -139,16 +139,16 @@ class Job:
         return Sizes(self)
 
     def settled(self, ours: str) -> Any:
-        """Returns the value of a key in `base`; None: it is not set there."""
+        """Return the value of a key in `base`; None: it is not set there."""
         return value_at(self.base, ours)
 
     def count(self, ours: str) -> int | None:
-        """Returns the value of a key in `base` if it is a whole number above 0."""
+        """Return the value of a key in `base` if it is a whole number above 0."""
         found = self.settled(ours)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
     def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
-        """Returns the number given for a key; None: there is none, or it was reported as a fault."""
+        """Return the number given for a key; None: there is none, or it was reported as a fault."""
         name = KEYS[key].name
         value, key = self.given.get(name), self.spelled.get(name, key)
         if value is None or value == "auto":
@@ -161,7 +161,7 @@ class Job:
     # ------------------------------------------------------------ results of rules
 
     def put(self, key: str, ours: str, value: Any, note: str = "") -> None:
-        """Sets a key of jrl, unless the run has no use for it, and adds the line."""
+        """Set a key of jrl, unless the run has no use for it, and adds the line."""
         section, _, name = ours.partition(".")
         if section == "algo" and name != "name" and name not in self.fields:
             return self.drop(key, f"{self.algo} has no {name}")
@@ -179,7 +179,7 @@ class Job:
         return self.say(key, f"{self.inside}{ours}", value, note)
 
     def say(self, key: str, ours: str, value: Any, note: str = "") -> None:
-        """Adds the line of a key that becomes a value of jrl's."""
+        """Add the line of a key that becomes a value of jrl's."""
         self.lines.append(f"{self.prefix}{key} -> {ours}: {shown(value)}" + (f"  ({note})" if note else ""))
 
     def _no_use(self, section: str, name: str) -> str | None:
@@ -192,7 +192,7 @@ class Job:
         return None
 
     def set(self, ours: str, value: Any, key: str) -> None:
-        """Sets a key of jrl without a line; a mapping takes the place of the one before."""
+        """Set a key of jrl without a line; a mapping takes the place of the one before."""
         section, _, name = ours.partition(".")
         if isinstance(value, Mapping):
             self.tree.setdefault(section, {})[name] = dict(value)
@@ -201,11 +201,11 @@ class Job:
         self.origins[ours] = key
 
     def drop(self, key: str, reason: str) -> None:
-        """Reports that nothing follows from a key."""
+        """Report that nothing follows from a key."""
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
 
     def lack(self, key: str, reason: str) -> None:
-        """Reports that jrl lacks what a key asks for, so that something else would be learned without it."""
+        """Report that jrl lacks what a key asks for, so that something else would be learned without it."""
         self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
         self.lacking.append(f"{self.prefix}{key}: {reason}")
 
@@ -214,13 +214,13 @@ class Job:
         self.faults += [fault] if fault not in self.faults else []
 
     def take_report(self, inner: "Job") -> None:
-        """Adds the report of a translation of nested keys."""
+        """Add the report of a translation of nested keys."""
         self.lines += inner.lines
         self.faults += inner.faults
         self.lacking += inner.lacking
 
     def steps(self, number: int) -> str:
-        """Describes so many steps, or updates, by which the run counts."""
+        """Describe so many steps, or updates, by which the run counts."""
         return counted(number, "update") if self.from_data else f"{number} steps"
 
 
@@ -284,7 +284,7 @@ class Sizes:
         return min(plan.divisors(self.steps), key=lambda n: abs(math.log(n / given)))
 
     def _counts(self, job: Job) -> list[int]:
-        """Returns the numbers of minibatches into which the rows of a device can be cut."""
+        """Return the numbers of minibatches into which the rows of a device can be cut."""
         envs = self.num_envs // (self.devices if self.shared else 1)
         whole = traits(job.config_class).whole_sequences  # IMPALA's are of columns
         parts = self.steps if self.sequence is None else self.steps // self.sequence
@@ -293,7 +293,7 @@ class Sizes:
         return [n for n in plan.divisors(envs * parts) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
-        """Sets the rate of updates: RLlib learns once after a fragment of every environment, or by training_intensity.
+        """Set the rate of updates: RLlib learns once after a fragment of every environment, or by training_intensity.
 
         Where `base` has a rate of updates, a fragment only counts the steps before them.
         """
@@ -316,7 +316,7 @@ class Sizes:
         self.rows = self.train_every
 
     def iteration(self, job: Job) -> int:
-        """Returns the environment steps of one train() of RLlib; updates, where the run learns from data alone."""
+        """Return the environment steps of one train() of RLlib; updates, where the run learns from data alone."""
         if job.from_data:
             trained = job.number("min_train_timesteps_per_iteration", least=0) or 0
             sampled = job.number("min_sample_timesteps_per_iteration", least=0) or 0
@@ -329,7 +329,7 @@ class Sizes:
         return max(1, math.ceil(least / rows)) * rows
 
     def updates_of(self, job: Job, steps: float, *, trained: bool = False) -> int:
-        """Returns the updates from data after which RLlib has counted so many steps.
+        """Return the updates from data after which RLlib has counted so many steps.
 
         RLlib counts a batch for each iteration as sampled, and for each update as trained.
         """
@@ -343,7 +343,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers the rule of the rows with these newest names."""
+    """Register the rule of the rows with these newest names."""
 
     def register(found: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, found))
@@ -353,7 +353,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def translate(job: Job, names: Iterable[str] | None = None) -> None:
-    """Translates every given key, or those named: by its rule, as a move, or with the reason why not."""
+    """Translate every given key, or those named: by its rule, as a move, or with the reason why not."""
     for spelled in job.raw if names is None else names:
         row, value = KEYS.get(spelled), job.raw[spelled]
         if row is None:
@@ -372,7 +372,7 @@ def translate(job: Job, names: Iterable[str] | None = None) -> None:
 
 
 def _translate(job: Job, row: Row, spelled: str, value: Any) -> None:
-    """Translates a key by its row: checks the value, and applies the rule or converts it."""
+    """Translate a key by its row: checks the value, and applies the rule or converts it."""
     for reason, holds in row.unless.items():
         if holds(job, value):
             return job.drop(spelled, reason.format(algo=job.algo, value=shown(value)))
@@ -407,7 +407,7 @@ def _unknown(job: Job, key: str) -> None:
 
 
 def begin(job: Job) -> None:
-    """Sets what follows from the algorithm's name: its core, and RLlib's default sequences."""
+    """Set what follows from the algorithm's name: its core, and RLlib's default sequences."""
     for key, value in job.implied.items():
         _translate(job, KEYS[key], f"{job.source.upper()}'s {key}", value)
     if job.asked_core and not any(job.given.get(key) for key in SWITCHES):
@@ -415,7 +415,7 @@ def begin(job: Job) -> None:
 
 
 def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
+    """Yield keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
     for name, value in data.items():
         name = CONTAINERS.get(str(name), str(name))
         if name in CONTAINERS and isinstance(value, Mapping) and value:
@@ -425,24 +425,24 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def asks(value: Any) -> bool:
-    """Returns whether the value of a key asks for something: RLlib also writes its own classes, and what is off."""
+    """Return whether the value of a key asks for something: RLlib also writes its own classes, and what is off."""
     return bool(value) and "ray.rllib." not in str(value)
 
 
 def shown(value: Any) -> str:
-    """Returns a value as text for a line."""
+    """Return a value as text for a line."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """Returns the value of a dotted key in a tree; None: it is not set there."""
+    """Return the value of a dotted key in a tree; None: it is not set there."""
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """Returns the tree of one key.
+    """Return the tree of one key.
 
     >>> nested("algo.lr", 0.1)
     {'algo': {'lr': 0.1}}

@@ -79,7 +79,7 @@ class _Trial:
         self.algorithm.save(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Loads weights, optimizer and counters of the checkpoint; hyper-parameters are of this trial's config."""
+        """Load weights, optimizer and counters of the checkpoint; hyper-parameters are of this trial's config."""
         if self._algorithm is not None:
             self._algorithm.restore(checkpoint)
         else:
@@ -104,7 +104,7 @@ class _Trial:
 
 
 def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
-    """Makes a subclass of `ray.tune.Trainable` that trains an algorithm.
+    """Make a subclass of `ray.tune.Trainable` that trains an algorithm.
 
     One step is one `Algorithm.train`, whose result Tune gets. Its checkpoints are the Algorithm's: `jrl.load` opens
     them. The resources that it asks for follow from the config: see `resources`.
@@ -127,7 +127,7 @@ def _objects(space: Any) -> dict[str, Any]:
 
 
 def resources(cfg: _RunConfig) -> Any:
-    """Returns the resources that a trial reserves, a `ray.tune.PlacementGroupFactory`.
+    """Return the resources that a trial reserves, a `ray.tune.PlacementGroupFactory`.
 
     The first bundle is of the process that learns: a CPU, and in a cluster with GPUs one for each device of
     `devices.learners` and `devices.actors`, which is one unless they are given. Each environment runner, for training
@@ -146,7 +146,7 @@ def resources(cfg: _RunConfig) -> Any:
 
 
 def _use_reserved_devices() -> None:
-    """Limits jax, before it looks for devices, to those reserved for this trial, and to its share of a shared one."""
+    """Limit jax, before it looks for devices, to those reserved for this trial, and to its share of a shared one."""
     import jax
     import ray
 
@@ -160,7 +160,7 @@ def _use_reserved_devices() -> None:
 
 
 def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
-    """Reads the first variants of a search space. Raises InputError."""
+    """Read the first variants of a search space. Raises InputError."""
     import numpy as np
     from ray.tune.search.variant_generator import generate_variants
 
@@ -177,7 +177,7 @@ def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
 
 
 def _with_registered(fn: Callable) -> Callable:
-    """Wraps `fn`, a function form, so that its process knows the user's registered objects, too."""
+    """Wrap `fn`, a function form, so that its process knows the user's registered objects, too."""
     registered = registry.all_registered()
 
     @functools.wraps(fn)
@@ -189,7 +189,7 @@ def _with_registered(fn: Callable) -> Callable:
 
 
 def _made(given: Any, space: Any = None) -> Any:
-    """Returns what Tune takes in the place of a name, an Algorithm class or a trainable."""
+    """Return what Tune takes in the place of a name, an Algorithm class or a trainable."""
     if isinstance(given, type) and issubclass(given, Algorithm):
         return trainable(given, space)
     if isinstance(given, type) and issubclass(given, _Trial):  # with what is registered now
@@ -204,7 +204,7 @@ def _made(given: Any, space: Any = None) -> Any:
 
 
 def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
-    """Returns the trainable and the search space for Tune. Raises InputError."""
+    """Return the trainable and the search space for Tune. Raises InputError."""
     _ray_tune()
     if isinstance(space, AlgorithmConfig):
         if isinstance(given, str) and algos.spelled(given) == space.algo_name and space.algo_class:
@@ -220,24 +220,24 @@ def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
 
 
 def with_resources(trainable: Any, resources: Any) -> Any:
-    """Calls `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
+    """Call `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
     return _ray_tune().with_resources(_made(trainable), resources)
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Any:
-    """Calls `ray.tune.with_parameters`, of a function form. What is registered now travels with it."""
+    """Call `ray.tune.with_parameters`, of a function form. What is registered now travels with it."""
     return _ray_tune().with_parameters(_made(trainable), **parameters)
 
 
 def run(run_or_experiment: Any, *, config: Any = None, **keywords: Any) -> Any:
-    """Calls `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
+    """Call `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
     made, space = _prepared(run_or_experiment, config)
     _begin_ray()
     return _ray_tune().run(made, config=space, **keywords)
 
 
 def _begin_ray() -> None:
-    """Begins Ray as Tune itself would, but on the loopback; unless there is one, here or under $RAY_ADDRESS."""
+    """Begin Ray as Tune itself would, but on the loopback; unless there is one, here or under $RAY_ADDRESS."""
     import ray
 
     is_elsewhere = os.environ.get("RAY_ADDRESS") or os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1"
@@ -273,7 +273,7 @@ def _tuner() -> type:
 
         @classmethod
         def restore(cls, path: str, trainable: Any, *args: Any, param_space: Any = None, **keywords: Any) -> Any:
-            """Restores as Tune's does, with the trainable and the param_space that `Tuner` was given."""
+            """Restore as Tune's does, with the trainable and the param_space that `Tuner` was given."""
             trainable, param_space = _prepared(trainable, param_space, check=False)
             return super().restore(path, trainable, *args, param_space=param_space, **keywords)
 

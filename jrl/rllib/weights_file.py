@@ -16,7 +16,7 @@ from jrl.types import PyTree
 def read_weights(
     path: Path, mapping: Mapping[str, str] | None, weights: Mapping[str, PyTree]
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Puts the arrays of a file in the place of parameters: see `Algorithm.import_weights`.
+    """Put the arrays of a file in the place of parameters: see `Algorithm.import_weights`.
 
     Args:
       weights: by field, as `Session.get_weights` returns them.

@@ -13,7 +13,7 @@ from PIL import Image
 
 from jrl import config, data
 from jrl.data.__main__ import main as command
-from jrl.data.findings import findings
+from jrl.data.findings import check_data
 from jrl.data.spaces_json import space_from_gymnasium, space_to_gymnasium
 from jrl.errors import InputError
 from jrl.run.session import Session
@@ -45,7 +45,7 @@ def test_d4rl_to_the_bit(tmp_path, spaces, compress):
 
 
 def test_d4rl_holds_no_trees(tmp_path):
-    with pytest.raises(InputError, match="observations, actions of the data set are a tree: write jrl or minari"):
+    with pytest.raises(InputError, match="observations, actions of the data set are trees: write jrl or minari"):
         data.write(stores.store(stores.NESTED), tmp_path / "x.hdf5", format="d4rl")
     assert not list(tmp_path.iterdir())
 
@@ -199,13 +199,16 @@ def test_spaces_of_gymnasium_come_back(space):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"type": "Text", "max_length": 3}, "x: spaces of the type Text are not read: use Box"),
-        ({"type": "Dict", "subspaces": {"a/b": {"type": "MultiBinary", "n": 2}}}, "must not have a /"),
-        ({"type": "Tuple", "subspaces": [{"type": "Discrete"}]}, r"x\[0\]: .* is no space of Gymnasium's \('n'\)"),
+        ({"type": "Text", "max_length": 3}, "x: expected Box, .* got a space of the type Text"),
+        ({"type": "Dict", "subspaces": {"a/b": {"type": "MultiBinary", "n": 2}}}, "not empty and without /"),
+        ({"type": "Tuple", "subspaces": [{"type": "Discrete"}]}, r"x\[0\]: expected a Gymnasium space, .* \('n'\)"),
         ({"type": "Discrete", "n": -2}, "expected a size of 1"),
-        ([], "is no space of Gymnasium's"),
-        ({"type": "Box", "dtype": "O", "shape": [1], "low": [0], "high": [1]}, "no dtype of numbers"),
-        ({"type": "Box", "dtype": "float32", "shape": [3], "low": [0, 1], "high": [1, 1, 1]}, "a bound does not have"),
+        ([], "expected a Gymnasium space"),
+        ({"type": "Box", "dtype": "O", "shape": [1], "low": [0], "high": [1]}, "expected a dtype of numbers"),
+        (
+            {"type": "Box", "dtype": "float32", "shape": [3], "low": [0, 1], "high": [1, 1, 1]},
+            "a bound with one element",
+        ),
     ],
 )
 def test_spaces_that_are_none(found, message):
@@ -257,14 +260,14 @@ BAD_MINARI = {
     ),
     "rewards of two": (
         lambda p: put(main(p)["episode_3"], "rewards", np.zeros((2, 2))),
-        "episode 3: rewards, terminations and truncations need one number for each step",
+        "episode 3: rewards, terminations and truncations: expected one number for each step",
     ),
     "no JSON": (lambda p: (p / "data" / "metadata.json").write_text("{"), "metadata.json is damaged .*fetch it again"),
     "no episodes": (lambda p: edit(p, total_episodes=0), "metadata.json is damaged .it has no episodes"),
-    "no space": (lambda p: edit(p, observation_space=None), "has no observation_space: write the data set anew"),
+    "no space": (lambda p: edit(p, observation_space=None), "has no observation_space: write the data set again"),
     "other space": (
         lambda p: edit(p, jrl=None, action_space='{"type": "Text"}'),
-        "action_space: spaces of the type Text",
+        "action_space: expected Box, .* got a space of the type Text",
     ),
     "our spaces": (lambda p: edit(p, jrl={"observation": {}}), "metadata.json is damaged"),
     "format": (lambda p: edit(p, data_format="csv"), "0 is missing: .*metadata.json says 5 episodes"),
@@ -281,7 +284,7 @@ def test_a_bad_minari_directory_is_one_error(written, case):
 
 
 def test_a_directory_that_is_none(tmp_path):
-    with pytest.raises(InputError, match="is no Minari data set: data/metadata"):
+    with pytest.raises(InputError, match="is not a Minari data set: data/metadata"):
         data.read(tmp_path, format="minari")
 
 
@@ -295,9 +298,9 @@ def test_infos_and_ends_that_cannot_be_kept_are_noted(written):
     store = data.read(written)
     assert list(store.columns) == ["log_prob", "state"] and sorted(store.labels) == ["policy", "seed"]
     for part in [
-        "the info odd is not a number or array for each step, and was left out",
-        "the info alone is not alike in all episodes, and was left out",
-        "episodes go on behind a termination",
+        "the info odd was left out: it is not a number or array for each step",
+        "the info alone was left out: it differs between episodes",
+        "episodes continue after a termination",
         "the label place is not alike",
         "the info log_prob of resets was left out",
     ]:
@@ -347,7 +350,7 @@ def test_without_next_observations_what_is_unknown_is_dropped_or_repeated(tmp_pa
     assert store.columns["log_prob"].tolist() == [-9, -8, -7, 0, -6, -5, -4, 0, -2, 0]
     assert store.terminated.tolist() == [True, False, False] and store.truncated.tolist() == [False, True, False]
     assert store.observation == Box((2,)) and store.action_space == Box((1,), "float32", -1.0, 1.0)
-    assert len(store.notes) == 2 and "of 2 episodes without a true end the last transition" in store.notes[0]
+    assert len(store.notes) == 2 and "the last transition of 2 episodes without a true end" in store.notes[0]
 
 
 def test_with_next_observations_all_is_kept(tmp_path):
@@ -366,7 +369,7 @@ def test_rows_that_do_not_join_are_cuts(tmp_path):
     store = data.read(path)
     assert store.lengths().tolist() == [3, 4, 2] and not store.truncated.any()
     (note,) = store.notes
-    assert note.startswith("at 1 place the next observation is not that of the following step: the episode was cut")
+    assert note.startswith("at 1 place the next observation differs from the following step's: the episode was cut")
 
 
 @pytest.mark.parametrize("rounding", [1e-9, -6e-8, np.float32])
@@ -425,13 +428,13 @@ ENDS = {  # what is made of the true timeouts, and what is found
 def test_ends_in_other_rows_are_found_by_the_jumps_of_observations(tmp_path, capsys, case, following):
     timeouts, expected = ENDS[case]
     path = pendulum_file(tmp_path / "x.hdf5", timeouts, following=following)
-    found = [finding for finding in findings(data.read(path)) if finding.kind == "ends in other rows"]
+    found = [finding for finding in check_data(data.read(path)) if finding.kind == "ends in other rows"]
     if following and case == "none":
         expected = ""  # the reader cuts there, and notes it
     if following and case in ("late", "early"):
         expected = "a row too early or too late"
     assert len(found) == bool(expected)
-    assert not found or (re.search(r"\d+ (of|steps inside of) ", found[0].what) and expected in found[0].mend)
+    assert not found or (re.search(r"\d+ (of|steps inside of) ", found[0].what) and expected in found[0].fix)
     assert command(["inspect", str(path)]) == 0
     assert expected in capsys.readouterr().out
     if not expected:
@@ -457,9 +460,9 @@ BAD_D4RL = {
     "rows": ({"terminals": np.zeros(8)}, r"terminated: expected the shape \(9,\), got \(8,\)"),
     "last rows": (
         {"metadata/last_rows": np.array([5, 3, 8])},
-        "last_rows does not rise to the last of 9 rows",
+        "last_rows to rise to the last of 9 rows",
     ),
-    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "not a label for each episode"),
+    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "a label for each episode"),
     "wide": ({"rewards": np.zeros((9, 2))}, r"rewards: expected the shape \(9,\), got \(9, 2\)"),
     "next": ({"next_observations": np.zeros((9, 3))}, r"next observations: expected the shape \(9, 2\), got \(9, 3\)"),
     "nothing": (
@@ -467,10 +470,10 @@ BAD_D4RL = {
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
         "observations, actions, terminals: there are no rows",
     ),
-    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "there is no whole transition in it"),
+    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "expected transitions with next observations"),
     "minari": (
         dict.fromkeys(("observations", "actions", "rewards", "terminals")) | {"episode_0/rewards": np.zeros(2)},
-        "is the file of a Minari data set: give the directory",
+        "is a file of a Minari data set: give the directory",
     ),
 }
 
@@ -486,7 +489,7 @@ def test_a_bad_d4rl_file_is_one_error(tmp_path, case):
 def test_a_truncated_d4rl_file_and_one_of_texts(tmp_path):
     path = flat_file(tmp_path / "x.hdf5")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"x\.hdf5 is damaged .*: fetch it again, or write it anew"):
+    with pytest.raises(InputError, match=r"x\.hdf5 is damaged .*: download or write it again"):
         data.read(path)
     (tmp_path / "y.hdf5").write_text("no data")
     with pytest.raises(InputError, match=r"y\.hdf5 is damaged"):

@@ -32,5 +32,5 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(module), own)
     hints = importlib.import_module("jrl.rllib.hints")
     if name in hints.HINTS["jrl"]:
-        raise hints.missing(sys.modules[__name__], name, "jrl")
+        raise hints.build_error(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

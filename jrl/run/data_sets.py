@@ -175,8 +175,8 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
             first = int(np.argmax(rows))
             raise InputError(
                 f"data.input: {store.name}: {f'{what} {path}'.strip()}: expected {leaf}, got "
-                f"{str(x[first].tolist())[:80]} in {findings.describe_rows(store, rows)}: python -m jrl.data inspect shows "
-                "what is in the data"
+                f"{str(x[first].tolist())[:80]} in {findings.describe_rows(store, rows)}: python -m jrl.data inspect "
+                "shows what is in the data"
             )
         with np.errstate(invalid="ignore", over="ignore"):  # final rows of actions, which nothing reads
             arrays.append(x.astype(leaf.dtype, copy=False))

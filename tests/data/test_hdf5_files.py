@@ -245,11 +245,11 @@ def truncate(path):
 
 
 BAD_MINARI = {
-    "truncated": (truncate, r"main_data.hdf5 is damaged .*: fetch it again"),
+    "truncated": (truncate, r"main_data.hdf5 is damaged .*: download or write it again"),
     "no file": (lambda p: (p / "data" / "main_data.hdf5").unlink(), "main_data.hdf5 cannot be read"),
-    "no rewards": (lambda p: main(p).__delitem__("episode_2/rewards"), "episode 2 is damaged .*rewards.*fetch"),
+    "no rewards": (lambda p: main(p).__delitem__("episode_2/rewards"), "episode 2 is damaged .*rewards.*download"),
     "no observations": (lambda p: main(p).__delitem__("episode_1/observations"), "episode 1 is damaged .*observations"),
-    "episodes gone": (lambda p: main(p).__delitem__("episode_4"), "has 4 episodes, where metadata.json says 5"),
+    "episodes gone": (lambda p: main(p).__delitem__("episode_4"), "expected 5 episodes by metadata.json, got 4"),
     "observations short": (
         lambda p: put(main(p)["episode_0"], "observations", np.zeros((3, 3), np.float32)),
         r"mine-v0: episode 0: observations: expected the shape \(4, 3\), got \(3, 3\), for 3 steps",
@@ -262,7 +262,7 @@ BAD_MINARI = {
         lambda p: put(main(p)["episode_3"], "rewards", np.zeros((2, 2))),
         "episode 3: rewards, terminations and truncations: expected one number for each step",
     ),
-    "no JSON": (lambda p: (p / "data" / "metadata.json").write_text("{"), "metadata.json is damaged .*fetch it again"),
+    "no JSON": (lambda p: (p / "data" / "metadata.json").write_text("{"), "metadata.json is damaged .*download"),
     "no episodes": (lambda p: edit(p, total_episodes=0), "metadata.json is damaged .it has no episodes"),
     "no space": (lambda p: edit(p, observation_space=None), "has no observation_space: write the data set again"),
     "other space": (
@@ -270,7 +270,7 @@ BAD_MINARI = {
         "action_space: expected Box, .* got a space of the type Text",
     ),
     "our spaces": (lambda p: edit(p, jrl={"observation": {}}), "metadata.json is damaged"),
-    "format": (lambda p: edit(p, data_format="csv"), "0 is missing: .*metadata.json says 5 episodes"),
+    "format": (lambda p: edit(p, data_format="csv"), "0 is missing: .*metadata.json has 5 episodes"),
 }
 
 
@@ -301,7 +301,7 @@ def test_infos_and_ends_that_cannot_be_kept_are_noted(written):
         "the info odd was left out: it is not a number or array for each step",
         "the info alone was left out: it differs between episodes",
         "episodes continue after a termination",
-        "the label place is not alike",
+        "the label place was left out: it differs",
         "the info log_prob of resets was left out",
     ]:
         assert sum(part in note for note in store.notes) == 1
@@ -455,7 +455,7 @@ def test_an_episode_of_a_single_cut_row_goes(tmp_path):
 
 
 BAD_D4RL = {
-    "missing": ({"rewards": None, "actions": None}, "has no actions: .*this one has observations"),
+    "missing": ({"rewards": None, "actions": None}, "has no actions: .*got observations"),
     "no ends": ({"timeouts": None}, "has neither timeouts nor next_observations"),
     "rows": ({"terminals": np.zeros(8)}, r"terminated: expected the shape \(9,\), got \(8,\)"),
     "last rows": (
@@ -468,7 +468,7 @@ BAD_D4RL = {
     "nothing": (
         {n: np.zeros((0, 2)[: 1 + (n == "observations")]) for n in ("observations", "actions", "rewards")}
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
-        "observations, actions, terminals: there are no rows",
+        "observations, actions, terminals: expected a row for each step",
     ),
     "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "expected transitions with next observations"),
     "minari": (

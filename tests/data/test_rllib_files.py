@@ -132,7 +132,7 @@ def test_files_of_one_data_set_are_read_together(tmp_path):
 def test_a_column_with_the_name_of_another_is_refused(tmp_path):
     expected = store()
     expected.columns["t"] = expected.columns.pop("vf_preds")
-    with pytest.raises(InputError, match="the columns t are RLlib's own"):
+    with pytest.raises(InputError, match="the columns t have another meaning in RLlib"):
         data.write(expected, tmp_path / "x.json", "rllib-json")
     assert not (tmp_path / "x.json").exists()
 
@@ -182,7 +182,7 @@ def test_older_columns_are_understood(tmp_path):
 
 
 def test_numbers_are_given_in_the_order_of_appearance():
-    assert transitions.numbered(np.array([5, 5, 2, 9, 2]), np.array([*"aabaa"])).tolist() == [0, 0, 1, 2, 3]
+    assert transitions.number_groups(np.array([5, 5, 2, 9, 2]), np.array([*"aabaa"])).tolist() == [0, 0, 1, 2, 3]
 
 
 # ---------------------------------------------------------------- bad files
@@ -193,7 +193,7 @@ BAD = {
     "cut off": (json.dumps(batch())[:60], "line 2: the line is damaged or cut off"),
     "nested": ("[" * 10**6, "line 2: this is not a line of RLlib"),
     "no rewards": (batch(rewards=None), "line 2: the column rewards is missing, but other lines have it"),
-    "short": (batch(actions=[0, 1]), "line 2: column actions: it has not 3 rows"),
+    "short": (batch(actions=[0, 1]), "line 2: column actions: expected 3 rows"),
     "ragged": (batch(obs=[[0.0], [1.0, 2.0], [2.0]]), "line 2: column obs: expected rows of one shape"),
     "objects": (batch(obs=[[0.0], None, [2.0]]), "line 2: column obs: expected rows of one shape|expected numbers"),
     "other shape": (
@@ -224,14 +224,14 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
     path = data.write(store(), tmp_path / name, format_of(name))
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InputError, match=f"{name}.*(damaged|no transition)"):
+    with pytest.raises(InputError, match=f"{name}.*(damaged|expected transitions)"):
         data.read(path)
 
 
 def test_archives_need_members_of_json(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("model.bin", b"abc")
-    with pytest.raises(InputError, match=r"no member NAME\.json"):
+    with pytest.raises(InputError, match=r"a member NAME\.json"):
         data.read(tmp_path / "x.zip")
     with zipfile.ZipFile(tmp_path / "y.zip", "w") as archive:
         archive.writestr("../../y.json", json.dumps(batch()))

@@ -133,7 +133,7 @@ HOSTILE = {  # none of which pickle.dumps writes: content and error
     "negative sizes": (reduced("_frombuffer", b"C\x04abcd", DTYPE, b"J\xff\xff\xff\xff\x85\x8c\x01C") + b".", "shape"),
     "bytes that are not there": (b"\x8e" + struct.pack("<Q", 2**62) + b"abc.", "damaged"),
     "a frame that is not there": (b"\x80\x04\x95" + struct.pack("<Q", 2**62) + EMPTY + b".", "damaged"),
-    "a place far away": (b"K\x01r\xff\xff\xff\x7f.", "leaves places"),
+    "a place far away": (b"K\x01r\xff\xff\xff\x7f.", "skips indices"),
     "a place that is empty": (b"h\x07.", "a missing object"),
     "a dict in itself": (b"}\x94\x8c\x01ah\x00s.", "more than once"),
     "tuples of tuples": (SHARED_TUPLES + b".", "more than once"),
@@ -198,7 +198,7 @@ def test_what_a_frame_unpacks_to_has_a_limit(monkeypatch):
     text = packed_arrays.pack(np.zeros(2**21))
     assert packed_arrays.unpack(text).nbytes == 2**24
     monkeypatch.setattr(packed_arrays, "_SMALL", 2**10)
-    monkeypatch.setattr(files, "most", lambda: 2**23)
+    monkeypatch.setattr(files, "size_limit", lambda: 2**23)
     with pytest.raises(RefusedData, match="larger than the memory takes"):
         packed_arrays.unpack(text)
 

@@ -233,7 +233,7 @@ def test_an_odd_column_of_a_table_is_one_error(tmp_path):
     for name, column, message in (
         ("rewards", pyarrow.array([[1.0, 2.0]] * 5), "rewards: expected one number for each of 5 steps"),
         ("rewards", pyarrow.array([{"a": 1.0}] * 5), "rewards: expected one number for each of 5 steps"),
-        ("rewards", pyarrow.array(["x"] * 5), "column rewards: it is a text"),
+        ("rewards", pyarrow.array(["x"] * 5), "column rewards: expected base64"),
         ("eps_id", pyarrow.array(["a" * 2000] * 5), "its ids: expected texts of at most 1000 characters"),
         ("eps_id", pyarrow.array([None, *["a"] * 4]), "column eps_id: some rows are empty"),
         ("terminateds", pyarrow.array([[True, False]] * 5), "terminateds: expected one number for each of 5"),

@@ -48,7 +48,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
         if {*table.column_names} != {*first}:
             got, expected = ", ".join(table.column_names), ", ".join(first)
             raise InputError(
-                f"data: {path}: expected the columns {expected} of {tables[0][0]}, got {got}: read one set"
+                f"data: {path}: expected the columns {expected} of {tables[0][0]}, got {got}: read them separately"
             )
     if _EPISODES in first:
         return _build_episode_store(((path, x.as_py()) for path, table in tables for x in table[_EPISODES]), name)

@@ -59,9 +59,6 @@ def _build_parser(name: str, description: str, *, out: str = "", to: str | None 
     return p
 
 
-# ---------------------------------------------------------------- commands
-
-
 def _build_inspect() -> Any:
     p = _build_parser("inspect", "Summarise a data set, and list its faults and possible faults, each with a fix.")
     p.add_argument("--json", action="store_true", help="print one JSON object")
@@ -153,9 +150,6 @@ def _build_rewrite(name: str) -> Any:
         return 0
 
     return p, run
-
-
-# ---------------------------------------------------------------- reading and writing
 
 
 def _read(args: argparse.Namespace) -> "EpisodeStore":

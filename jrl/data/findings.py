@@ -30,15 +30,12 @@ class Finding(NamedTuple):
 def check_data(store: EpisodeStore) -> list[Finding]:
     """Return all findings of a data set."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
-        _list_notes, _check_finite, _check_bounds, check_log_prob_values, _check_cut_episodes, check_misplaced_ends,
+        _check_finite, _check_bounds, check_log_prob_values, _check_cut_episodes, check_misplaced_ends,
         _check_rewards, _check_constant, _check_duplicates,
     )  # fmt: skip
-    return [finding for check in checks for finding in check(store)]
-
-
-def _list_notes(store: EpisodeStore) -> Iterator[Finding]:
-    for note in store.notes:
-        yield Finding("reader", note, "none needed if you expect this: learning uses the data set as described")
+    fix = "none needed if you expect this: learning uses the data set as described"
+    notes = [Finding("reader", note, fix) for note in store.notes]
+    return [*notes, *(finding for check in checks for finding in check(store))]
 
 
 # ---------------------------------------------------------------- numbers
@@ -55,13 +52,9 @@ def _list_arrays(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
 
 
 def find_rows(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> np.ndarray:
-    """Return the rows with a wrong number, [R] bool.
+    """Return which rows of an array x [R, *] of a data set have a wrong number, [R] bool.
 
-    Args:
-      store: data set of R rows.
-      x: [R, *] array of the data set.
-      wrong: mask of wrong numbers, called block by block.
-      final: whether final observations count.
+    `wrong` is called block by block. `final` is whether final observations count.
     """
     size = max(1, _BLOCK_BYTES // max(1, x[:1].nbytes))
     parts = [wrong(x[start : start + size]) for start in range(0, len(x), size)]

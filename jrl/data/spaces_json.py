@@ -1,4 +1,4 @@
-"""Spaces as JSON: jrl's form, in checkpoints and data sets, and Gymnasium's form, as Minari writes it."""
+"""Spaces as JSON: jrl's form, in checkpoints and data sets, and Gymnasium's form in Minari, {"type": "Box", ...}."""
 
 import math
 from collections.abc import Mapping
@@ -76,9 +76,6 @@ def _dtype(name: Any) -> str:
 
 def _bound(x: Any) -> float | tuple[float, ...]:
     return tuple(map(float, x)) if isinstance(x, list) else float(x)
-
-
-# ---------------------------------------------------------------- Gymnasium: {"type": "Box", "dtype", "shape", ...}
 
 
 def space_from_gymnasium(found: Any, what: str) -> Space:

@@ -341,19 +341,14 @@ def check_store(store: EpisodeStore) -> EpisodeStore:
 
 def find_element_faults(name: str, tree: PyTree, space: Space, rows: int) -> list[str]:
     """Return the fault of each array [rows, *] of a tree of elements of a space; an empty string for none."""
-    if not _is_element(tree, space):
+    found: Any = jax.tree.structure(tree)
+    if found != jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)):
         return [f"{name}: expected an array for each part of {space}"]
     return [find_array_fault(f"{name} {path}".strip(), x, rows, leaf.shape) for path, leaf, x in _leaves(space, tree)]
 
 
 def find_array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
-    """Return the fault of an array; an empty string for none.
-
-    Args:
-      name: name of the array, for the message.
-      x: [rows, *shape] array; shape None: any.
-      kinds: letters of numpy's dtype kinds that are accepted.
-    """
+    """Return the fault of an array [rows, *shape] of numpy's dtype `kinds`; an empty string for none."""
     if not isinstance(x, np.ndarray):
         return f"{name}: expected an array, got {type(x).__name__}"
     what = "numbers" if "U" not in kinds else "numbers or texts"
@@ -387,11 +382,6 @@ def find_episode_fault(episode: Episode, observation: Space, action: Space, firs
         if any(len(x) != steps for x in jax.tree.leaves(column)):
             return f"column {name}: expected one row for each of {steps} steps"
     return ""
-
-
-def _is_element(tree: PyTree, space: Space) -> bool:
-    found: Any = jax.tree.structure(tree)
-    return bool(found == jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)))
 
 
 def guess_observation(x: np.ndarray) -> Space:

@@ -144,10 +144,10 @@ class Algorithm(Learns):
         ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
         if set(given) & (ours - set(KEYS)):
             return False
-        names = {
-            name for name, _ in split_containers({k: v for k, v in given.items() if k == "model" or k not in ours})
-        }
-        return bool(names & set(KEYS) - ours) or not set(given) & ours or isinstance(given.get("run"), str)
+        others = {k: v for k, v in given.items() if k == "model" or k not in ours}
+        return any(name in KEYS and name not in ours for name, _ in split_containers(others)) or (
+            not set(given) & ours or isinstance(given.get("run"), str)
+        )
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:

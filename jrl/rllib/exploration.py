@@ -86,23 +86,16 @@ def _convert(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
             sigma = _build_schedule(options, "scale", 2.0 * options["ou_base_scale"] * options["ou_sigma"])
             return {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma}
         case "ParameterNoise":
-            return {
-                "name": "parameter_noise",
-                "std": options["initial_stddev"],
-                **_convert_sub(options["sub_exploration"]),
-            }
+            target = _convert_target(options["sub_exploration"])
+            return {"name": "parameter_noise", "std": options["initial_stddev"], **target}
         case _:
             return {"name": {"StochasticSampling": "stochastic", "Random": "random"}[kind]}
 
 
-def _convert_sub(exploration: Any) -> dict[str, Any]:
+def _convert_target(exploration: Any) -> dict[str, Any]:
     """Return the target of parameter noise, which RLlib derives from another exploration, `sub_exploration`."""
     if exploration is None:
         return {}
-    if not isinstance(exploration, Mapping):
-        raise InputError(
-            f"{_KEY}: sub_exploration: expected a mapping such as {{type: EpsilonGreedy}}, got {short(exploration)}"
-        )
     converted = from_rllib(exploration)
     match converted["name"]:
         case "epsilon_greedy" if "epsilon" in converted:

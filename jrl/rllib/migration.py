@@ -165,9 +165,6 @@ def _take_first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return {key: first(value, key) for key, value in raw.items()}, lines
 
 
-# ---------------------------------------------------------------- experiments
-
-
 def _is_experiment(body: Any) -> bool:
     """Return whether a value is an experiment, as under the name of a tuned example."""
     if not isinstance(body, Mapping):
@@ -197,9 +194,6 @@ def _find_experiment(data: Any, name: str | None) -> dict[str, Any]:
         raise InputError(f"config: expected a mapping, got {short(inner)}")
     outer = {k: v for k, v in data.items() if str(k) in _EXPERIMENT}
     return {**{k: v for k, v in data.items() if k not in outer and k != "config"}, **inner, **outer}
-
-
-# ---------------------------------------------------------------- commands
 
 
 def _override(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

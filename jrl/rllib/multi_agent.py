@@ -123,9 +123,6 @@ def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
     return tree
 
 
-# ---------------------------------------------------------------- rules
-
-
 def _add_policies(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
     """Add policies, or settings of policies, to the translation."""
     own = {n: _translate_own(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}

@@ -162,8 +162,6 @@ class ActionPolicy(WorkerPolicy):
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
         return names <= set(observations) and set(observations) - names <= set(self._reader.added)
 
-    # ------------------------------------------------------------ outputs of the networks
-
     def outputs(self, observations: Any) -> dict[str, Any]:
         """Return the outputs of the networks for observations [N, *], with memory at an episode's start.
 
@@ -202,8 +200,6 @@ class ActionPolicy(WorkerPolicy):
         zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))
         found = self._outputs(self._session.learner_state(self._name), zeros).get("distribution")
         return None if found is None else type(found)
-
-    # ------------------------------------------------------------ parameters
 
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
         """Return (name, shape, number of elements) of every array of the learning networks."""

@@ -139,9 +139,7 @@ def _parse_node(node: ast.AST) -> Any:
             dtype = str(args[3]) if len(args) > 3 else "float64"
             return spaces.Box(*args[:3], dtype=np.dtype(dtype.replace("float32", "float64")))  # bounds as written
         case ast.Call(func=ast.Name(id="Discrete" | "MultiBinary" | "MultiDiscrete" | "Dict" | "Tuple" as kind)):
-            args, named = (
-                list(map(_parse_node, node.args)),
-                {str(part.arg): _parse_node(part.value) for part in node.keywords},
-            )
+            args = list(map(_parse_node, node.args))
+            named = {str(part.arg): _parse_node(part.value) for part in node.keywords}
             return spaces.Tuple(args) if kind == "Tuple" and len(args) > 1 else getattr(spaces, kind)(*args, **named)
     raise ValueError(ast.dump(node))

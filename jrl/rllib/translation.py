@@ -177,7 +177,8 @@ class Job:
             note = "; ".join(filter(None, [note, "steps become updates"]))
         self.set(ours, value, key)
         defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
-        if not self.inside and name in defaults and _is_default(value, defaults[name]):
+        default = schema.plain(defaults.get(name))
+        if not self.inside and name in defaults and (value, type(value) is bool) == (default, type(default) is bool):
             note = "; ".join(filter(None, [note, "jrl's default"]))
         return self.report(key, f"{self.inside}{ours}", value, note)
 
@@ -463,11 +464,6 @@ def nest_key(key: str, value: Any) -> dict[str, Any]:
 
 def _is_unset(name: str, value: Any) -> bool:
     return name not in _NEGATIVE and value == -1 and not isinstance(value, bool)
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    plain = schema.plain(default)
-    return value == plain and isinstance(value, bool) == isinstance(plain, bool)
 
 
 def _is_schedule(value: Any) -> bool:

@@ -36,9 +36,6 @@ def _import_tune() -> Any:
     return tune
 
 
-# ---------------------------------------------------------------- a trial
-
-
 class _Trial:
     """Methods of ray.tune.Trainable for an Algorithm. See `trainable`."""
 
@@ -171,9 +168,6 @@ def _check_space(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
         except InputError as e:
             where = ", ".join(f"{'/'.join(map(str, path[1:]))}={value}" for path, value in chosen.items())
             raise InputError(*(f"{line} (with {where})" if where else line for line in e.errors)) from None
-
-
-# ---------------------------------------------------------------- functions of Tune that also take algorithms
 
 
 def _with_registered(fn: Callable) -> Callable:

@@ -19,13 +19,10 @@ def read_weights(
     """Return weights with parameters from a file: see `Algorithm.import_weights`.
 
     Args:
-      path: *.npz or *.safetensors.
-      mapping: name of a parameter -> name of an array in the file; None: equal names.
+      path, mapping: its arguments.
       weights: present weights by field, as `Session.get_weights` returns them.
     Returns:
       Changed fields, and names of changed parameters.
-    Raises:
-      InputError: the file cannot be read, unknown names, or other shapes.
     """
     arrays, params = _read_arrays(path), weights["params"]
     named = {_path_name(p): x for p, x in jax.tree.leaves_with_path(params)}

@@ -92,9 +92,9 @@ def test_what_is_registered_travels_with_the_trainable(monkeypatch):
         pass
 
     config = PPOConfig().environment(Mine)
-    made, space = tune._prepared(tune.trainable("PPO"), config)
+    made, space = tune._prepare(tune.trainable("PPO"), config)
     assert list(made.registered.items()) == [(space["env"], Mine)]
-    fn, _ = tune._prepared(lambda config: registry.load(config["env"], "env"), config)
+    fn, _ = tune._prepare(lambda config: registry.load(config["env"], "env"), config)
     registry._registered.clear()  # another process
     assert fn(space) is Mine
 
@@ -207,7 +207,7 @@ def test_all_of_tune_is_here():
     assert hidden == {"run", "with_parameters", "with_resources"}
     with pytest.raises(AttributeError, match=r"ray\.tune have no Tunr"):
         tune.Tunr  # noqa: B018
-    assert tune._made("dqn").algorithm_class is DQN
+    assert tune._build_trainable("dqn").algorithm_class is DQN
 
 
 # ---------------------------------------------------------------- Tune

@@ -38,13 +38,8 @@ def read_ipc(path: Path) -> Any:
 def read_parquet(
     path: Path, *, left_out: Collection[str] = (), coded: Collection[str] = (), threads: bool = True
 ) -> Any:
-    """Return the table of a Parquet file.
+    """Return the table of a Parquet file without the columns `left_out`, with columns `coded` as dictionary arrays.
 
-    Args:
-      path: file.
-      left_out: names of columns that are not read.
-      coded: names of columns of texts that are read as dictionary arrays.
-      threads: whether pyarrow may use threads.
     Raises:
       InputError: the arrays take more than `files.size_limit`.
       OSError, ValueError: the file is damaged.

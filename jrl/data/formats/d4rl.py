@@ -35,9 +35,6 @@ _DESCRIPTION = "jrl"  # attribute of `metadata`: spaces and meta as JSON
 _LABELS, _LAST = "metadata/labels", "metadata/last_rows"
 
 
-# ---------------------------------------------------------------- reading
-
-
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
     """Return several files as one store. Raises InputError: missing or damaged arrays."""
     return concatenated(list(map(_read_file, paths)))
@@ -47,7 +44,7 @@ def _read_file(path: Path) -> EpisodeStore:
     with hdf5.open_file(path) as file:
         flat, columns = _read_arrays(file, path)
         json_text = file["metadata"].attrs.get(_DESCRIPTION) if "metadata" in file else None
-        labels = {n: _read_label(x, f"data: {path}: label {n}") for n, x in _list_group(file, _LABELS)}
+        labels = {n: _read_label(x, f"data: {path}: label {n}") for n, x in file.get(_LABELS, {}).items()}
         known = files.description_from_json(json.loads(json_text)) if json_text else None
     if known is None:
         flat["actions"] = drop_choice_axis(flat["actions"])
@@ -72,10 +69,6 @@ def _read_file(path: Path) -> EpisodeStore:
     )
     meta = {"path": str(path), **known.meta, **({} if "rewards" in flat else NO_REWARDS)}
     return transitions.build_store(steps, known.observation, known.action_space, meta=meta, notes=known.notes)
-
-
-def _list_group(file: Any, name: str) -> Any:
-    return file[name].items() if name in file else ()
 
 
 def _read_label(found: Any, where: str) -> np.ndarray:
@@ -105,7 +98,7 @@ def _read_arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str
     if empty := [name for name in _NEEDED if not flat[name].size]:
         raise InputError(f"data: {path}: {', '.join(empty)}: expected a row for each step, got no rows")
     is_column = lambda x: hasattr(x, "dtype") and x.dtype.kind in "biuf" and x.shape[:1] == (len(flat["actions"]),)
-    infos = {name: x[()] for name, x in _list_group(file, "infos") if is_column(x)}
+    infos = {name: x[()] for name, x in file.get("infos", {}).items() if is_column(x)}
     return flat, {LOG_PROB if name == _LOG_PROBS else name: x for name, x in infos.items()}
 
 
@@ -125,9 +118,6 @@ def _read_episode_numbers(path: Path, flat: dict[str, np.ndarray], labels: dict[
             "remove the group metadata, or write the file again"
         )
     return np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
-
-
-# ---------------------------------------------------------------- writing
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:

@@ -52,9 +52,6 @@ def reading(path: Path | str) -> Iterator[None]:
         raise InputError(f"data: {path} is damaged ({describe_error(e)}): download or write it again") from e
 
 
-# ---------------------------------------------------------------- writing
-
-
 @contextlib.contextmanager
 def write_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory beside `path`, and rename it to `path` at the end of the block."""
@@ -65,9 +62,6 @@ def write_directory(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-# ---------------------------------------------------------------- limits
 
 
 def size_limit() -> int:
@@ -99,9 +93,6 @@ def read_small_text(path: Path) -> str:
         limit = f"at most {machine.format_bytes(MAX_TEXT)} of JSON"
         raise InputError(f"data: {path}: expected {limit}, got {machine.format_bytes(found)}: write it again")
     return path.read_text(encoding="utf-8")
-
-
-# ---------------------------------------------------------------- description of a store
 
 
 class Description(NamedTuple):

@@ -84,14 +84,9 @@ def read_array(found: Any) -> np.ndarray:
 
 
 def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -> None:
-    """Check names before a file is written: HDF5 reads names with / as paths, so "a/b" is also the "b" of a Dict "a".
+    """Check the names of arrays, each from the file's root. Raises InputError: two arrays with one path, or bad names.
 
-    Args:
-      path: file, for messages.
-      names: for each array the names from the file's root.
-      nested: whether the reader accepts names with /.
-    Raises:
-      InputError: two arrays would have one path, or HDF5 cannot store a name.
+    HDF5 reads names with / as paths: "a/b" is also the "b" of a Dict "a". `nested`: whether the reader accepts them.
     """
     fix = "rename it, or write the format jrl"
     taken: dict[tuple[str, ...], tuple[tuple[str, ...], bool]] = {}  # path -> name, whether it is an array

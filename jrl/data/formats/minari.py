@@ -52,9 +52,6 @@ def _find_data(directory: Path) -> Path | None:
         return directory if '"total_episodes"' in file.read(files.MAX_TEXT) else None
 
 
-# ---------------------------------------------------------------- reading
-
-
 def read(directory: Path) -> EpisodeStore:
     """Return a data set. Raises InputError: damaged data; names the file and the episode."""
     if (data := _find_data(directory)) is None:
@@ -246,9 +243,6 @@ def _shift_choices(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None =
         return shifted if steps is None else np.where(steps.reshape(-1, *[1] * (x.ndim - 1)), shifted, 0)
 
     return jax.tree.map(shift, gymnasium_starts(raw), tree)
-
-
-# ---------------------------------------------------------------- writing
 
 
 def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:

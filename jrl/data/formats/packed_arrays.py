@@ -61,8 +61,6 @@ def unpack(text: str) -> PyTree:
     return read_pickle(content)
 
 
-# ---------------------------------------------------------------- pickles
-
 _NAMES = {  # numpy.core: numpy 1; _codecs and __builtin__: bytes in protocol 2
     "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer",
     "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",

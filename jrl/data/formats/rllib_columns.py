@@ -54,18 +54,10 @@ def build_store(
     texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
-    """Return the episodes of RLlib's columns.
+    """Return the episodes of RLlib's columns [N, *]. Raises InputError: columns of wrong sizes.
 
-    Args:
-      columns: RLlib's name -> tree of arrays [N, *].
-      labels: labels of the store, [N] each; rows with equal labels are an episode.
-      path: path of the data set.
-      notes: notes of the reader; more are added.
-      texts: label -> texts of its numbers.
-      known: spaces of observations and actions; None: guess them.
-      meta: meta of the store.
-    Raises:
-      InputError: columns of wrong sizes.
+    Rows with equal `labels` [N] are an episode. `texts` has the text of each number of a label. `known` are the spaces
+    of observations and actions; None: guess them.
     """
     count = len(jax.tree.leaves(columns[ACTIONS])[0])
     meta = {"source": "RLlib"} if meta is None else meta

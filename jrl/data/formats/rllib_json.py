@@ -184,9 +184,6 @@ def _narrow(x: np.ndarray) -> np.ndarray:
     return found if np.array_equal(found, x, equal_nan=x.dtype.kind == "f") else x
 
 
-# ---------------------------------------------------------------- writing
-
-
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Write a file that RLlib reads: a line for each episode, or for each game of several agents.
 
@@ -228,7 +225,9 @@ def _build_lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]
     columns[names.UNROLL] = np.repeat(np.arange(store.num_episodes), store.lengths())
     ends = np.cumsum(store.lengths())
     bounds = np.stack([ends - store.lengths(), ends], 1)
-    for game in _group_by_number(number_groups(names.build_episode_ids(store))):
+    game_ids = number_groups(names.build_episode_ids(store))
+    order = np.argsort(game_ids, kind="stable")
+    for game in np.split(order, np.flatnonzero(np.diff(game_ids[order])) + 1):  # the episodes of each game
         batches = {}
         for policy in dict.fromkeys(policies[game]):
             rows = np.concatenate([np.arange(*bounds[e]) for e in game if policies[e] == policy])
@@ -239,11 +238,6 @@ def _build_lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]
             yield {"type": "MultiAgentBatch", "count": int(store.lengths()[game].max()), "policy_batches": batches}
         else:
             yield {"type": "SampleBatch", **batches[str(policies[game[0]])]}
-
-
-def _group_by_number(numbers: np.ndarray) -> list[np.ndarray]:
-    order = np.argsort(numbers, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 def _must_pack(name: str, column: PyTree) -> bool:

@@ -79,7 +79,7 @@ def test_the_flags_of_rllibs_command():
     [
         ("[1, 2]", "expected a mapping"),
         ("{", "not valid"),
-        ("algo: {name: ppo}\nenv: {id: CartPole-v1}", "no configuration of RLlib"),
+        ("algo: {name: ppo}\nenv: {id: CartPole-v1}", "expected a configuration of RLlib"),
         ("env: CartPole-v1", "--algo"),
     ],
 )

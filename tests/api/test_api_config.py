@@ -160,7 +160,7 @@ def test_names_of_rllib_are_imported_or_answered():
             "offline_data: input_: ppo learns from its own rollouts: bc, marwil",
         ),
         (lambda c: c.callbacks(on_train_result=print), "derived from jrl.api.Callbacks"),
-        (lambda c: c.build(logger_creator=print), "logger_creator: leave it out"),
+        (lambda c: c.build(logger_creator=print), "logger_creator: use debugging"),
         (lambda c: c.update_from_dict({"nonsense_key": 1}), "ppo has no argument nonsense_key"),
         (lambda c: c.training(gamma=2).to_run_config(), r"algo.gamma: expected a number in \[0, 1\]"),
         (lambda c: c.copy().environment("CartPole-v99").validate(), "CartPole-v99"),

@@ -43,7 +43,7 @@ def read_policies(value: Any, key: str) -> dict[str, Spec]:
     Raises:
       InputError: another value.
 
-    >>> read({"a": (None, None, None, {"lr": 0.1}), "b": None}, "policies")
+    >>> read_policies({"a": (None, None, None, {"lr": 0.1}), "b": None}, "policies")
     {'a': Spec(own_class=None, config={'lr': 0.1}, source=None), 'b': Spec(own_class=None, config={}, source=None)}
     """
     if isinstance(value, set | frozenset | list | tuple) and all(isinstance(name, str) for name in value):
@@ -77,9 +77,9 @@ def _read_spec(given: Any, key: str) -> Spec:
 def _find_source(cls: Any) -> str | None:
     """Return RLlib's name of the algorithm of a class, given as a class, path or name.
 
-    >>> _source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _source("ImpalaTF2Policy")
+    >>> _find_source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _find_source("ImpalaTF2Policy")
     ('dqn', 'impala')
-    >>> _source("my.PPOTorchPolicy"), _source("<class 'ray.rllib.examples.policy.random_policy.RandomPolicy'>")
+    >>> _find_source("my.PPOPolicy"), _find_source("<class 'ray.rllib.examples.policy.random_policy.RandomPolicy'>")
     (None, None)
     """
     module, _, last = _class_path(cls).replace(":", ".").rpartition(".")
@@ -106,7 +106,7 @@ def describe_class_fault(cls: Any) -> str:
 def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
     """Return the sections that follow from a policy's class, in a run of RLlib's algorithm `run`; None: unknown.
 
-    >>> of_class(Spec(None, {}, "cql"), "ppo"), of_class(Spec(None, {}, "a3c"), "a2c")
+    >>> build_class_sections(Spec(None, {}, "cql"), "ppo"), build_class_sections(Spec(None, {}, "a3c"), "a2c")
     ({'algo': {'name': 'sac', 'conservative': True}}, {})
     """
     source = spec.source

@@ -111,7 +111,7 @@ def _write_box(given: Any, acts: bool) -> dict[str, Any]:
 def _parse_space(text: str) -> Any:
     """Return the Gymnasium space of a text. Raises ValueError, TypeError, SyntaxError, AttributeError.
 
-    >>> _parsed("Discrete(2)"), _parsed("Box([-4.8 -inf], [4.8 inf], (2,), float32)").shape
+    >>> _parse_space("Discrete(2)"), _parse_space("Box([-4.8 -inf], [4.8 inf], (2,), float32)").shape
     (Discrete(2), (2,))
     """
     text = re.sub(r"""['"]?(\w+)['"]?\s*:\s*(?=[A-Z])""", r"\1=", text.strip())  # Dict('a': Box(...))

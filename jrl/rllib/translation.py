@@ -454,7 +454,7 @@ def get_value(tree: Any, key: str) -> Any:
 def nest_key(key: str, value: Any) -> dict[str, Any]:
     """Return the tree with a single dotted key.
 
-    >>> nested("algo.lr", 0.1)
+    >>> nest_key("algo.lr", 0.1)
     {'algo': {'lr': 0.1}}
     """
     for part in reversed(key.split(".")):

@@ -38,9 +38,6 @@ def check_data(store: EpisodeStore) -> list[Finding]:
     return [*notes, *(finding for check in checks for finding in check(store))]
 
 
-# ---------------------------------------------------------------- numbers
-
-
 def _list_arrays(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
     """Yield (name, array [R, *], whether to check final rows) of every array."""
     yield from ((f"obs {path}".strip(), x, True) for path, _, x in store.observations())
@@ -186,9 +183,6 @@ def _check_constant(store: EpisodeStore) -> Iterator[Finding]:
             yield Finding("constant features", what, fix)
 
 
-# ---------------------------------------------------------------- ends, compared with jumps between observations
-
-
 def check_misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
     """Yield findings of episode ends that seem to be missing or in wrong rows."""
     found = partial(Finding, "ends in other rows")
@@ -277,9 +271,6 @@ def _stack_actions(store: EpisodeStore, rows: int) -> np.ndarray:
         if x.shape[1] <= _MAX_FEATURES and np.isfinite(x).all() and abs(x).max(initial=0) < 1e100:
             return x
     return np.zeros((rows, 0))
-
-
-# ---------------------------------------------------------------- duplicates
 
 
 def _check_duplicates(store: EpisodeStore) -> Iterator[Finding]:

@@ -35,13 +35,8 @@ class Migration(NamedTuple):
 
     def report(self) -> list[str]:
         """Return all lines of the report."""
-        found = list(self.lines)
-        for title, lines in (
-            ("dropped, as was asked:", self.dropped),
-            ("not set, with another default in RLlib:", self.defaults),
-        ):
-            found += [title, *(f"  {line}" for line in lines)] if lines else []
-        return found
+        parts = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
+        return self.lines + [x for title, lines in parts.items() if lines for x in (title, *(f"  {y}" for y in lines))]
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:

@@ -34,9 +34,6 @@ _LABELS = {names.POLICY: names.MODULE_ID, names.AGENT_LABEL: names.AGENT_ID, nam
 _EPISODES = "item"  # the only column of files of whole episodes
 
 
-# ---------------------------------------------------------------- tables of transitions
-
-
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
     """Return several files as one store; an episode may continue in the next file. Raises InputError: damaged files."""
     tables = [(path, table) for path in paths if len(table := _read_table(path))]
@@ -183,9 +180,6 @@ def _read_shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-# ---------------------------------------------------------------- whole episodes
-
-
 def _build_episode_store(blobs: Iterable[tuple[Path, Any]], name: str) -> EpisodeStore:
     """Return the store of msgpack blobs, each with its file. Raises InputError: a damaged episode."""
     msgpack = files.import_library("msgpack", f"{name}: whole episodes of RLlib")
@@ -250,9 +244,6 @@ def _parse_array(value: dict[Any, Any]) -> np.ndarray:
     if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"expected an array {tuple(shape)} of {dtype}, got {len(data)} bytes")
     return np.frombuffer(data, dtype).reshape(shape)
-
-
-# ---------------------------------------------------------------- writing
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:

@@ -186,7 +186,7 @@ class AlgorithmConfig:
         other = owner()
         if owner is cls:
             other._given = {}  # the run already has the settings of the variant
-        tree = other.update_from_dict(given)._resolved(defaults=False)
+        tree = other.update_from_dict(given)._build_tree(defaults=False)
         if owner.algo_name == cls.algo_name:
             tree.get("algo", {}).pop("name", None)
         return {name: section for name, section in tree.items() if section}
@@ -288,7 +288,7 @@ class AlgorithmConfig:
         """Return settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
         if not cls.algo_name:  # `evaluation` translates the names later
             return dict(keywords)
-        return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
+        return dict(cls().update_from_dict(keywords)._build_tree(defaults=False))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the complete tree, with defaults, for `from_dict`; without an algorithm `arguments()`."""

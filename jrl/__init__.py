@@ -33,5 +33,5 @@ def __getattr__(name: str) -> Any:
     if importlib.util.find_spec(f"jrl.{name}") is None:  # `from jrl import types` asks for a package's name first
         hints = importlib.import_module("jrl.rllib.hints")
         if name in hints.HINTS["jrl"]:
-            raise hints.missing(sys.modules[__name__], name, "jrl")
+            raise hints.build_error(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Spaces as JSON: ours, in checkpoints and data sets, and Gymnasium's, as Minari writes them. Either may be wrong."""
+"""Spaces as JSON: jrl's form, in checkpoints and data sets, and Gymnasium's form in Minari, {"type": "Box", ...}."""
 
 import math
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ import numpy as np
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
-_MOST = 2**31 - 1  # elements of an observation or action
+_MAX_SIZE = 2**31 - 1  # elements of an observation or action
 
 
 def plain(tree: Any) -> Any:
-    """Returns a tree as JSON can hold it. Numbers that are not finite become strings that `float` reads."""
+    """Return a tree that JSON can express: numbers that are not finite become strings that `float` reads."""
     if isinstance(tree, Mapping):
         return {k: plain(v) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
@@ -24,7 +24,7 @@ def plain(tree: Any) -> Any:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """Returns a space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`."""
+    """Return a space as JSON: `kind` and the space's fields; parts of Dict and Tuple are under `spaces`."""
     match space:
         case Dict():
             return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
@@ -34,7 +34,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 
 
 def space_from_json(found: Any) -> Space:
-    """Reads a space that `space_to_json` wrote. Raises ValueError, TypeError: it is not of that form."""
+    """Return the space that `space_to_json` wrote. Raises ValueError, TypeError: another form."""
     match found:
         case {"kind": "Discrete", "n": n, "dtype": dtype}:
             return Discrete(_whole(n, least=1), _dtype(dtype))
@@ -45,7 +45,7 @@ def space_from_json(found: Any) -> Space:
         case {"kind": "Box", "shape": list(shape), "dtype": dtype, "low": low, "high": high}:
             box = Box(_shape(shape), _dtype(dtype), _bound(low), _bound(high))
             if any(isinstance(b, tuple) and len(b) != math.prod(box.shape) for b in (box.low, box.high)):
-                raise ValueError("spec: a bound does not have the elements of its space")
+                raise ValueError("spec: expected a bound with one element for each element of the space")
             return box
         case {"kind": "Dict", "spaces": dict(parts)}:
             return Dict(tuple((name, space_from_json(part)) for name, part in parts.items()))
@@ -55,8 +55,8 @@ def space_from_json(found: Any) -> Space:
 
 
 def _whole(n: Any, *, least: int = 0) -> int:
-    if not isinstance(n, int) or isinstance(n, bool) or not least <= n <= _MOST:
-        raise ValueError(f"spec: expected a size of {least} to {_MOST}, got {str(n)[:40]}")
+    if not isinstance(n, int) or isinstance(n, bool) or not least <= n <= _MAX_SIZE:
+        raise ValueError(f"spec: expected a size of {least} to {_MAX_SIZE}, got {str(n)[:40]}")
     return n
 
 
@@ -70,7 +70,7 @@ def _dtype(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"spec: expected the name of a dtype, got {str(name)[:40]}")
     if np.dtype(name).kind not in "biuf" or np.dtype(name).itemsize > 8:
-        raise TypeError(f"spec: {name} is no dtype of numbers")
+        raise TypeError(f"spec: expected a dtype of numbers, got {name}")
     return name
 
 
@@ -78,24 +78,23 @@ def _bound(x: Any) -> float | tuple[float, ...]:
     return tuple(map(float, x)) if isinstance(x, list) else float(x)
 
 
-# ---------------------------------------------------------------- Gymnasium's: {"type": "Box", "dtype", "shape", ...}
-
-
 def space_from_gymnasium(found: Any, what: str) -> Space:
-    """Returns our space for Gymnasium's. Choices begin at 0: `gymnasium_starts` says where they begin in the files.
+    """Return the space of a Gymnasium space. Its choices begin at 0; `gymnasium_starts` has their starts in the files.
 
     Args:
-      found: the space as plain data.
-      what: it is of, for messages.
+      found: Gymnasium space as plain data.
+      what: name of the space, for messages.
     Raises:
-      InputError: there is no space of ours for it, or it is none.
+      InputError: the data are not a Gymnasium space, or jrl has no such space.
     """
     try:
         match found["type"]:
             case "Dict":
                 parts = found["subspaces"]
                 if wrong := [name for name in parts if "/" in name or not name]:
-                    raise InputError(f"{what}: names of parts must not have a / or be empty: {', '.join(wrong)!r}")
+                    raise InputError(
+                        f"{what}: expected names of parts, not empty and without /, got {', '.join(wrong)!r}"
+                    )
                 return Dict(tuple((k, space_from_gymnasium(part, f"{what}[{k!r}]")) for k, part in parts.items()))
             case "Tuple":
                 parts = enumerate(found["subspaces"])
@@ -110,23 +109,23 @@ def space_from_gymnasium(found: Any, what: str) -> Space:
             case "MultiBinary":
                 fields = {"shape": found["n"] if isinstance(found["n"], list) else [found["n"]], "dtype": "int8"}
             case other:
-                use = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of those"
-                raise InputError(f"{what}: spaces of the type {str(other)[:80]} are not read: {use}")
+                known = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+                raise InputError(f"{what}: expected {known}, got a space of the type {str(other)[:80]}")
         return space_from_json({"dtype": "int64", **fields, "kind": found["type"]})
     except InputError:
         raise
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as e:
-        raise InputError(f"{what}: {str(found)[:80]} is no space of Gymnasium's ({e})") from e
+        raise InputError(f"{what}: expected a Gymnasium space, got {str(found)[:80]} ({e})") from e
 
 
 def _common(bound: Any) -> float | list[float]:
-    """Returns a bound as one number where all elements have the same."""
+    """Return a bound as one number if all elements are equal."""
     numbers = np.asarray(bound, np.float64).reshape(-1)
     return float(numbers[0]) if numbers.size and (numbers == numbers[0]).all() else numbers.tolist()
 
 
 def gymnasium_starts(found: Any) -> PyTree:
-    """Returns the first choice of each part in the files, as an element of the space; 0 where they say nothing."""
+    """Return the first choice of each part of a space in the files, as a tree like the space; 0 if not given."""
     match found["type"]:
         case "Dict":
             return {name: gymnasium_starts(part) for name, part in found["subspaces"].items()}
@@ -137,7 +136,7 @@ def gymnasium_starts(found: Any) -> PyTree:
 
 
 def space_to_gymnasium(space: Space) -> dict[str, Any]:
-    """Returns a space of ours as Minari writes Gymnasium's."""
+    """Return a space in Gymnasium's form, as Minari writes it."""
     found: dict[str, Any] = {"type": type(space).__name__}
     match space:
         case Dict():
@@ -155,7 +154,7 @@ def space_to_gymnasium(space: Space) -> dict[str, Any]:
 
 
 def _in_dtype(bound: np.ndarray, dtype: np.dtype) -> Any:
-    """Returns the numbers as nested lists; of integers, which have no infinity, the smallest or the largest."""
+    """Return a bound as nested lists. Integers have no infinity, so infinite bounds become the dtype's limits."""
     if dtype.kind not in "iu":
         return bound.astype(dtype).tolist()
     limits = np.iinfo(dtype)

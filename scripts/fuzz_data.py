@@ -43,7 +43,7 @@ from pyarrow import ipc, parquet
 from jrl import data
 from jrl.data import findings, inspection
 from jrl.data.formats import files
-from jrl.data.store import checked
+from jrl.data.store import check_store
 from jrl.errors import InputError
 from jrl.spaces_json import plain
 from jrl.types import Box, Dict, Discrete, MultiBinary, Tuple
@@ -508,19 +508,19 @@ def look(path: Path) -> str:
             assert not isinstance(cause, MemoryError), "more memory was asked for than what is in the file announces"
             cause = cause.__cause__
         return "refused"
-    checked(store)
+    check_store(store)
     assert store.num_episodes >= 1 and (store.lengths() >= 1).all()
     for x in jax.tree.leaves((store.obs, store.action, store.reward, store.columns)):
         assert SECRET[:8] not in x.tobytes(), "what was read has numbers of a file outside of the data set"
     with np.errstate(all="ignore"):
-        json.dumps(plain(inspection.summary(store)))
-        findings.findings(store)
+        json.dumps(plain(inspection.summarise(store)))
+        findings.check_data(store)
     return "read"
 
 
 def outcomes(numbers: range, seed: int, seconds: float = 10.0) -> Iterator[tuple[int, str, str]]:
     """Yields (number, "", "") as each mutant begins, and (number, what became of it, a fault or "") behind it."""
-    before, files.most = files.most, lambda: LIMIT
+    before, files.size_limit = files.size_limit, lambda: LIMIT
     warnings.simplefilter("ignore")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -548,7 +548,7 @@ def outcomes(numbers: range, seed: int, seconds: float = 10.0) -> Iterator[tuple
                     found, fault = "fault", f"{number} ({what}): {name}"
                 yield number, found, fault
     finally:
-        files.most = before
+        files.size_limit = before
 
 
 def run(count: int, seed: int = 0, *, first: int = 0, seconds: float = 10.0) -> dict[str, Any]:
@@ -627,7 +627,7 @@ def main() -> int:
             given = sources(Path(folder) / "sources")
             path, what = make(args.seed, args.only, given, where, Path(folder) / "secret")
             print(what)
-            files.most = lambda: LIMIT
+            files.size_limit = lambda: LIMIT
             try:
                 print(data.read(path))
             except InputError as e:

@@ -107,7 +107,7 @@ def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
     found = errors({"env": "CartPole-v1", **LACKING}, algo="PPO")
     names = [name for name in LACKING if name != "model"] + ["model.custom_model", "model.custom_action_dist"]
     assert sorted(line.partition(":")[0] for line in found) == sorted(names)
-    assert all(line.endswith("remove it, or let --drop do so") for line in found)
+    assert all(line.endswith("remove it, or use --drop") for line in found)
     left = migrate({"env": "CartPole-v1", **LACKING}, algo="PPO", drop=True)
     assert sorted(line.partition(":")[0] for line in left.dropped) == sorted(names)
     at = left.report().index("dropped, as was asked:")
@@ -323,7 +323,7 @@ def test_output(given, becomes):
 
 
 def test_output_elsewhere_is_lacking():
-    told = "output: 's3://bucket/a' is no directory of this machine, which data.output.path names"
+    told = "output: data.output.path: expected a directory of this machine, got 's3://bucket/a'"
     assert errors({"env": "CartPole-v1", "output": "s3://bucket/a"}, algo="PPO")[0].startswith(told)
 
 

@@ -66,7 +66,7 @@ def test_the_flags_of_rllibs_command():
     assert (cfg.algo.gae_lambda, cfg.network.hidden, cfg.network.shared) == (0.5, (8,), True)
     with pytest.raises(InputError, match="is a configuration of jrl: use --set"):
         load(HERE.parent / "configs" / "ppo.yaml", over_it=given)
-    with pytest.raises(InputError, match="--drop: there is no configuration of RLlib"):
+    with pytest.raises(InputError, match="--drop: expected a configuration of RLlib"):
         load(HERE.parent / "configs" / "ppo.yaml", drop=True)
     with pytest.raises(InputError, match=r"--stop {nonsense: expected metric=number, or JSON"):
         config.load(None, algo="ppo", env="CartPole-v1", stop=["{nonsense"])
@@ -79,7 +79,7 @@ def test_the_flags_of_rllibs_command():
     [
         ("[1, 2]", "expected a mapping"),
         ("{", "not valid"),
-        ("algo: {name: ppo}\nenv: {id: CartPole-v1}", "no configuration of RLlib"),
+        ("algo: {name: ppo}\nenv: {id: CartPole-v1}", "expected a configuration of RLlib"),
         ("env: CartPole-v1", "--algo"),
     ],
 )

@@ -63,7 +63,7 @@ def test_recurrent_ppo():
         "network": {"hidden": [64], "shared": True, "max_seq_len": 16, "core": {"name": "lstm", "size": 64}},
         "stop": {"episode/return": 50, "env_steps": 100_000},
     }
-    note = "the nearest that divides a rollout of 128 steps, not 20"
+    note = "the nearest divisor of a rollout's 128 steps, not 20"
     assert f"model.max_seq_len -> network.max_seq_len: 16  ({note})" in found.lines
     preflight.check(config.from_dict(found.config))
 
@@ -94,7 +94,7 @@ def test_the_name_r2d2_is_enough():
     assert found["replay"] == {"prioritized": True, "batch_size": 32}  # jrl's burn_in is no part of RLlib's sequences
     assert ours("R2D2", {"use_attention": True})["network"] == {"core": {"name": "gtrxl"}}
     assert "value_rescaling" not in ours("R2D2", use_h_function=False)["algo"]
-    assert "h_function_epsilon: dropped: jrl's is 0.001, as the paper's" in lines("R2D2", LSTM, h_function_epsilon=0.1)
+    assert "h_function_epsilon: dropped: 0.001 in jrl, as in the paper" in lines("R2D2", LSTM, h_function_epsilon=0.1)
 
 
 def test_sac_with_memory_in_the_keys_of_its_networks():
@@ -162,9 +162,9 @@ def test_a_model_for_torch_is_told_how_it_becomes_one_for_jax(key):
 
 
 def test_masks_are_read_by_their_name():
-    assert "action_mask_key: dropped: action_mask: what jrl reads" in lines("PPO", LSTM, action_mask_key="action_mask")
+    assert "action_mask_key: dropped: action_mask: as in jrl" in lines("PPO", LSTM, action_mask_key="action_mask")
     said = lines("PPO", LSTM, action_mask_key="legal")
-    assert any(x.startswith("action_mask_key: lacking: call the item of the observation action_mask") for x in said)
+    assert any(x.startswith("action_mask_key: lacking: name the item of the observation action_mask") for x in said)
 
 
 def test_an_environment_of_rllib_that_jrl_has_not_stays_a_class():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from jrl.rllib import algorithm_class as algorithm_class
 from jrl.rllib import config_class as config_class
-from jrl.rllib import public as __getattr__  # noqa: F401
-from jrl.rllib import public_names as __dir__  # noqa: F401
+from jrl.rllib import find_public as __getattr__  # noqa: F401
+from jrl.rllib import list_public as __dir__  # noqa: F401
 
 if TYPE_CHECKING:
     from jrl.rllib.algorithm import Algorithm as Algorithm

@@ -1,12 +1,12 @@
 """Data sets: episodes on disk and in memory, of jrl's and other formats.
 
-    store = data.read("runs/pendulum-mixed")           # whatever format: data.formats
+    store = data.read("runs/pendulum-mixed")           # any format of data.formats
     store.num_episodes, store.returns().mean()
     data.write(store, "out/", format="minari")
 
-An EpisodeStore (`store`) holds whole episodes in numpy arrays; `formats` has a module for each kind of file, `writer`
-writes files of a data set that grows, `inspection` says what is in a data set and what is wrong with it.
-`python -m jrl.data` is a command: `commands` has a module for each of its own.
+`store` holds whole episodes in numpy arrays. `formats` has a module for each file format. `writer` writes the files of
+a growing data set. `inspection` summarises a data set, `findings` checks it. `commands` has the commands of
+`python -m jrl.data`.
 """
 
 import importlib
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "Episode", "EpisodeStore", "Writer", "concatenated", "of_episodes", "read", "write"]
 
 
-def __getattr__(name: str) -> Any:  # not before it is asked for: the command answers `--help` without jax
+def __getattr__(name: str) -> Any:  # imports on first use, so that `--help` of the command needs no jax
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    where = {"NAMES": "formats", "read": "formats", "write": "formats", "Writer": "writer"}.get(name, "store")
-    return getattr(importlib.import_module(f"jrl.data.{where}"), name)
+    module = {"NAMES": "formats", "read": "formats", "write": "formats", "Writer": "writer"}.get(name, "store")
+    return getattr(importlib.import_module(f"jrl.data.{module}"), name)

@@ -1,4 +1,4 @@
-"""python -m jrl.data COMMAND PATH ...: records data sets, looks at them, writes them in other formats, joins them."""
+"""python -m jrl.data COMMAND PATH ...: records, inspects, converts, splits and merges data sets."""
 
 import difflib
 import sys
@@ -10,19 +10,19 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command. Returns the exit status: the command's, or 2 for bad input."""
+    """Run the command. Return its exit status, or 2 for bad input."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    own = command.format_command("data")
+    program = command.format_command("data")
     if name in ("-h", "--help"):
-        print(f"usage: {own} COMMAND ...\n\nLook at data sets, write them in other formats, divide and join them.\n")
-        print("commands:", *(f"  {name:<9} {what}" for name, what in commands.NAMES.items()), sep="\n")
-        print(f"\noptions: {own} COMMAND --help")
+        print(f"usage: {program} COMMAND ...\n\nRecord, inspect, convert, split and merge data sets.\n")
+        print("commands:", *(f"  {name:<9} {text}" for name, text in commands.COMMANDS.items()), sep="\n")
+        print(f"\noptions: {program} COMMAND --help")
         return 0
     try:
-        if name not in commands.NAMES:
-            near = difflib.get_close_matches(name, commands.NAMES, 1)
-            fix = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands.NAMES)}"
-            raise InputError(f"{own} {name}: unknown command: {fix}")
+        if name not in commands.COMMANDS:
+            near = difflib.get_close_matches(name, commands.COMMANDS, 1)
+            fix = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands.COMMANDS)}"
+            raise InputError(f"{program} {name}: unknown command: {fix}")
         return commands.run(name, rest)
     except InputError as e:
         return command.report_input_error(e)

@@ -1,4 +1,4 @@
-"""Commands of `python -m jrl.data`: their arguments and what they do. Nothing slow is imported before one runs."""
+"""Commands of `python -m jrl.data`. Slow modules are imported only when a command runs."""
 
 import argparse
 import importlib
@@ -16,92 +16,92 @@ from jrl.host.machine import require
 if TYPE_CHECKING:
     from jrl.data.store import EpisodeStore
 
-# name -> what it does, in the order of the help
-NAMES = {
-    "record": "play trained policies, random actions or a mix of them into a data set",
+# name -> help text, in the order of the help
+COMMANDS = {
+    "record": "record a data set of trained policies, random actions or a mix of them",
     "inspect": "summarise a data set, and list its faults, each with a fix",
     "convert": "write data sets in another format",
-    "split": "divide a data set into one to train on and one to validate with",
+    "split": "split a data set into a training set and a validation set",
     "merge": "write several data sets as one",
-    "estimate": "estimate what a trained policy would earn, by episodes that others played",
+    "estimate": "estimate the return of a trained policy from recorded episodes",
 }
-_OUT = "a file, or a directory that is made"
-_RUNS = {"record": "jrl.run.record_cli", "estimate": "jrl.run.estimate_data"}  # commands that need a trained policy
+_OUT = "new file or directory"
+_POLICY_COMMANDS = {
+    "record": "jrl.run.record_cli",
+    "estimate": "jrl.run.estimate_data",
+}  # commands that need a trained policy
 
 
 def run(name: str, argv: list[str]) -> int:
-    """Runs a command of `NAMES`. Returns its exit status. Raises InputError: its arguments or data are wrong."""
-    if name in _RUNS:
-        module = importlib.import_module(_RUNS[name])
+    """Run a command of `COMMANDS` and return its exit status. Raises InputError: wrong arguments or data."""
+    if name in _POLICY_COMMANDS:
+        module = importlib.import_module(_POLICY_COMMANDS[name])
         return module.run(module.parser().parse_args(argv))
-    parser, function = _inspect() if name == "inspect" else _rewrites(name)
+    parser, function = _build_inspect() if name == "inspect" else _build_rewrite(name)
     return function(parser.parse_args(argv))
 
 
-def _parser(name: str, description: str, *, out: str = "", to: str | None = None) -> argparse.ArgumentParser:
-    """Returns a parser with the paths that are read, and with `out` of what is written in the format `to`."""
+def _build_parser(name: str, description: str, *, out: str = "", to: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser of input paths; with `out`, the help of --out, also of the output and its default format `to`."""
     p = command.parser(f"data {name}", description)
-    p.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory of files, or a glob of either")
-    p.add_argument("--from", dest="source_format", metavar="FORMAT", help="format to read (default: by each path)")
-    where = "only episodes with that label, such as policy=main; may be given more than once"
+    p.add_argument("paths", nargs="+", metavar="PATH", help="file, directory of files, or glob")
+    p.add_argument("--from", dest="source_format", metavar="FORMAT", help="format to read (default: found by path)")
+    where = "read only episodes with this label, such as policy=main; may be repeated"
     p.add_argument("--where", action="append", default=[], metavar="LABEL=VALUE", help=where)
     if out:
-        default = f"(default {to})" if to else "such as jrl, minari, d4rl: docs/data.md has them all"
+        default = f"(default {to})" if to else "such as jrl, minari, d4rl: docs/data.md lists all"
         p.add_argument("--to", default=to, required=to is None, metavar="FORMAT", help=f"format to write: {default}")
         p.add_argument("--out", required=True, help=f"{out}; existing files are not overwritten")
-        compress = "smaller, slower (default: yes)"
+        compress = "compress the arrays: smaller files, slower (default: yes)"
         p.add_argument("--compress", action=argparse.BooleanOptionalAction, default=True, help=compress)
-        most = "another file begins before the arrays in one are larger (default 64 MiB; --out x.npz is one file)"
-        p.add_argument("--max-file-mb", type=float, help=f"of formats of files: {most}")
+        limit = "largest size of the arrays in one file, in MiB (default 64; --out x.npz is always one file)"
+        p.add_argument("--max-file-mb", type=float, help=limit)
     return p
 
 
-# ---------------------------------------------------------------- the commands
-
-
-def _inspect() -> Any:
-    p = _parser("inspect", "Summarise a data set, and list what is wrong with it, or may be, each with a fix.")
+def _build_inspect() -> Any:
+    p = _build_parser("inspect", "Summarise a data set, and list its faults and possible faults, each with a fix.")
     p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.add_argument("--out", metavar="PNG", help="a picture of returns and lengths")
+    p.add_argument("--out", metavar="PNG", help="new file for a plot of returns and lengths")
     p.add_argument("--strict", action="store_true", help="exit status 1 if there are findings")
 
     def run(args: argparse.Namespace) -> int:
         if args.out is not None:
             args.out = resolve(args.out, "--out", "new file")
             if args.out.suffix != ".png" or args.out.exists():
-                raise InputError(f"--out: {args.out} exists, or is not a name of a PNG file: choose another")
+                raise InputError(f"--out: expected a new file NAME.png, got {args.out}: choose another name")
         store = _read(args)
         from jrl.data import inspection
-        from jrl.data.findings import findings
+        from jrl.data.findings import check_data
         from jrl.spaces_json import plain
 
-        found = inspection.summary(store) | _files(args)
-        faults = findings(store)
+        summary = inspection.summarise(store) | _summarise_files(args)
+        findings = check_data(store)
         if args.json:
-            print(json.dumps(plain(found | {"findings": [fault._asdict() for fault in faults]}), allow_nan=False))
+            print(json.dumps(plain(summary | {"findings": [x._asdict() for x in findings]}), allow_nan=False))
         else:
-            print(*inspection.lines(store, found), sep="\n")
-            print(f"\n{counted(len(faults), 'finding')}:" if faults else "\nnothing was found to be wrong")
-            for fault in faults:
-                print(f"- {fault.what}\n  -> {fault.mend}")
+            print(*inspection.format_summary(store, summary), sep="\n")
+            print(f"\n{counted(len(findings), 'finding')}:" if findings else "\nnothing was found to be wrong")
+            for finding in findings:
+                print(f"- {finding.what}\n  -> {finding.fix}")
         if args.out is not None:
-            _draw(store, args.out)
-        return int(args.strict and bool(faults))
+            _draw_histograms(store, args.out)
+        return int(args.strict and bool(findings))
 
     return p, run
 
 
-def _files(args: argparse.Namespace) -> dict[str, Any]:
+def _summarise_files(args: argparse.Namespace) -> dict[str, Any]:
     from jrl.data import formats
 
-    located = [path for given in args.paths for path in formats.located(given)]
-    kinds = dict.fromkeys(args.source_format or formats.format_of(path) for path in located)
-    files = [file for path in located for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
+    paths = [path for given in args.paths for path in formats.find_paths(given)]
+    names = dict.fromkeys(args.source_format or formats.find_format(path) for path in paths)
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
     files = [file for file in files if file.is_file()]
-    return {"format": ", ".join(kinds), "files": len(files), "bytes_on_disk": sum(f.stat().st_size for f in files)}
+    return {"format": ", ".join(names), "files": len(files), "bytes_on_disk": sum(f.stat().st_size for f in files)}
 
 
-def _draw(store: "EpisodeStore", png: Path) -> None:
+def _draw_histograms(store: "EpisodeStore", png: Path) -> None:
     require("matplotlib", "plot", "--out")
     from matplotlib.figure import Figure
 
@@ -115,19 +115,19 @@ def _draw(store: "EpisodeStore", png: Path) -> None:
         figure.savefig(part, dpi=150)
 
 
-def _rewrites(name: str) -> Any:
-    """Returns the parser and the function of convert, merge or split."""
+def _build_rewrite(name: str) -> Any:
+    """Return the parser and the function of the command convert, merge or split."""
     about, out, to, parts = {
         "convert": ("Write a data set, or several as one, in another format.", _OUT, None, ()),
-        "merge": ("Write several data sets as one, their episodes in the order of the paths.", _OUT, "jrl", ()),
+        "merge": ("Write several data sets as one, with episodes in the order of the paths.", _OUT, "jrl", ()),
         "split": (
-            "Divide a data set, by whole episodes, into DIR/train and DIR/validation.",
-            "directory that is made",
+            "Split a data set, by whole episodes, into DIR/train and DIR/validation.",
+            "new directory",
             "jrl",
             ("train", "validation"),
         ),
     }[name]
-    p = _parser(name, about, out=out, to=to)
+    p = _build_parser(name, about, out=out, to=to)
     if name == "split":
         p.add_argument("--share", type=float, default=0.1, help="share of the steps in DIR/validation (default 0.1)")
         p.add_argument("--seed", type=int, default=0, help="seed of the choice of episodes (default 0)")
@@ -137,22 +137,19 @@ def _rewrites(name: str) -> Any:
             raise InputError(f"--share: expected a number above 0 and below 1, got {args.share:g}")
         if name == "split" and args.seed < 0:
             raise InputError(f"--seed: expected a number of at least 0, got {args.seed}")
-        outs = _outputs(args, *parts)
+        outs = _check_outputs(args, *parts)
         from jrl.data import formats
 
-        if name == "merge" and len([path for given in args.paths for path in formats.located(given)]) < 2:
-            raise InputError(f"data merge: {args.paths[0]} is one data set: give two or more, or a glob of them")
+        if name == "merge" and len([path for given in args.paths for path in formats.find_paths(given)]) < 2:
+            raise InputError(f"data merge: expected two or more data sets, got {args.paths[0]}: give more, or a glob")
         store = _read(args)
-        for note in store.notes:  # parts of the file that the reader left out
+        for note in store.notes:
             print(f"note: {store.name}: {note}", file=sys.stderr)
         for out, part in zip(outs, store.split(args.share, args.seed) if parts else [store], strict=True):
             _write(part, out, args)
         return 0
 
     return p, run
-
-
-# ---------------------------------------------------------------- reading and writing
 
 
 def _read(args: argparse.Namespace) -> "EpisodeStore":
@@ -163,15 +160,11 @@ def _read(args: argparse.Namespace) -> "EpisodeStore":
     return formats.read(args.paths, args.source_format, dict(given.split("=", 1) for given in args.where))
 
 
-def _outputs(args: argparse.Namespace, *names: str) -> list[Path]:
-    """Returns the path that `--out` names, or those of these names in it.
-
-    Raises:
-      InputError: an option of the output is wrong, or one of the paths exists or cannot be written.
-    """
+def _check_outputs(args: argparse.Namespace, *names: str) -> list[Path]:
+    """Return the path of `--out`, or the paths of `names` in it. Raises InputError: a path exists, or wrong options."""
     from jrl.data import formats
 
-    formats.module(args.to)
+    formats.load_format(args.to)
     out = resolve(args.out, "--out")
     outs = [out / name for name in names] or [out]
     is_file = any(_is_file(path, args.to) for path in outs)
@@ -180,12 +173,12 @@ def _outputs(args: argparse.Namespace, *names: str) -> list[Path]:
     if args.max_file_mb is not None:
         if not (args.max_file_mb > 0 and math.isfinite(args.max_file_mb)):
             raise InputError(f"--max-file-mb: expected more than 0, got {args.max_file_mb:g}")
-        if args.to not in formats.OF_FILES:
-            raise InputError(f"--max-file-mb: {args.to} is one directory: leave it out")
+        if args.to not in formats.FILE_FORMATS:
+            raise InputError(f"--max-file-mb: the format {args.to} does not split files: leave it out")
         if is_file:
             raise InputError(f"--max-file-mb: --out {args.out} is one file: give a directory, or leave it out")
     for path in outs:
-        if path.exists() and not (path.is_dir() and not any(path.iterdir()) and args.to in formats.OF_FILES):
+        if path.exists() and not (path.is_dir() and not any(path.iterdir()) and args.to in formats.FILE_FORMATS):
             raise InputError(f"--out: {path} exists: choose another path, or remove it")
     return outs
 
@@ -193,7 +186,7 @@ def _outputs(args: argparse.Namespace, *names: str) -> list[Path]:
 def _is_file(out: Path, format: str) -> bool:
     from jrl.data import formats
 
-    return format in formats.OF_FILES and out.name.endswith(tuple(formats.module(format).SUFFIXES))
+    return format in formats.FILE_FORMATS and out.name.endswith(tuple(formats.load_format(format).SUFFIXES))
 
 
 def _write(store: "EpisodeStore", out: Path, args: argparse.Namespace) -> None:
@@ -201,7 +194,7 @@ def _write(store: "EpisodeStore", out: Path, args: argparse.Namespace) -> None:
     from jrl.data.writer import Writer
 
     try:
-        if args.to not in formats.OF_FILES or _is_file(out, args.to):
+        if args.to not in formats.FILE_FORMATS or _is_file(out, args.to):
             formats.write(store, out, args.to, compress=args.compress)
             files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
         else:

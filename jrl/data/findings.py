@@ -1,4 +1,4 @@
-"""Findings about a data set: what is wrong with it, or may be, and what to do about it; all at once."""
+"""Checks of a data set: its faults and possible faults, each with a fix."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,93 +11,89 @@ from jrl.data.store import LOG_PROB, EpisodeStore
 from jrl.errors import counted
 from jrl.types import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, PyTree
 
-_BLOCK_BYTES = 2**26  # of rows that are looked at together
-_MOST_ROWS = 100_000  # the search for jumps reads the first rows only
-_MOST_FEATURES = 256  # pictures are left out
-_JUMP = 3.3  # score of a jump. On twelve control tasks 1 step of 10,000 has it, and about 8 of 10 resets
-_LEAST = 3  # jumps, or episodes, that are evidence
-_TOLERANCE = 1e-6  # beyond a bound, relative to it: a clip in another dtype
+_BLOCK_BYTES = 2**26  # rows checked at a time
+_MAX_ROWS = 100_000  # the search for jumps reads the first rows only
+_MAX_FEATURES = 256  # leaves out images
+_JUMP = 3.3  # score of a jump: on twelve control tasks 1 step of 10,000 exceeds it, and about 8 of 10 resets
+_MIN_EVIDENCE = 3  # jumps, or episodes, that make a finding
+_TOLERANCE = 1e-6  # relative to a bound: data may have been clipped in another dtype
 
-
-Mask = Callable[[np.ndarray], np.ndarray]  # numbers [n, *] -> bool, True where a number is wrong
+Mask = Callable[[np.ndarray], np.ndarray]  # numbers [n, *] -> bool, True for wrong numbers
 
 
 class Finding(NamedTuple):
-    kind: str  # a name for it, as `nan`
-    what: str  # where it is
-    mend: str  # what to do
+    kind: str  # name of the fault
+    what: str  # fault and its place, in words
+    fix: str
 
 
-def findings(store: EpisodeStore) -> list[Finding]:
-    """Returns all findings about a data set; [] for none."""
+def check_data(store: EpisodeStore) -> list[Finding]:
+    """Return all findings of a data set."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
-        _notes, _not_finite, _outside, log_probs, _ends, misplaced_ends, _rewards, _constant, _duplicates,
+        _check_finite, _check_bounds, check_log_prob_values, _check_cut_episodes, check_misplaced_ends,
+        _check_rewards, _check_constant, _check_duplicates,
     )  # fmt: skip
-    return [finding for check in checks for finding in check(store)]
+    fix = "none needed if you expect this: learning uses the data set as described"
+    notes = [Finding("reader", note, fix) for note in store.notes]
+    return [*notes, *(finding for check in checks for finding in check(store))]
 
 
-def _notes(store: EpisodeStore) -> Iterator[Finding]:
-    for note in store.notes:
-        yield Finding("reader", note, "none needed, if that is what you expect: learning uses the data set so")
-
-
-# ---------------------------------------------------------------- numbers
-
-
-def _named(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """Yields (name, array [R, *], whether final rows count) of every array."""
+def _list_arrays(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
+    """Yield (name, array [R, *], whether to check final rows) of every array."""
     yield from ((f"obs {path}".strip(), x, True) for path, _, x in store.observations())
     yield from ((f"action {path}".strip(), x, False) for path, _, x in store.actions())
     yield "reward", store.reward, False
     for name, tree in store.columns.items():
-        for place, x in jax.tree.leaves_with_path(tree):
-            yield " ".join(["column", name, *(str(key.key) for key in place)]), x, False
+        for describe_rows, x in jax.tree.leaves_with_path(tree):
+            yield " ".join(["column", name, *(str(key.key) for key in describe_rows)]), x, False
 
 
-def rows_where(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> np.ndarray:
-    """Returns whether `wrong(part)` [n, *] holds for any number of a row of `x` [R, *], [R] bool.
+def find_rows(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> np.ndarray:
+    """Return which rows of an array x [R, *] of a data set have a wrong number, [R] bool.
 
-    `wrong` is called block by block. `final` says whether final observations count.
+    `wrong` is called block by block. `final` is whether final observations count.
     """
     size = max(1, _BLOCK_BYTES // max(1, x[:1].nbytes))
-    parts = [wrong(x[at : at + size]) for at in range(0, len(x), size)]
+    parts = [wrong(x[start : start + size]) for start in range(0, len(x), size)]
     found = np.concatenate([part.reshape(len(part), -1).any(-1) for part in parts])
     return found if final else found & store.is_step()
 
 
-def place(store: EpisodeStore, rows: np.ndarray) -> str:
-    """Returns the number of the rows [R] bool and the episode and step of the first, in words."""
+def describe_rows(store: EpisodeStore, rows: np.ndarray) -> str:
+    """Return the number of rows [R] bool, and the episode and step of the first row, in words."""
     first = int(np.argmax(rows))
     episode = int(np.searchsorted(store.offsets, first, "right")) - 1
-    place = f"episode {episode}, step {first - int(store.offsets[episode])}"
-    return f"{counted(int(rows.sum()), 'row', ',')}, first in {place}"
+    step = first - int(store.offsets[episode])
+    return f"{counted(int(rows.sum()), 'row', ',')}, first in episode {episode}, step {step}"
 
 
-def _not_finite(store: EpisodeStore) -> Iterator[Finding]:
-    for name, x, final in _named(store):
-        if x.dtype.kind == "f" and (rows := rows_where(store, x, lambda part: ~np.isfinite(part), final)).any():
-            mend = "leave out these episodes, or mend what wrote them: one such number makes every weight NaN"
-            yield Finding("not finite", f"{name}: numbers are NaN or infinite in {place(store, rows)}", mend)
+def _check_finite(store: EpisodeStore) -> Iterator[Finding]:
+    for name, x, final in _list_arrays(store):
+        if x.dtype.kind == "f" and (rows := find_rows(store, x, lambda part: ~np.isfinite(part), final)).any():
+            fix = "leave out these episodes, or fix the program that wrote them: one such number makes all weights NaN"
+            yield Finding("not finite", f"{name}: numbers are NaN or infinite in {describe_rows(store, rows)}", fix)
 
 
-def _outside(store: EpisodeStore) -> Iterator[Finding]:
-    for what, leaves, mend in (
-        ("obs", store.observations(), "give the data set the space that it has, or mend what wrote it"),
+def _check_bounds(store: EpisodeStore) -> Iterator[Finding]:
+    for what, leaves, fix in (
+        ("obs", store.observations(), "give the data set its real space, or fix the program that wrote it"),
         ("action", store.actions(), "see whether actions were stored before or after scaling or clipping: a policy can "
          "neither take nor learn them as they are"),
     ):  # fmt: skip
         for path, leaf, x in leaves:
-            rows = rows_where(store, x, _beyond(leaf), what == "obs")
+            rows = find_rows(store, x, _build_bounds_mask(leaf), what == "obs")
             if rows.any():
                 name = f"{what} {path}".strip()
-                yield Finding(f"{what} outside its space", f"{name}: outside of {leaf} in {place(store, rows)}", mend)
+                yield Finding(
+                    f"{what} outside its space", f"{name}: outside of {leaf} in {describe_rows(store, rows)}", fix
+                )
 
 
-def _beyond(leaf: Leaf) -> Mask:
-    """Returns which numbers are outside a leaf's space; NaN is not among them."""
+def _build_bounds_mask(leaf: Leaf) -> Mask:
+    """Return the mask of numbers outside a leaf's space, without NaN."""
     match leaf:
         case Discrete() | MultiDiscrete() | MultiBinary():
-            most = _choices(leaf)
+            most = _count_choices(leaf)
             return lambda x: (x < 0) | (x >= most) | _is_fraction(x)
     low, high = leaf.bounds()
     margin = lambda bound: np.where(np.isfinite(bound), _TOLERANCE * np.maximum(1, abs(bound)), 0)
@@ -105,77 +101,77 @@ def _beyond(leaf: Leaf) -> Mask:
     return lambda x: (x < least) | (x > most)
 
 
-def unlike(leaf: Leaf) -> Mask:
-    """Returns which numbers are not a leaf's own once they have its dtype, so that a cast would change them silently.
+def build_cast_mask(leaf: Leaf) -> Mask:
+    """Return the mask of numbers that a cast to the leaf's dtype would change.
 
-    Files keep integers as floats, which is fine; 0.6 for a choice, 300 for a uint8 or 1e300 for a float32 are not. The
-    bounds of a Box are not looked at: numbers beyond them are a finding, and can be learned from.
+    Integers stored as floats are fine. 0.6 for a choice, 300 for a uint8 or 1e300 for a float32 are not. The bounds of
+    a Box are ignored: a policy can learn from numbers beyond them.
     """
     if isinstance(leaf, Box) and np.dtype(leaf.dtype).kind == "f":
         most = float(np.finfo(leaf.dtype).max)
         width = np.dtype(leaf.dtype).itemsize
-        return lambda x: _no(x) if x.dtype.itemsize <= width else np.isfinite(x) & (abs(x) > most)
+        return lambda x: _all_false(x) if x.dtype.itemsize <= width else np.isfinite(x) & (abs(x) > most)
     if isinstance(leaf, Box):
         kind = np.dtype(leaf.dtype)
         low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-        return lambda x: _no(x) if x.dtype in (kind, bool) else ~((x >= low) & (x <= high)) | _is_fraction(x)
-    choices = _choices(leaf)
-    return lambda x: ~((x >= 0) & (x < choices)) | _is_fraction(x)  # NaN is neither
+        return lambda x: _all_false(x) if x.dtype in (kind, bool) else ~((x >= low) & (x <= high)) | _is_fraction(x)
+    choices = _count_choices(leaf)
+    return lambda x: ~((x >= 0) & (x < choices)) | _is_fraction(x)  # ~: NaN is wrong, too
 
 
-def _choices(leaf: Any) -> Any:
+def _count_choices(leaf: Any) -> Any:
     return 2 if isinstance(leaf, MultiBinary) else leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec)
 
 
 def _is_fraction(x: np.ndarray) -> np.ndarray:
-    return _no(x) if x.dtype.kind in "biu" else np.isfinite(x) & (x != np.floor(x))
+    return _all_false(x) if x.dtype.kind in "biu" else np.isfinite(x) & (x != np.floor(x))
 
 
-def _no(x: np.ndarray) -> np.ndarray:
+def _all_false(x: np.ndarray) -> np.ndarray:
     return np.zeros(x.shape, bool)
 
 
-def log_probs(store: EpisodeStore) -> Iterator[Finding]:
-    """Checks log-probabilities: those of choices are not above 0; where all are in [0, 1], they are probabilities."""
-    found = store.columns.get(LOG_PROB)
-    if not isinstance(found, np.ndarray):
+def check_log_prob_values(store: EpisodeStore) -> Iterator[Finding]:
+    """Yield a finding if log-probabilities of choices are above 0, or if all are in [0, 1], like probabilities."""
+    column = store.columns.get(LOG_PROB)
+    if not isinstance(column, np.ndarray):
         return
     choices = all(not isinstance(leaf, Box) for _, leaf, _ in store.actions())
-    given = found[store.is_step()]
-    probabilities = bool(len(given) and ((given >= 0) & (given <= 1)).all() and given.min() < given.max())
-    rows = rows_where(store, found, lambda x: x > 1e-5, False)
+    x = column[store.is_step()]
+    probabilities = bool(len(x) and ((x >= 0) & (x <= 1)).all() and x.min() < x.max())
+    rows = find_rows(store, column, lambda x: x > 1e-5, False)
     if (choices and rows.any()) or probabilities:
         what = "they are probabilities" if probabilities else "no probability is above 1"
-        mend = "take their logarithm" if probabilities else "store the logarithm of the probability of the action taken"
+        fix = "take their logarithm" if probabilities else "store the logarithm of the probability of the action taken"
         kind = "choices" if choices else "a continuum"
-        yield Finding("log_prob", f"column {LOG_PROB}: above 0 in {place(store, rows)}, of {kind}: {what}", mend)
+        yield Finding("log_prob", f"column {LOG_PROB}: above 0 in {describe_rows(store, rows)}, of {kind}: {what}", fix)
 
 
-def _ends(store: EpisodeStore) -> Iterator[Finding]:
+def _check_cut_episodes(store: EpisodeStore) -> Iterator[Finding]:
     cut = ~store.terminated & ~store.truncated
     if cut.any():
         what = f"{counted(int(cut.sum()), 'episode', ',')} neither terminated nor truncated (first: {np.argmax(cut)})"
-        mend = "none needed for learning, which bootstraps from the observation behind; their returns are of a part"
-        yield Finding("cut episodes", what, mend)
+        fix = "none needed for learning, which bootstraps from the last observation; their returns are incomplete"
+        yield Finding("cut episodes", what, fix)
     short = store.lengths() == 1
     if short.any():
-        mend = "none needed if that is right; else ends are marked at every row, or the file has shuffled transitions"
+        fix = "none needed if this is right; otherwise ends are marked at every row, or transitions are shuffled"
         what = f"{counted(int(short.sum()), 'episode', ',')} of one step (first: {np.argmax(short)})"
-        yield Finding("episodes of one step", what, mend)
+        yield Finding("episodes of one step", what, fix)
 
 
-def _rewards(store: EpisodeStore) -> Iterator[Finding]:
+def _check_rewards(store: EpisodeStore) -> Iterator[Finding]:
     reward = store.reward[store.is_step()]
     if not store.has_rewards:
-        mend = "none needed for imitation (bc), which alone can learn from it"
-        yield Finding("no rewards", "there are no rewards", mend)
+        fix = "none needed for imitation (bc); other algorithms cannot learn from these data"
+        yield Finding("no rewards", "there are no rewards", fix)
     elif len(reward) > 1 and (reward == reward[0]).all():
-        mend = "none needed where an episode's length is what counts, as in CartPole; else the rewards were lost"
-        yield Finding("rewards all alike", f"every reward is {float(reward[0]):g}", mend)
+        fix = "none needed if only the length of an episode counts, as in CartPole; otherwise the rewards were lost"
+        yield Finding("rewards all alike", f"every reward is {float(reward[0]):g}", fix)
 
 
-def _constant(store: EpisodeStore) -> Iterator[Finding]:
-    """Finds numbers of observations of at most one axis that never change; images are left out, where many do not."""
+def _check_constant(store: EpisodeStore) -> Iterator[Finding]:
+    """Find constant features of observations. Images, with many constant pixels, are left out."""
     if store.num_rows < 2:
         return
     for path, leaf, x in store.observations():
@@ -183,106 +179,102 @@ def _constant(store: EpisodeStore) -> Iterator[Finding]:
         if same.any():
             which = f", number {', '.join(map(str, np.flatnonzero(same)[:10]))} of {same.size}" if leaf.shape else ""
             what = f"{f'obs {path}'.strip()}: {counted(int(same.sum()), 'feature')} without any change{which}"
-            mend = "none needed: normalised they are 0; but a policy that learns of them has seen no other number there"
-            yield Finding("constant features", what, mend)
+            fix = "none needed: their normalised value is 0; but the policy has seen no other value of these features"
+            yield Finding("constant features", what, fix)
 
 
-# ---------------------------------------------------------------- ends, which resets show by jumps between steps
-
-
-def misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
-    """Yields findings where the ends of episodes seem to be missing or in other rows."""
+def check_misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
+    """Yield findings of episode ends that seem to be missing or in wrong rows."""
     found = partial(Finding, "ends in other rows")
     lengths = store.lengths()
     first, last = store.offsets[:-1], store.offsets[1:] - 2
-    alone = int((lengths == 1).sum())
-    mixed = alone * 4 >= len(lengths) and (lengths > 1).any()
-    if alone >= _LEAST and mixed and not store.terminated[lengths == 1].any():
-        what = f"{alone:,} of {len(lengths):,} episodes have one step and no true end"
-        mend = "timeouts may be marked a row too early or too late: mark the last row of each episode"
-        yield found(f"{what}, beside others of up to {lengths.max():,} steps", mend)
+    short = int((lengths == 1).sum())
+    mixed = short * 4 >= len(lengths) and (lengths > 1).any()
+    if short >= _MIN_EVIDENCE and mixed and not store.terminated[lengths == 1].any():
+        what = f"{short:,} of {len(lengths):,} episodes have one step and no true end"
+        fix = "timeouts may be marked a row too early or too late: mark the last row of each episode"
+        yield found(f"{what}, beside others of up to {lengths.max():,} steps", fix)
     jump = _jump_scores(store) > _JUMP
     inside = jump.copy()
     inside[first] = inside[last] = False
-    places = np.flatnonzero(inside)
-    if len(places) >= max(_LEAST, 2 * len(lengths)):  # a lander that falls over bounces once or twice in an episode
-        episode = np.searchsorted(store.offsets, places, "right") - 1
-        where = ", ".join(f"{row - store.offsets[e]} of episode {e}" for row, e in list(zip(places, episode))[:3])
-        what = f"{len(places):,} steps inside of {len(lengths):,} episodes jump to an observation far away"
-        mend = "mark the last row of each in terminals or timeouts, or a value learns to look through resets"
-        yield found(f"{what}, as a reset does (steps {where})", f"ends of episodes may be missing: {mend}")
+    rows = np.flatnonzero(inside)
+    if len(rows) >= max(
+        _MIN_EVIDENCE, 2 * len(lengths)
+    ):  # a lander that falls over bounces once or twice in an episode
+        episode = np.searchsorted(store.offsets, rows, "right") - 1
+        where = ", ".join(f"{row - store.offsets[e]} of episode {e}" for row, e in list(zip(rows, episode))[:3])
+        what = f"{len(rows):,} steps inside of {len(lengths):,} episodes jump to an observation far away"
+        fix = "mark the last row of each in terminals or timeouts, or values bootstrap across resets"
+        yield found(f"{what}, as a reset does (steps {where})", f"ends of episodes may be missing: {fix}")
         return
     whole = lengths > 2
     for what, rows, limited in (
         ("last", last, store.truncated & ~store.terminated),
         ("first", first, np.concatenate([[False], ~store.terminated[:-1]])),
     ):
-        those = rows[whole & limited & (rows < _MOST_ROWS - 1)]
-        count = int(jump[those].sum())
-        if count >= _LEAST and 2 * count >= len(those):
+        at_limit = rows[whole & limited & (rows < _MAX_ROWS - 1)]
+        count = int(jump[at_limit].sum())
+        if count >= _MIN_EVIDENCE and 2 * count >= len(at_limit):
             which = "late" if what == "last" else "early"
-            where = f"the {what} step of {count:,} of {len(those):,} episodes beside a time limit"
-            mend = f"timeouts seem to be marked a row too {which}: mark the last row of each episode"
-            yield found(f"{where} jumps to an observation far away, as a reset does", mend)
+            where = f"the {what} step of {count:,} of {len(at_limit):,} episodes beside a time limit"
+            fix = f"timeouts seem to be marked a row too {which}: mark the last row of each episode"
+            yield found(f"{where} jumps to an observation far away, as a reset does", fix)
 
 
 def _jump_scores(store: EpisodeStore) -> np.ndarray:
-    """Returns how unlike the others each step's change of the observation is, [R] f64, about 1 for the largest tenth.
+    """Return a score of the size of each step's change of the observation, [R] f64, about 1 for the largest tenth.
 
-    The change is measured twice, as it is and as the error of a linear prediction from observation and action: a reset
-    is far away, and follows from neither. The score is the geometric mean of both. 0 on final rows, behind the first
-    100,000 rows, and where observations are not numbers of a continuum.
+    The score is the geometric mean of two sizes: of the change, and of the error of a linear prediction from
+    observation and action. A reset is large in both. The score is 0 on final rows, after the first 100,000 rows, and
+    for observations that are not continuous.
     """
-    found = np.zeros(store.num_rows)
-    rows = min(store.num_rows, _MOST_ROWS)
-    x = _features(store, rows)
+    scores = np.zeros(store.num_rows)
+    rows = min(store.num_rows, _MAX_ROWS)
+    x = _stack_features(store, rows)
     step = store.is_step()[: rows - 1]
     if x is None or step.sum() < 50:
-        return found
+        return scores
     change = np.diff(x, axis=0)
     usual = np.median(abs(change[step]), 0)
-    kept = usual > 0  # what stands still most of the time, as a contact does, jumps whenever it moves
+    kept = usual > 0  # a feature that is usually constant, such as a contact, jumps whenever it changes
     if not kept.any():
-        return found
-    given = np.concatenate([x, _actions(store, rows), np.ones((rows, 1))], 1)[:-1]
-    given /= np.maximum(abs(given).max(0), 1e-12)
-    square = given[step].T @ given[step] + 1e-6 * np.eye(given.shape[1])
-    error = change[:, kept] - given @ np.linalg.solve(square, given[step].T @ change[step][:, kept])
+        return scores
+    inputs = np.concatenate([x, _stack_actions(store, rows), np.ones((rows, 1))], 1)[:-1]
+    inputs /= np.maximum(abs(inputs).max(0), 1e-12)
+    square = inputs[step].T @ inputs[step] + 1e-6 * np.eye(inputs.shape[1])
+    error = change[:, kept] - inputs @ np.linalg.solve(square, inputs[step].T @ change[step][:, kept])
     total = np.ones(rows - 1)
     for part, scale in ((change[:, kept], usual[kept]), (error, np.median(abs(error[step]), 0))):
         size = np.sqrt(((part / np.maximum(scale, 1e-12)) ** 2).mean(1))
         total *= size / max(np.quantile(size[step], 0.9), 1e-12)
-    found[: rows - 1] = np.where(step, np.sqrt(total), 0)
-    return found
+    scores[: rows - 1] = np.where(step, np.sqrt(total), 0)
+    return scores
 
 
-def _features(store: EpisodeStore, rows: int) -> np.ndarray | None:
-    """Returns the observations as numbers [rows, F]; None where they are pictures, choices or not finite."""
+def _stack_features(store: EpisodeStore, rows: int) -> np.ndarray | None:
+    """Return the observations as numbers [rows, F]; None for images, choices or numbers that are not finite."""
     parts = [
         x[:rows].reshape(rows, -1)
         for _, leaf, x in store.observations()
-        if isinstance(leaf, Box) and x.dtype.kind == "f" and x[:1].size <= _MOST_FEATURES
+        if isinstance(leaf, Box) and x.dtype.kind == "f" and x[:1].size <= _MAX_FEATURES
     ]
     x = np.concatenate(parts, 1).astype(np.float64) if parts else np.zeros((rows, 0))
-    return x if 0 < x.shape[1] <= _MOST_FEATURES and np.isfinite(x).all() and abs(x).max() < 1e100 else None
+    return x if 0 < x.shape[1] <= _MAX_FEATURES and np.isfinite(x).all() and abs(x).max() < 1e100 else None
 
 
-def _actions(store: EpisodeStore, rows: int) -> np.ndarray:
-    """Returns the actions for a linear prediction, [rows, A]; A is 0 where they are neither numbers nor a choice."""
-    if isinstance(store.action_space, Discrete) and store.action_space.n <= _MOST_FEATURES:
+def _stack_actions(store: EpisodeStore, rows: int) -> np.ndarray:
+    """Return the actions for a linear prediction, [rows, A]; A is 0 if they are neither numbers nor a choice."""
+    if isinstance(store.action_space, Discrete) and store.action_space.n <= _MAX_FEATURES:
         return np.asarray(store.action[:rows, None] == np.arange(store.action_space.n), np.float64)
     if isinstance(store.action_space, Box) and isinstance(store.action, np.ndarray):
         x = store.action[:rows].reshape(rows, -1).astype(np.float64)
-        if x.shape[1] <= _MOST_FEATURES and np.isfinite(x).all() and abs(x).max(initial=0) < 1e100:
+        if x.shape[1] <= _MAX_FEATURES and np.isfinite(x).all() and abs(x).max(initial=0) < 1e100:
             return x
     return np.zeros((rows, 0))
 
 
-# ---------------------------------------------------------------- what is there twice
-
-
-def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
-    rows = _hashes((store.obs, store.action, store.reward), store.num_rows)
+def _check_duplicates(store: EpisodeStore) -> Iterator[Finding]:
+    rows = _hash_rows((store.obs, store.action, store.reward), store.num_rows)
     bounds = zip(store.offsets.tolist(), store.offsets[1:].tolist(), strict=False)
     episodes = [hash(rows[first:last].tobytes()) for first, last in bounds]
     _, first, which = np.unique(episodes, return_index=True, return_inverse=True)
@@ -290,27 +282,27 @@ def _duplicates(store: EpisodeStore) -> Iterator[Finding]:
     if len(twice):
         copies = "is a copy of an earlier one" if len(twice) == 1 else "are copies of earlier ones"
         what = f"of {counted(store.num_episodes, 'episode', ',')} {len(twice):,} {copies}"
-        mend = "remove them: they count twice, also in a validation split; or environment and policy have no randomness"
-        yield Finding("duplicate episodes", f"{what} (first: {twice[0]}, of {first[which[twice[0]]]})", mend)
+        fix = "remove copies: they count twice, also in a validation split; or environment and policy are deterministic"
+        yield Finding("duplicate episodes", f"{what} (first: {twice[0]}, of {first[which[twice[0]]]})", fix)
     is_new = np.ones(store.num_episodes, bool)
     is_new[twice] = False
     steps = np.flatnonzero(store.is_step() & np.repeat(is_new, np.diff(store.offsets)))
-    transitions = 31 * rows[steps] + _hashes(store.obs, store.num_rows)[steps + 1]
+    transitions = 31 * rows[steps] + _hash_rows(store.obs, store.num_rows)[steps + 1]
     more = len(steps) - len(np.unique(transitions))
     if more:
-        copies = f"{'is' if more == 1 else 'are'} in the data set before, in another episode or place"
-        mend = "none needed in an environment of few states or with deterministic starts; else parts were stored twice"
+        copies = f"{'is' if more == 1 else 'are'} in the data set before, in another episode or step"
+        fix = "none needed with few states or deterministic starts; otherwise parts were stored twice"
         what = f"of {counted(store.num_steps, 'transition', ',')} {more:,} {copies}"
-        yield Finding("duplicate transitions", what, mend)
+        yield Finding("duplicate transitions", what, fix)
 
 
-def _hashes(tree: PyTree, rows: int) -> np.ndarray:
-    """Returns a hash of each row of the arrays [R, *] of a tree, [R] i64: equal rows have equal hashes."""
-    flat = [np.zeros((rows, 1), np.uint8)]  # observations may have no numbers
+def _hash_rows(tree: PyTree, rows: int) -> np.ndarray:
+    """Return a hash of each row of a tree of arrays [R, *], [R] i64: equal rows have equal hashes."""
+    flat = [np.zeros((rows, 1), np.uint8)]  # an observation may have no elements
     flat += [np.ascontiguousarray(x).reshape(rows, -1).view(np.uint8) for x in jax.tree.leaves(tree)]
-    width, found = sum(x.shape[1] for x in flat), np.empty(rows, np.int64)
+    width, hashes = sum(x.shape[1] for x in flat), np.empty(rows, np.int64)
     size = max(1, _BLOCK_BYTES // width)
-    for at in range(0, rows, size):
-        block = np.concatenate([x[at : at + size] for x in flat], 1)
-        found[at : at + size] = [*map(hash, block.view(f"V{width}")[:, 0].tolist())]
-    return found
+    for start in range(0, rows, size):
+        block = np.concatenate([x[start : start + size] for x in flat], 1)
+        hashes[start : start + size] = [*map(hash, block.view(f"V{width}")[:, 0].tolist())]
+    return hashes

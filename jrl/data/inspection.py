@@ -1,4 +1,4 @@
-"""Summary of a data set, which can be written as JSON, and a histogram of its returns as text."""
+"""Summary of a data set, as plain data or text."""
 
 import collections
 from typing import Any
@@ -14,14 +14,14 @@ from jrl.types import Dict, Space, Tuple
 QUANTILES = (0, 25, 50, 75, 100)  # percent
 _NAMES = ("min", "q25", "median", "q75", "max")
 _BLOCKS = " ▏▎▍▌▋▊▉█"
-_MOST_VALUES = 8  # of a label
+_MAX_VALUES = 8  # shown values of a label
 
 
-def summary(store: EpisodeStore) -> dict[str, Any]:
-    """Summarises a data set as plain data; returns and lengths with mean, standard deviation and `QUANTILES`."""
+def summarise(store: EpisodeStore) -> dict[str, Any]:
+    """Return the summary of a data set, as plain data."""
     terminated, truncated = store.terminated, store.truncated
     kind = lambda x: f"{x.dtype.name}{list(x.shape[1:])}"
-    frequent = lambda x: collections.Counter(x.tolist()).most_common(_MOST_VALUES)
+    frequent = lambda x: collections.Counter(x.tolist()).most_common(_MAX_VALUES)
     return {
         "path": store.name,
         "env": store.meta.get("env"),
@@ -33,8 +33,8 @@ def summary(store: EpisodeStore) -> dict[str, Any]:
         "observation": space_to_json(store.observation),
         "action": space_to_json(store.action_space),
         "actions": store.meta.get("actions", "the environment's own"),
-        "returns": distribution(store.returns()),
-        "lengths": distribution(store.lengths()),
+        "returns": summarise_numbers(store.returns()),
+        "lengths": summarise_numbers(store.lengths()),
         "ends": {
             "terminated": int((terminated & ~truncated).sum()),
             "truncated": int((truncated & ~terminated).sum()),
@@ -48,8 +48,8 @@ def summary(store: EpisodeStore) -> dict[str, Any]:
     }
 
 
-def distribution(x: np.ndarray) -> dict[str, float]:
-    """Returns mean, standard deviation and `QUANTILES` of the finite numbers of [N], by name."""
+def summarise_numbers(x: np.ndarray) -> dict[str, float]:
+    """Return mean, standard deviation and `QUANTILES` of the finite numbers of x [N], by name."""
     x = x[np.isfinite(x)]
     if not len(x):
         return dict.fromkeys(("mean", "std", *_NAMES), float("nan"))
@@ -58,8 +58,8 @@ def distribution(x: np.ndarray) -> dict[str, float]:
     return {"mean": float(x.mean()), "std": float(x.std()), **named}
 
 
-def histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
-    """Returns lines with the bounds of a bin, a bar and the count in it, for the finite ones of numbers [N]."""
+def format_histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
+    """Return the histogram of the finite numbers of x [N] as text: bounds, bar and count of each bin in a line."""
     x = np.asarray(x, np.float64)
     x = x[np.isfinite(x)]
     if not len(x):
@@ -71,46 +71,45 @@ def histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
     size = max(map(len, names))
     lines = []
     for count, low, high in zip(counts, names, names[1:], strict=False):
-        eighths = -(-int(count) * width * 8 // int(counts.max()))  # rounded up: none that is there is invisible
+        eighths = -(-int(count) * width * 8 // int(counts.max()))  # rounded up, so that each count above 0 is visible
         bar = _BLOCKS[-1] * (eighths // 8) + _BLOCKS[eighths % 8].strip()
         lines.append(f"{low:>{size}} .. {high:<{size}}  {bar} {count}")
     return lines
 
 
-def lines(store: EpisodeStore, found: dict[str, Any]) -> list[str]:
-    """Returns the summary `found` of a data set as lines of text, with the histogram of returns."""
-    ends = ", ".join(f"{n:,} {how}" for how, n in found["ends"].items() if n)
-    size = f"{found.get('bytes_on_disk', 0) / 2**20:,.1f} MiB"
-    on_disk = f": {found['format']}, {counted(found['files'], 'file', ',')}, {size}" if "files" in found else ""
-    more = lambda values: ", ..." * (len(values) == _MOST_VALUES)
+def format_summary(store: EpisodeStore, summary: dict[str, Any]) -> list[str]:
+    """Return a data set's summary as lines of text, with the histogram of returns."""
+    ends = ", ".join(f"{n:,} {end}" for end, n in summary["ends"].items() if n)
+    size = f"{summary.get('bytes_on_disk', 0) / 2**20:,.1f} MiB"
+    on_disk = f": {summary['format']}, {counted(summary['files'], 'file', ',')}, {size}" if "files" in summary else ""
+    more = lambda values: ", ..." * (len(values) == _MAX_VALUES)
     counts = lambda values: ", ".join(f"{value} ({n:,})" for value, n in values.items()) + more(values)
     quantiles = lambda x: ", ".join(f"{name} {x[name]:.6g}" for name in _NAMES)
     spread = lambda x: f"{x['mean']:.6g} ± {x['std']:.6g} ({quantiles(x)})"
-    told = {
-        "path": found["path"] + on_disk,
-        "environment": found["env"] or "not said",
-        "source": found["source"],
-        "episodes": f"{found['episodes']:,}: {ends}",
-        "steps": f"{found['steps']:,}, {found['bytes_in_memory'] / 2**20:,.1f} MiB in memory",
-        "observation": space_text(store.observation),
-        "action": f"{space_text(store.action_space)}, {found['actions']}",
-        "behaviour": "log-probabilities are there" if found["log_prob"] else "no log-probabilities of the actions",
-        "columns": ", ".join(f"{name} {' '.join(kinds)}" for name, kinds in found["columns"].items()),
-        "labels": "; ".join(f"{name}: {counts(values)}" for name, values in found["labels"].items()),
-        "checksum": found["checksum"],
-        "lengths": spread(found["lengths"]),
-        "returns": spread(found["returns"]),
+    texts = {
+        "path": summary["path"] + on_disk,
+        "environment": summary["env"] or "unknown",
+        "source": summary["source"],
+        "episodes": f"{summary['episodes']:,}: {ends}",
+        "steps": f"{summary['steps']:,}, {summary['bytes_in_memory'] / 2**20:,.1f} MiB in memory",
+        "observation": describe_space(store.observation),
+        "action": f"{describe_space(store.action_space)}, {summary['actions']}",
+        "behaviour": f"{'with' if summary['log_prob'] else 'no'} log-probabilities of the actions",
+        "columns": ", ".join(f"{name} {' '.join(kinds)}" for name, kinds in summary["columns"].items()),
+        "labels": "; ".join(f"{name}: {counts(values)}" for name, values in summary["labels"].items()),
+        "checksum": summary["checksum"],
+        "lengths": spread(summary["lengths"]),
+        "returns": spread(summary["returns"]),
     }
-    bars = (f"  {line}" for line in histogram(store.returns()))
-    return [*(f"{name:<12} {text}" for name, text in told.items() if text), *bars]
+    bars = (f"  {line}" for line in format_histogram(store.returns()))
+    return [*(f"{name:<12} {text}" for name, text in texts.items() if text), *bars]
 
 
-def space_text(space: Space) -> str:
-    """Describes a space in few words."""
+def describe_space(space: Space) -> str:
     match space:
         case Dict():
-            return "{" + ", ".join(f"{name}: {space_text(part)}" for name, part in space.items) + "}"
+            return "{" + ", ".join(f"{name}: {describe_space(part)}" for name, part in space.items) + "}"
         case Tuple():
-            return "(" + ", ".join(map(space_text, space.items)) + ")"
+            return "(" + ", ".join(map(describe_space, space.items)) + ")"
     text = str(space)
     return text if len(text) <= 100 else f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype}, ...)"

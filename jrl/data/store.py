@@ -1,8 +1,8 @@
-"""Episodes end to end in numpy arrays: every file of experience is read to such a store and written from it.
+"""Whole episodes in numpy arrays. Readers of all file formats return an EpisodeStore, writers take one.
 
-An episode of T steps takes T + 1 rows, the last of which holds its final observation and nothing else. So the rows are
-those of a replay ring (`jrl.replay.storage`): the observation after every step stands in the row behind it, whether the
-episode truly ended there, reached a time limit or was cut.
+An episode of T steps takes T + 1 rows; the last row holds only the final observation. A replay ring
+(`jrl.replay.storage`) has the same rows: the next observation of a step is in the next row, even if the episode
+terminated there, reached a time limit or was cut.
 """
 
 import dataclasses
@@ -14,21 +14,13 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.errors import InputError, counted
-from jrl.spaces_json import 
-<<<<<<< OURS
-space_from_json
-||||||| BASE
-InputError, counted
-=======
-InputError, counted, format_names
->>>>>>> THEIRS
-
+from jrl.errors import InputError, counted, format_names
+from jrl.spaces_json import space_from_json
 from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
 
-NO_REWARDS = {"rewards": "none"}  # in meta: the file had none, and those of the store are 0
-_MOST_CHOICES = 2**31 - 2  # the largest choice: jax counts them in int32
-LOG_PROB = "log_prob"  # the column of the log-probability [R] f32 that the behaviour policy gave to each action
+NO_REWARDS = {"rewards": "none"}  # in meta: the file has no rewards, and the rewards of the store are 0
+_MAX_CHOICE = 2**31 - 2  # choices are int32 in jax
+LOG_PROB = "log_prob"  # column with the behaviour policy's log-probability of each action, [R] f32
 
 
 class Episode(NamedTuple):
@@ -37,26 +29,30 @@ class Episode(NamedTuple):
     obs: PyTree  # [T + 1, *]
     action: PyTree  # [T, *]
     reward: np.ndarray  # [T]
-    terminated: bool  # it came to a true end
-    truncated: bool  # it reached a time limit; neither: recording was cut there
-    columns: Mapping[str, PyTree] = {}  # further columns [T, *]
-    labels: Mapping[str, Any] = {}  # what is known of the episode: a number or a text each
+    terminated: bool  # true end
+    truncated: bool  # time limit; neither: the recording was cut
+    columns: Mapping[str, PyTree] = {}  # further arrays [T, *], by name
+    labels: Mapping[str, Any] = {}  # properties of the episode, each a number or a text
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeStore:
-    """Episodes, R rows in all; see the module. The arrays have the dtypes of the file that they came from.
+    """E episodes in R rows; see the module. The arrays have the dtypes of their file.
 
-    `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, the program that wrote the
-    data; `rewards`, "none" where there were none, so that they are 0; `actions`, "normalized" where the Boxes of
-    `action_space` are the policy's [-1, 1], which are mapped to the bounds of the environment, the space `env_action`
-    as JSON. Else actions are the environment's own.
+    `meta` can be written as JSON. Its known keys:
+
+        env         id of the environment
+        source      program that wrote the data
+        rewards     "none" if the file has no rewards; the store's rewards are 0
+        actions     "normalized" if the Boxes of `action_space` are the policy's [-1, 1], mapped to the bounds of
+                    `env_action`; otherwise actions are the environment's own
+        env_action  the environment's action space, as JSON
     """
 
     observation: Space
     action_space: Space
     obs: PyTree  # [R, *]
-    action: PyTree  # [R, *], 0 in an episode's last row; so are reward and columns
+    action: PyTree  # [R, *]; actions, rewards and columns are 0 in an episode's last row
     reward: np.ndarray  # [R]
     offsets: np.ndarray  # [E + 1] i64: episode e has the rows offsets[e] .. offsets[e + 1] - 1
     terminated: np.ndarray  # [E] bool
@@ -64,52 +60,52 @@ class EpisodeStore:
     columns: dict[str, PyTree] = dataclasses.field(default_factory=dict)  # [R, *] each, by name
     labels: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # [E] each, numbers or texts
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what a reader had to leave out or could not know, each with what it means
+    notes: tuple[str, ...] = ()  # parts that the reader left out or did not know, each with the effect
 
     @property
     def has_rewards(self) -> bool:
-        """Returns whether the file had rewards; else they are 0, and mean nothing."""
+        """Whether the file has rewards; otherwise the store's rewards are 0."""
         return self.meta.get("rewards") != NO_REWARDS["rewards"]
 
     @property
     def num_episodes(self) -> int:
-        """Returns the number of episodes, E."""
+        """Number of episodes, E."""
         return len(self.offsets) - 1
 
     @property
     def num_rows(self) -> int:
-        """Returns the number of rows, R, final observations included."""
+        """Number of rows, R, with final observations."""
         return int(self.offsets[-1])
 
     @property
     def num_steps(self) -> int:
-        """Returns the number of transitions."""
+        """Number of transitions."""
         return self.num_rows - self.num_episodes
 
     def observations(self) -> list[tuple[str, Leaf, np.ndarray]]:
-        """Returns path, space and array [R, *] of each leaf of the observations."""
+        """Return path, space and array [R, *] of each leaf of the observations."""
         return _leaves(self.observation, self.obs)
 
     def actions(self) -> list[tuple[str, Leaf, np.ndarray]]:
-        """Returns path, space and array [R, *] of each leaf of the actions."""
+        """Return path, space and array [R, *] of each leaf of the actions."""
         return _leaves(self.action_space, self.action)
 
     def lengths(self) -> np.ndarray:
-        """Returns the number of steps of each episode, [E] i64."""
+        """Return the number of steps of each episode, [E] i64."""
         return np.diff(self.offsets) - 1
 
     def is_step(self) -> np.ndarray:
-        """Returns whether each row is a step, not a final observation, [R] bool."""
-        found = np.ones(self.num_rows, bool)
-        found[self.offsets[1:] - 1] = False
-        return found
+        """Return which rows are steps, not final observations, [R] bool."""
+        is_step = np.ones(self.num_rows, bool)
+        is_step[self.offsets[1:] - 1] = False
+        return is_step
 
     def returns(self) -> np.ndarray:
-        """Returns the sum of each episode's rewards, [E] f64."""
+        """Return the sum of each episode's rewards, [E] f64."""
         return np.add.reduceat(self.reward, self.offsets[:-1], dtype=np.float64) if self.num_episodes else np.zeros(0)
 
     def episode(self, e: int) -> Episode:
-        """Returns episode number `e`; its arrays are views."""
+        """Return episode number `e`; its arrays are views."""
         first, last = int(self.offsets[e]), int(self.offsets[e + 1])
         steps = lambda tree: jax.tree.map(lambda x: x[first : last - 1], tree)
         return Episode(
@@ -123,11 +119,11 @@ class EpisodeStore:
         )
 
     def episodes(self) -> Iterator[Episode]:
-        """Yields all episodes."""
+        """Yield all episodes."""
         return map(self.episode, range(self.num_episodes))
 
     def take(self, index: np.ndarray) -> "EpisodeStore":
-        """Returns the store of the episodes `index` [n], in that order."""
+        """Return the store of the episodes `index` [n], in that order."""
         index = np.asarray(index)
         lengths = self.lengths()[index] + 1
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -141,10 +137,10 @@ class EpisodeStore:
         )
 
     def where(self, labels: Mapping[str, str | int]) -> "EpisodeStore":
-        """Returns the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
+        """Return the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
 
         Raises:
-          InputError: there is no such label, or no such episode: what there is.
+          InputError: no episode has such a label; lists the labels and values of the store.
         """
         chosen = np.ones(self.num_episodes, bool)
         for name, value in labels.items():
@@ -153,12 +149,13 @@ class EpisodeStore:
             have = self.labels[name].astype(str)
             chosen &= have == str(value)
             if not chosen.any():
-                known = format_names(np.unique(have).tolist())
-                raise InputError(f"{self.name} has no episode with {name}={value}: it has {known}")
+                raise InputError(
+                    f"{self.name} has no episode with {name}={value}: it has {format_names(np.unique(have).tolist())}"
+                )
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def map_rows(self, fn: Callable[[np.ndarray], np.ndarray]) -> "EpisodeStore":
-        """Returns the store with `fn` applied to every array [R, *]."""
+        """Return the store with `fn` applied to every array [R, *]."""
         apply = lambda tree: jax.tree.map(fn, tree)
         return dataclasses.replace(
             self,
@@ -169,10 +166,12 @@ class EpisodeStore:
         )
 
     def split(self, share: float, seed: int = 0) -> tuple["EpisodeStore", "EpisodeStore"]:
-        """Splits off a second store, of whole episodes with about `share` of the steps (at least one in each store).
+        """Return two stores of whole episodes: the rest, and a random part with about `share` of the steps.
+
+        Each store has at least one episode.
 
         Raises:
-          InputError: there is one episode only.
+          InputError: the store has a single episode.
         """
         if self.num_episodes < 2:
             raise InputError(f"{self.name}: {counted(self.num_episodes, 'episode')} cannot be split into two sets")
@@ -184,15 +183,15 @@ class EpisodeStore:
 
     @property
     def name(self) -> str:
-        """Returns where the store came from, for messages."""
+        """Path of the data set, for messages."""
         return str(self.meta.get("path", "the data set"))
 
     def num_bytes(self) -> int:
-        """Returns the bytes of all rows."""
+        """Return the bytes of all rows."""
         return sum(x.nbytes for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)))
 
     def checksum(self) -> str:
-        """Returns sixteen hexadecimal digits that differ where rows or ends do."""
+        """Return a checksum of rows and ends, sixteen hexadecimal digits."""
         digest = hashlib.blake2b(digest_size=8)
         rows, ends = (self.obs, self.action, self.reward, self.columns), (self.offsets, self.terminated, self.truncated)
         for x in (*jax.tree.leaves(rows), *ends):
@@ -208,46 +207,52 @@ def of_episodes(
     observation: Space, action: Space, episodes: Sequence[Episode], *, meta: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> EpisodeStore:  # fmt: skip
-    """Makes a store of episodes, whose columns and labels all have the same names.
+    """Return a store of episodes.
 
+    Args:
+      observation, action: spaces of the episodes.
+      episodes: at least one episode; all have the same columns and labels.
+      meta, notes: fields of the store.
     Raises:
-      InputError: there is none, or one of them does not fit the spaces or the others: its number and what is wrong.
+      InputError: there is no episode, or an episode does not fit the spaces or the first episode.
     """
     name = str((meta or {}).get("path", "the data set"))
     if not episodes:
-        raise InputError(f"{name}: there is no episode in it")
+        raise InputError(f"{name}: expected at least one episode, got none")
     errors = []
     for number, episode in enumerate(episodes):
-        if found := fault(episode, observation, action, episodes[0]):
+        if found := find_episode_fault(episode, observation, action, episodes[0]):
             errors.append(f"{name}: episode {number}: {found}")
     if errors:
         raise InputError(*errors[:10], *([f"and {len(errors) - 10} more episodes"] if len(errors) > 10 else []))
-    final = lambda x: np.zeros((1, *x.shape[1:]), x.dtype)
-    padded = lambda tree: jax.tree.map(lambda x: np.concatenate([x, final(x)]), tree)
-    joined = lambda trees: jax.tree.map(lambda *x: np.concatenate(x), *trees)
+    pad = lambda tree: jax.tree.map(lambda x: np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]), tree)
     return EpisodeStore(
         observation=observation,
         action_space=action,
-        obs=joined([e.obs for e in episodes]),
-        action=joined([padded(e.action) for e in episodes]),
-        reward=joined([padded(np.asarray(e.reward)) for e in episodes]),
+        obs=_join([e.obs for e in episodes]),
+        action=_join([pad(e.action) for e in episodes]),
+        reward=_join([pad(np.asarray(e.reward)) for e in episodes]),
         offsets=np.concatenate([[0], np.cumsum([len(e.reward) + 1 for e in episodes])]).astype(np.int64),
         terminated=np.array([e.terminated for e in episodes], bool),
         truncated=np.array([e.truncated for e in episodes], bool),
-        columns={k: joined([padded(e.columns[k]) for e in episodes]) for k in episodes[0].columns},
+        columns={k: _join([pad(e.columns[k]) for e in episodes]) for k in episodes[0].columns},
         labels={k: np.array([e.labels[k] for e in episodes]) for k in episodes[0].labels},
         meta=dict(meta or {}),
         notes=tuple(notes),
     )
 
 
+def _join(trees: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *x: np.concatenate(x), *trees)
+
+
 def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
-    """Joins the episodes of all stores, in their order. Columns and labels that one of them lacks are left out.
+    """Return the episodes of all stores, in their order. Columns and labels that a store lacks are left out.
 
     Raises:
-      InputError: their spaces, or what their actions are, differ; or see `checked`.
+      InputError: spaces, kinds of actions or rewards differ; or `check_store` finds a fault.
     """
-    stores = list(map(checked, stores))
+    stores = list(map(check_store, stores))
     first = stores[0]
     for other in stores[1:]:
         for what, a, b in (
@@ -265,62 +270,60 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
     columns = []
     for name in dict.fromkeys(k for s in stores for k in s.columns):
         if any(name not in s.columns for s in stores):
-            notes.append(f"the column {name} is not in all of the files, and was left out")
+            notes.append(f"the column {name} was left out: some files lack it")
         elif any(kinds(s, name) != kinds(first, name) for s in stores):
-            notes.append(f"the column {name} has not the same shape in all of the files, and was left out")
+            notes.append(f"the column {name} was left out: its shape differs between files")
         else:
             columns.append(name)
     labels = [k for k in first.labels if all(k in s.labels for s in stores)]
-    joined = lambda trees: jax.tree.map(lambda *x: np.concatenate(x), *trees)
     starts = np.cumsum([0, *(s.num_rows for s in stores)])
     return EpisodeStore(
         observation=first.observation,
         action_space=first.action_space,
-        obs=joined([s.obs for s in stores]),
-        action=joined([s.action for s in stores]),
+        obs=_join([s.obs for s in stores]),
+        action=_join([s.action for s in stores]),
         reward=np.concatenate([s.reward for s in stores]),
         offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
         terminated=np.concatenate([s.terminated for s in stores]),
         truncated=np.concatenate([s.truncated for s in stores]),
-        columns={k: joined([s.columns[k] for s in stores]) for k in columns},
+        columns={k: _join([s.columns[k] for s in stores]) for k in columns},
         labels={k: np.concatenate([s.labels[k] for s in stores]) for k in labels},
         meta={k: v for k, v in first.meta.items() if all(s.meta.get(k) == v for s in stores)},
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def checked(store: EpisodeStore) -> EpisodeStore:
-    """Returns a store whose arrays fit each other and its spaces, in the byte order and with the flags that numpy has.
+def check_store(store: EpisodeStore) -> EpisodeStore:
+    """Return a store whose arrays fit its spaces and each other, in numpy's own byte order and with bool flags.
 
-    Readers check what only their format knows. This is the one check of all that they return: whatever stood in the
-    files, code behind it can rely on the fields of EpisodeStore.
+    Readers check only their format; this function checks their result. Later code relies on the fields of EpisodeStore.
 
     Raises:
-      InputError: the arrays that are no numbers, have another shape or length, or offsets that are not episodes.
+      InputError: arrays that are not numbers or have a wrong shape, or offsets that are not episodes.
     """
     offsets = store.offsets
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) < 2:
-        raise _unfit(store, [f"offsets: expected [E + 1] integers, got {_kind(offsets)}"])
-    offsets = offsets.astype(np.int64)  # of uint64 beyond int64 some are negative then, and refused
+        raise _build_damage_error(store, [f"offsets: expected [E + 1] integers, got {_describe_array(offsets)}"])
+    offsets = offsets.astype(np.int64)  # uint64 beyond int64 becomes negative, and is refused
     if offsets[0] != 0 or (offsets[1:] - 2 < offsets[:-1]).any():
-        raise _unfit(store, ["offsets: expected to begin at 0 and to rise by 2 or more with each episode"])
+        raise _build_damage_error(store, ["offsets: expected to begin at 0 and to rise by 2 or more with each episode"])
     rows, episodes = int(offsets[-1]), len(offsets) - 1
-    faults = element_faults("obs", store.obs, store.observation, rows)
-    faults += element_faults("action", store.action, store.action_space, rows)
-    faults.append(array_fault("reward", store.reward, rows, ()))
+    faults = find_element_faults("obs", store.obs, store.observation, rows)
+    faults += find_element_faults("action", store.action, store.action_space, rows)
+    faults.append(find_array_fault("reward", store.reward, rows, ()))
     for name, tree in store.columns.items():
-        shape = () if name == LOG_PROB else None  # one of each action; other columns are whatever was recorded
-        faults += [array_fault(f"column {name}", x, rows, shape) for x in jax.tree.leaves(tree)]
+        shape = () if name == LOG_PROB else None  # other columns have any shape
+        faults += [find_array_fault(f"column {name}", x, rows, shape) for x in jax.tree.leaves(tree)]
     ends = {"terminated": store.terminated, "truncated": store.truncated}
-    faults += [array_fault(name, x, episodes, (), "biu") for name, x in ends.items()]
-    faults += [array_fault(f"label {name}", x, episodes, (), "biufUS") for name, x in store.labels.items()]
+    faults += [find_array_fault(name, x, episodes, (), "biu") for name, x in ends.items()]
+    faults += [find_array_fault(f"label {name}", x, episodes, (), "biufUS") for name, x in store.labels.items()]
     if "env_action" in store.meta:
         try:
             space_from_json(store.meta["env_action"])
         except (ValueError, TypeError, OverflowError, RecursionError) as e:
             faults.append(f"meta env_action: expected a space as JSON ({e})")
     if faults := list(filter(None, faults)):
-        raise _unfit(store, faults)
+        raise _build_damage_error(store, faults)
     native = lambda x: x.astype(x.dtype.newbyteorder("="), copy=False)
     store = store.map_rows(native)
     return dataclasses.replace(
@@ -331,77 +334,73 @@ def checked(store: EpisodeStore) -> EpisodeStore:
     )
 
 
-def element_faults(name: str, tree: PyTree, space: Space, rows: int) -> list[str]:
-    """Describes what is wrong with arrays [rows, *] of the elements of a space; "" for nothing."""
-    if not _is_element(tree, space):
+def find_element_faults(name: str, tree: PyTree, space: Space, rows: int) -> list[str]:
+    """Return the fault of each array [rows, *] of a tree of elements of a space; an empty string for none."""
+    found: Any = jax.tree.structure(tree)
+    if found != jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)):
         return [f"{name}: expected an array for each part of {space}"]
-    return [array_fault(f"{name} {path}".strip(), x, rows, leaf.shape) for path, leaf, x in _leaves(space, tree)]
+    return [find_array_fault(f"{name} {path}".strip(), x, rows, leaf.shape) for path, leaf, x in _leaves(space, tree)]
 
 
-def array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
-    """Describes what is wrong with an array [rows, *shape] of the dtype kinds, numpy's letters; "" for nothing."""
+def find_array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
+    """Return the fault of an array [rows, *shape] of numpy's dtype `kinds`; an empty string for none."""
     if not isinstance(x, np.ndarray):
         return f"{name}: expected an array, got {type(x).__name__}"
     what = "numbers" if "U" not in kinds else "numbers or texts"
     if x.dtype.kind not in kinds or (x.dtype.kind in "iuf" and x.dtype.itemsize > 8):
-        return f"{name}: expected {what}, got {_kind(x)}"
+        return f"{name}: expected {what}, got {_describe_array(x)}"
     if x.ndim < 1 or len(x) != rows or (shape is not None and x.shape[1:] != shape):
         return f"{name}: expected the shape {(rows, *(shape if shape is not None else ('*',)))}, got {x.shape}"
     return ""
 
 
-def _kind(x: Any) -> str:
+def _describe_array(x: Any) -> str:
     return f"the dtype {str(x.dtype)[:40]} and the shape {x.shape}"
 
 
-def _unfit(store: EpisodeStore, faults: Sequence[str]) -> InputError:
+def _build_damage_error(store: EpisodeStore, faults: Sequence[str]) -> InputError:
     more = [f"{len(faults) - 8} more arrays"] if len(faults) > 8 else []
-    return InputError(f"data: {store.name} is damaged: {'; '.join([*faults[:8], *more])}: write it anew")
+    return InputError(f"data: {store.name} is damaged: {'; '.join([*faults[:8], *more])}: write it again")
 
 
-def fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
-    """Describes what is wrong with an episode beside the first of its data set; "" for nothing."""
+def find_episode_fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
+    """Return the fault of an episode, compared with the first episode of its data set; an empty string for none."""
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"
-    faults = element_faults("observations", episode.obs, observation, steps + 1)
-    if found := [*filter(None, faults + element_faults("actions", episode.action, action, steps))]:
+    faults = find_element_faults("observations", episode.obs, observation, steps + 1)
+    if found := [*filter(None, faults + find_element_faults("actions", episode.action, action, steps))]:
         return f"{found[0]}, for {counted(steps, 'step')}"
     if episode.columns.keys() != first.columns.keys() or episode.labels.keys() != first.labels.keys():
-        return f"it has the columns {sorted(episode.columns)}, the first has {sorted(first.columns)}"
+        return f"its columns are {sorted(episode.columns)}, the first episode's are {sorted(first.columns)}"
     for name, column in episode.columns.items():
         if any(len(x) != steps for x in jax.tree.leaves(column)):
-            return f"its column {name} has not one row for each of {steps} steps"
+            return f"column {name}: expected one row for each of {steps} steps"
     return ""
 
 
-def _is_element(tree: PyTree, space: Space) -> bool:
-    found: Any = jax.tree.structure(tree)
-    return bool(found == jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)))
-
-
-def guessed_observation(x: np.ndarray) -> Space:
-    """Returns the space of observations [N, *] of which nothing is known: a Box without bounds, of their dtype."""
+def guess_observation(x: np.ndarray) -> Space:
+    """Return the space of observations [N, *] without a known space: a Box without bounds, of their dtype."""
     return Box(x.shape[1:], x.dtype.name)
 
 
-def without_axis(x: np.ndarray) -> np.ndarray:
-    """Returns integers [N, 1] as [N], a choice each; other arrays as they are."""
+def drop_choice_axis(x: np.ndarray) -> np.ndarray:
+    """Return integers [N, 1] as choices [N]; other arrays unchanged."""
     return x[:, 0] if x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1] == 1 else x
 
 
-def guessed_action(x: np.ndarray) -> Space:
-    """Returns the space of actions [N, *] of which nothing is known.
+def guess_action(x: np.ndarray) -> Space:
+    """Return the space of actions [N, *] without a known space.
 
-    Integers [N] are a Discrete of as many choices as the largest needs, [N, K] a MultiDiscrete; numbers are a Box of
-    [-1, 1] where they lie in it, else of the smallest and the largest number of each element.
+    Integers [N] are Discrete, integers [N, K] MultiDiscrete, up to the largest choice. Other numbers are a Box: of
+    [-1, 1] if all numbers are in it, otherwise of each element's smallest and largest number.
     """
     if x.dtype.kind in "iub":
-        if not x.size or x.max() > _MOST_CHOICES:
-            found = int(x.max()) if x.size else "none"
-            raise InputError(f"integer actions: expected 0 to {_MOST_CHOICES}, got {found}")
-        most = np.maximum(x.astype(np.int64).max(0), 0) + 1  # what is below 0 is a finding
-        return Discrete(int(most), x.dtype.name) if x.ndim == 1 else MultiDiscrete(tuple(map(int, most)), x.dtype.name)
+        if not x.size or x.max() > _MAX_CHOICE:
+            got = int(x.max()) if x.size else "none"
+            raise InputError(f"integer actions: expected 0 to {_MAX_CHOICE}, got {got}")
+        n = np.maximum(x.astype(np.int64).max(0), 0) + 1  # choices below 0 are a finding
+        return Discrete(int(n), x.dtype.name) if x.ndim == 1 else MultiDiscrete(tuple(map(int, n)), x.dtype.name)
     low, high = x.min(0), x.max(0)
     if (low >= -1).all() and (high <= 1).all():
         return Box(x.shape[1:], x.dtype.name, -1.0, 1.0)

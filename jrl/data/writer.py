@@ -1,9 +1,9 @@
-"""Files of a data set that grows: whole episodes, in numbered files that are there whole or not at all.
+"""Numbered files of a growing data set. Each file has whole episodes, and is written completely or not at all.
 
     with Writer("out/", observation, action_space, max_file_mb=64) as writer:
         writer.add(episode)
 
-A process that is killed leaves the files that it finished; what it held of the next one is lost.
+A process that is killed leaves its finished files; the episodes of the next file are lost.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jrl.data import formats
-from jrl.data.store import Episode, fault, of_episodes
+from jrl.data.store import Episode, find_episode_fault, of_episodes
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, unwritable
 from jrl.types import Space
@@ -23,14 +23,19 @@ PREFIX = "output"
 
 
 class Writer:
-    """Writes episodes to `directory/output-00000.npz` and so on; in a directory that has some, behind the last number.
+    """Writer of episodes to `directory/output-00000.npz` and so on, after the last number in the directory.
 
-    A file takes episodes until the next one would take the bytes of their arrays beyond `max_file_mb` * 2^20, before
-    compression; an episode that is larger has a file of its own. `files` are those written so far.
-
+    Args:
+      directory: directory of the files; created if missing.
+      observation, action_space: spaces of the episodes.
+      format: format of `formats.FILE_FORMATS`.
+      max_file_mb: largest size of the arrays in a file before compression, in MiB; a larger episode has its own file.
+      compress: whether to compress the arrays.
+      meta, notes: fields of the EpisodeStore.
+    Attributes:
+      files: files written so far.
     Raises:
-      InputError: the format is not one of `formats.OF_FILES`, `max_file_mb` is not above 0, or the directory cannot be
-        made.
+      InputError: unknown format, `max_file_mb` not above 0, or a directory that cannot be created.
     """
 
     def __init__(
@@ -45,10 +50,10 @@ class Writer:
         meta: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
     ):
-        self._kind = formats.module(format)
-        if format not in formats.OF_FILES:
-            mend = f"write one of {', '.join(formats.OF_FILES)}, and convert the files afterwards"
-            raise InputError(f"data format {format!r} cannot be written file by file: {mend}")
+        self._kind = formats.load_format(format)
+        if format not in formats.FILE_FORMATS:
+            known = ", ".join(formats.FILE_FORMATS)
+            raise InputError(f"data format: expected {known}, got {format!r}: convert the files afterwards")
         if not max_file_mb > 0:
             raise InputError(f"max_file_mb: expected more than 0, got {max_file_mb}")
         self._directory = resolve(directory, "data", "new directory")
@@ -57,33 +62,33 @@ class Writer:
         except OSError as e:
             raise unwritable(self._directory, "data", e) from e
         self._spaces = observation, action_space
-        self._most = max_file_mb * 2**20
+        self._max_bytes = max_file_mb * 2**20
         self._compress = compress
         self._meta, self._notes = dict(meta or {}), tuple(notes)
         numbers = [re.match(rf"{PREFIX}-(\d+)\.", path.name) for path in self._directory.iterdir()]
         self._next = max((int(match[1]) + 1 for match in numbers if match), default=0)
         self._held: list[Episode] = []
         self._held_bytes = self._added = 0
-        self._first: Episode | None = None  # that all others must be like
+        self._first: Episode | None = None  # has the columns and labels of all episodes
         self.files: list[Path] = []
 
     def add(self, episode: Episode) -> None:
-        """Takes an episode, whose arrays must not change any more.
+        """Add an episode, whose arrays must not change afterwards.
 
         Raises:
-          InputError: it does not fit the spaces, or its columns and labels are not those of the first.
+          InputError: the episode does not fit the spaces, or its columns or labels differ from the first episode's.
         """
         self._first = self._first or episode._replace(obs=None, action=None)
-        if found := fault(episode, *self._spaces, self._first):
+        if found := find_episode_fault(episode, *self._spaces, self._first):
             raise InputError(f"{self._directory}: episode {self._added}: {found}")
         self._added += 1
         arrays = jax.tree.leaves((episode.obs, episode.action, episode.reward, dict(episode.columns)))
         size = sum(x.nbytes for x in arrays)
-        if self._held_bytes + size > self._most:
+        if self._held_bytes + size > self._max_bytes:
             self.close()
         self._held.append(episode)
         self._held_bytes += size
-        if self._held_bytes >= self._most:
+        if self._held_bytes >= self._max_bytes:
             self.close()
 
     def __enter__(self) -> "Writer":
@@ -93,7 +98,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Writes the episodes that are held."""
+        """Write the episodes of the last file."""
         if not self._held:
             return
         path = self._directory / f"{PREFIX}-{self._next:05d}{self._kind.SUFFIXES[0]}"

@@ -1,8 +1,8 @@
-"""RLlib's names in one package: the table of keys, the migration of configurations, and the classes of `jrl.api`.
+"""RLlib's names: the table of keys, the migration of configurations, and the classes of `jrl.api`.
 
-A config class and an Algorithm class for each registered algorithm: PPOConfig and PPO, DQNConfig and DQN, ...; CQL is
-SAC with its flag `conservative`, and APEX is DQN with prioritised replay, n-step returns and a ladder of epsilons.
-Classes of a module of one's own are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
+Each registered algorithm has a config class and an Algorithm class: PPOConfig and PPO, DQNConfig and DQN, ... CQL is
+SAC with the flag `conservative`; APEX is DQN with prioritised replay, n-step returns and a ladder of epsilons. The
+classes of a user's module are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
 """
 
 import functools
@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import Any
 
-_HOMES = {
+_MODULES = {
     "Algorithm": "jrl.rllib.algorithm",
     "AlgorithmConfig": "jrl.rllib.builder",
     "Callbacks": "jrl.callbacks",
@@ -25,7 +25,7 @@ _HOMES = {
     "make_multi_callbacks": "jrl.callbacks",
     "register_env": "jrl.registry:register",
 }
-# RLlib's algorithm -> the algorithm, and the settings that make it so
+# RLlib's algorithm -> jrl's algorithm and its settings
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cql": ("sac", {"algo": {"conservative": True}}),
     "apex": (
@@ -36,43 +36,43 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# other spellings of RLlib's classes
+# other names of RLlib's classes
 _ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX", "ApexDQNConfig": "APEXConfig"}
 
 
 @functools.cache
 def config_class(name: str) -> Any:
-    """Returns the config class of an algorithm: PPOConfig of ppo, or that of the user's module. Raises InputError."""
+    """Return the config class of an algorithm, such as PPOConfig for ppo, or of a user's module. Raises InputError."""
     builder = importlib.import_module("jrl.rllib.builder")
     if name in _VARIANTS:
         base, settings = _VARIANTS[name]
-        return builder.make_variant(name, config_class(base), settings)
-    return builder.make_class(_known(name))
+        return builder.build_variant(name, config_class(base), settings)
+    return builder.build_class(_find_name(name))
 
 
 @functools.cache
 def algorithm_class(name: str) -> Any:
-    """Returns the Algorithm class of an algorithm: PPO of ppo, or that of the user's module. Raises InputError."""
+    """Return the Algorithm class of an algorithm, such as PPO for ppo, or of a user's module. Raises InputError."""
     from jrl import algos
 
     if name in _VARIANTS:
         base = algorithm_class(_VARIANTS[name][0])
         doc = f"{name.upper()}, as an Algorithm: {base.__name__} with the settings of {name.upper()}Config."
         return type(name.upper(), (base,), {"__doc__": doc, "__module__": "jrl.api", "variant": name})
-    known = _known(name)
+    known = _find_name(name)
     title = algos.title(known)
     doc = f"{title}, as an Algorithm: see {algos.get(known).__name__} and {title}Config."
-    return type(title, (public("Algorithm"),), {"__doc__": doc, "__module__": "jrl.api", "algo_name": known})
+    return type(title, (find_public("Algorithm"),), {"__doc__": doc, "__module__": "jrl.api", "algo_name": known})
 
 
-def _known(name: Any) -> str:
+def _find_name(name: Any) -> str:
     from jrl import algos
 
     algos.get(found := algos.spelled(name))
     return found
 
 
-def _classes() -> dict[str, Any]:
+def _list_classes() -> dict[str, Any]:
     from jrl import algos
 
     names = [*algos.names(), *_VARIANTS]
@@ -80,20 +80,20 @@ def _classes() -> dict[str, Any]:
     return classes | {name.upper(): functools.partial(algorithm_class, name) for name in names}
 
 
-def public(name: str) -> Any:
-    """Returns what `from jrl.api import name` imports. Raises AttributeError, ImportError: what to use instead."""
-    if name == "__all__":  # `from jrl.api import *` asks for it
-        return public_names()
-    if name in _HOMES:
-        module, _, found = _HOMES[name].partition(":")
+def find_public(name: str) -> Any:
+    """Return the object of `from jrl.api import name`. Raises AttributeError, ImportError with a hint."""
+    if name == "__all__":  # for `from jrl.api import *`
+        return list_public()
+    if name in _MODULES:
+        module, _, found = _MODULES[name].partition(":")
         return getattr(importlib.import_module(module), found or name)
     if name == "tune":
         return importlib.import_module("jrl.rllib.tune")
-    if not name.startswith("_") and (known := _ALIASES.get(name, name)) in (classes := _classes()):
+    if not name.startswith("_") and (known := _ALIASES.get(name, name)) in (classes := _list_classes()):
         return classes[known]()
-    raise importlib.import_module("jrl.rllib.hints").missing(sys.modules["jrl.api"], name, "api")
+    raise importlib.import_module("jrl.rllib.hints").build_error(sys.modules["jrl.api"], name, "api")
 
 
-def public_names() -> list[str]:
-    """Returns the names of `jrl.api`."""
-    return sorted([*_HOMES, *_classes(), *_ALIASES, "tune", "config_class", "algorithm_class"])
+def list_public() -> list[str]:
+    """Return the names of `jrl.api`."""
+    return sorted([*_MODULES, *_list_classes(), *_ALIASES, "tune", "config_class", "algorithm_class"])

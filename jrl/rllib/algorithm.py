@@ -1,6 +1,6 @@
-"""A run as an object: `train()` makes one iteration and returns its result.
+"""A run as an object: `train()` runs one iteration and returns its result.
 
-The object drives `jrl.run.session.Session`, as `python -m jrl.train` does; there is no second loop.
+Algorithm and `python -m jrl.train` share the loop, `jrl.run.session.Session`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from jrl.rllib.builder import AlgorithmConfig
 from jrl.rllib.migration import looks_like_rllib, migrate
 from jrl.rllib.policy import ActionPolicy
 from jrl.rllib.table import KEYS
-from jrl.rllib.translation import canonical
+from jrl.rllib.translation import split_containers
 from jrl.rllib.weights_file import read_weights
 from jrl.run import build, policies, reporter, run_directory, runner
 from jrl.run.manual_steps import POLICY, Learns, known
@@ -42,26 +42,26 @@ from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import Batch, PyTree, SequenceBatch
 
-# RLlib's arguments of add_policy and remove_policy that are not read: there is one stack, and spaces are the run's
-_NOT_READ = {
+# arguments of RLlib's add_policy and remove_policy that are ignored: jrl has one stack, and the run has the spaces
+_IGNORED = {
     "add_to_env_runners", "add_to_eval_env_runners", "add_to_learners", "remove_from_env_runners",
     "remove_from_eval_env_runners", "remove_from_learners", "evaluation_workers", "observation_space", "action_space",
 }  # fmt: skip
 # arguments of RLlib's add_module -> arguments of add_policy
-_OF_MODULES = {
+_MODULE_ARGUMENTS = {
     "config_overrides": "config",
     "new_agent_to_module_mapping_fn": "policy_mapping_fn",
     "new_should_module_be_updated": "policies_to_train",
 }
-_Mapping = Callable[..., str] | Mapping[str, str] | None  # (agent, episode) -> policy, or {agent: policy}
-_Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, or a function of a name
+_MappingArg = Callable[..., str] | Mapping[str, str] | None  # (agent, episode) -> policy, or {agent: policy}
+_Trained = Collection[str] | Callable[..., bool] | None  # policies that learn, or a function name -> whether it learns
 
 
 class Saved(str):
-    """The path of a checkpoint, with the attributes of RLlib's results: `algo.save().checkpoint.path`.
+    """Path of a checkpoint, with the attributes of RLlib's results: `algo.save().checkpoint.path`.
 
     Attributes:
-      metrics: the result of the iteration before, if there was one.
+      metrics: result of the last iteration; empty before the first.
     """
 
     metrics: Mapping[str, Any] = types.MappingProxyType({})
@@ -75,30 +75,30 @@ class Saved(str):
         return self
 
     def to_directory(self, path: str | Path | None = None) -> str:
-        """Returns the path; of a copy at `path`, if that is given."""
+        """Return the path, or the path of a copy at `path` if given."""
         return self.path if path is None else str(shutil.copytree(self, path, dirs_exist_ok=True))
 
     @contextlib.contextmanager
     def as_directory(self) -> Any:
-        """Yields the path."""
+        """Yield the path."""
         yield self.path
 
 
-def path_of(given: Any) -> Path:
-    """Returns the path of a `Saved`, of a Ray checkpoint, or of a path."""
+def to_path(given: Any) -> Path:
+    """Return the path of a `Saved`, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
 class Algorithm(Learns):
-    """A run that is driven call by call.
+    """Run that the user steps call by call.
 
-    Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.learn.staged.Step, and
+    Subclasses may replace steps of the loop by methods: `training_step(self, step)`, with a jrl.learn.staged.Step, and
     `loss(default, net, params, batch)`, a static method (see jrl.algos).
 
     Args:
-      config: an AlgorithmConfig, or a dict of its arguments; RLlib's dicts are migrated. It is copied and frozen.
-      env: short for the environment of the config.
+      config: AlgorithmConfig, or dict of its arguments; a dict of RLlib is migrated. The config is copied and frozen.
+      env: environment; None: the environment of the config.
       checkpoint: checkpoint to continue from.
     Attributes:
       workers, evaluation_workers: collectors and evaluators, with `foreach_worker(fn)` and `foreach_env(fn)`.
@@ -118,14 +118,14 @@ class Algorithm(Learns):
         for line in made.translations():
             print(f"translated: {line}")
         self.config = made
-        self._begun = False
+        self._has_started = False
         self._policies: dict[str, ActionPolicy] = {}
-        self._directory: Path | None = None  # of the run, if there is one yet; a restored run goes on with it
-        self._open(None if checkpoint is None else path_of(checkpoint))
+        self._directory: Path | None = None  # run directory; a restored run keeps it
+        self._open(None if checkpoint is None else to_path(checkpoint))
 
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
-        """Returns a copy of a config, or the config of a dict: of its arguments or sections, or RLlib's."""
+        """Return a copy of a config, or the config of a dict of arguments, of sections, or of RLlib's keys."""
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
         if given is not None and cls._is_rllib(given):
@@ -138,27 +138,29 @@ class Algorithm(Learns):
 
     @classmethod
     def _is_rllib(cls, given: Mapping[str, Any]) -> bool:
-        """Returns whether a dict is RLlib's: it has a name that only RLlib has, and none that only jrl has."""
+        """Return whether a dict has a key of RLlib alone, and no key of jrl alone."""
         if not looks_like_rllib(given) or not cls.algo_name:
             return looks_like_rllib(given)
         ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
         if set(given) & (ours - set(KEYS)):
             return False
-        names = {name for name, _ in canonical({k: v for k, v in given.items() if k == "model" or k not in ours})}
-        return bool(names & set(KEYS) - ours) or not set(given) & ours or isinstance(given.get("run"), str)
+        others = {k: v for k, v in given.items() if k == "model" or k not in ours}
+        return any(name in KEYS and name not in ours for name, _ in split_containers(others)) or (
+            not set(given) & ours or isinstance(given.get("run"), str)
+        )
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
-        """Returns a fresh config of this algorithm."""
+        """Return a new config of this algorithm."""
         return cls.read_config(None)
 
     def get_config(self) -> AlgorithmConfig:
-        """Returns `config`, by RLlib's name."""
+        """Return the attribute `config`, as RLlib does."""
         return self.config
 
     def _open(self, saved: Path | None) -> None:
         cfg, own_step = self.config.to_run_config(), None
-        runs = Path("runs").absolute()  # before there are environments, which may change the working directory
+        runs = Path("runs").absolute()  # before environments are created, which may change the working directory
         runtime.apply(cfg.runtime)
         if type(self).training_step is not Algorithm.training_step:
             own_step = self.training_step
@@ -172,22 +174,22 @@ class Algorithm(Learns):
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
         restarts = checkpoint.read_meta(found)["iteration"] if found else 0
-        if found and cfg.run.out and files.is_locked_here(Path(cfg.run.out)):  # by the Algorithm that wrote it
-            print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one has a directory anew")
+        if found and cfg.run.out and files.is_locked_here(Path(cfg.run.out)):  # by the Algorithm of the checkpoint
+            print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one gets a new directory")
             cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
         with contextlib.ExitStack() as failed:
             self._files = failed.enter_context(contextlib.ExitStack())
             if out := cfg.run.out:
                 self._files.enter_context(files.lock_directory(Path(out)))
                 if not found and (Path(out) / "config.yaml").exists():
-                    raise InputError(f"run.out: {out} holds a run already: name another, or go on from a checkpoint")
+                    raise InputError(f"run.out: {out} already has a run: name another, or restore its checkpoint")
             self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
             self.session.rows_wait = True
             failed.callback(self.session.close)
             self._stopped = False
             self.workers = self.env_runner_group = self.session.workers
-            self.session.start(found, begin=not self._begun)
-            self._begun = True
+            self.session.start(found, begin=not self._has_started)
+            self._has_started = True
             count, time_s = self.session.reporter.count, self.session.reporter.seconds()
             sampled = 0 if datasets.alone(cfg) else self.session.env_steps
             counts = {"training_iteration": count, "timesteps_total": sampled, "time_total_s": time_s}
@@ -197,10 +199,10 @@ class Algorithm(Learns):
             self._continues, self._saved = found is not None, self.session.iteration if found else 0
             if cfg.run.out:
                 self._open_files()
-            failed.pop_all()  # nothing did
+            failed.pop_all()  # success: keep everything open
 
     def _open_files(self) -> None:
-        """Opens the files of result rows, if they are wanted and not open."""
+        """Open the files of result rows, if the config has them and they are not open."""
         session, cfg = self.session, self.session.config
         if self._member or not (cfg.run.log or cfg.run.out):
             return
@@ -216,12 +218,12 @@ class Algorithm(Learns):
             print(f"run: {member.directory}")
 
     def training_step(self, step: Any) -> None:
-        """Runs one iteration: collects and learns. Subclasses may do otherwise with a jrl.learn.staged.Step."""
+        """Run one iteration: collect and learn. Subclasses may replace it."""
         step.learn(step.sample())
 
     @staticmethod
     def loss(default: Callable, net: Any, params: PyTree, batch: Any) -> Any:
-        """Returns (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
+        """Return (scalar, metrics) of a batch; subclasses may replace it. `default(params, batch)` is jrl's loss."""
         return default(params, batch)
 
     def _learns(self, what: str) -> Session:
@@ -230,21 +232,23 @@ class Algorithm(Learns):
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
-        """Runs one iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data
-        alone it makes `updates_per_iteration` updates. The first call makes `logdir`, unless nothing is written.
+        """Run one iteration and return its result.
+
+        An iteration has at least one rollout and its updates, or the length set by `reporting`; in a run from data
+        alone `updates_per_iteration` updates. The first call creates `logdir`, unless the run writes no files.
 
         Returns:
-          The result under RLlib's names, old and new: docs/rllib-users.md lists them. `done` is whether a criterion of
-          `stop` is met or a callback ends the run.
+          Result by RLlib's old and new names: docs/rllib-users.md lists them. `done` is whether a criterion of `stop`
+          is met or a callback has ended the run.
         Raises:
-          FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
+          FloatingPointError: an update was not finite; names the bundle for `python -m jrl.debug`.
         """
         if self._stopped:
-            raise RuntimeError("this Algorithm was stopped: build another, or restore a checkpoint")
+            raise RuntimeError("this Algorithm is stopped: build another, or restore a checkpoint")
         session = self.session
         self._open_files()
         if session.callback_list:
-            session.callback_list.ended = None  # another call goes on
+            session.callback_list.ended = None  # another call continues the run
         rows = session.reporter.count
         while session.reporter.count == rows:
             info = session.advance()
@@ -252,7 +256,7 @@ class Algorithm(Learns):
             if reporter.not_finite(info):
                 path = session.write_fault(self.logdir, info)
                 self._close_files(ended=False)
-                raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
+                raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} finds the cause")
             session.after(info)
             if self._member and session.reporter.count > rows:
                 self._member.save_if_due(info)
@@ -260,15 +264,15 @@ class Algorithm(Learns):
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = Sizes(session.config).total_steps
         done = bool(met or session.ended) or (total is not None and session.counted() >= total)
-        result = {**copy.deepcopy(session.result), "done": done, **self._about()}
+        result = {**copy.deepcopy(session.result), "done": done, **self._build_about()}
         self.log_result(result)
         return result
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Does nothing, for subclasses to note, send or change each result: `train` calls it before it returns."""
+        """Hook of subclasses: `train` calls it with each result before it returns; the hook may change the result."""
 
-    def _about(self) -> dict[str, Any]:
-        """Returns the parts of a result about this process and the run, beside numbers."""
+    def _build_about(self) -> dict[str, Any]:
+        """Return the keys of a result about this process and the run."""
         result, since = self.session.result or {}, self._restored
         named = {"iterations": "training_iteration", "timesteps": "timesteps_total", "time": "time_total_s"}
         return {
@@ -279,18 +283,18 @@ class Algorithm(Learns):
 
     @property
     def iteration(self) -> int:
-        """Calls of `train` so far, those before a restore included."""
+        """Number of calls of `train`, also before a restore."""
         return self.session.reporter.count
 
     training_iteration = iteration
 
     @property
     def env_steps(self) -> int:
-        """Environment steps so far; updates where data alone are learned from. Waits for unfinished ones."""
+        """Environment steps so far, or updates in a run from data alone. Waits for unfinished steps."""
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation now: `duration` episodes or timesteps; None: as the config says. Returns its numbers."""
+        """Evaluate now, for `duration` episodes or timesteps (None: the config's duration). Return the metrics."""
         return results.build_evaluation(self.session.evaluate(duration))
 
     @property
@@ -300,24 +304,24 @@ class Algorithm(Learns):
     eval_env_runner_group = evaluation_workers
 
     def set_task(self, task: Any) -> None:
-        """Gives all environments a task."""
+        """Set the task of all environments."""
         self.session.set_task(task)
 
     def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Returns `func(worker)` of all collectors, as `workers.foreach_worker`."""
+        """Return `func(worker)` of all collectors, as `workers.foreach_worker`."""
         return self.workers.foreach_worker(func)
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """Returns a batch of replay or data sets, in numpy. Raises InputError: there is neither, or it is empty."""
+        """Return a batch of the replay or data sets, in numpy. Raises InputError: no replay, or an empty one."""
         return self.session.by_hand.sample_replay()
 
     # ------------------------------------------------------------ policies
 
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
-        """Returns the policy as it is now, which acts for one agent and shows the outputs of its networks.
+        """Return a policy, which acts for one agent and has the outputs of its networks.
 
         Raises:
-          KeyError: there is no such policy, or there are several and none is named.
+          KeyError: unknown policy, or no name with several policies.
         """
         session = self.session
         name = known(session).named(policy_id)
@@ -331,38 +335,39 @@ class Algorithm(Learns):
 
     @property
     def policy_map(self) -> dict[str, ActionPolicy]:
-        """Policies of the run, by name."""
+        """Policy id -> policy, for all policies of the run."""
         return {name: self.get_policy(name) for name in known(self.session).ids}
 
     def compute_single_action(self, observation: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
-        """Returns the action for one observation, of one agent: see `ActionPolicy.compute_single_action`."""
+        """Return the action for one observation of one agent: see `ActionPolicy.compute_single_action`."""
         return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
     def compute_actions(self, observations: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
-        """Returns the actions for many observations: see `ActionPolicy.compute_actions`."""
+        """Return the actions for many observations: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     def add_policy(
         self, policy_id: str, policy_cls: Any = None, policy: Any = None, *, config: Mapping[str, Any] | None = None,
-        policy_state: PyTree | None = None, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None,
+        policy_state: PyTree | None = None, policy_mapping_fn: _MappingArg = None, policies_to_train: _Trained = None,
         **where: Any,
     ) -> ActionPolicy:  # fmt: skip
-        """Adds a policy, by default like the first one, and returns it. The run is made anew, which takes seconds.
+        """Add a policy, by default with the first policy's settings, and return it. Rebuilds the run, for seconds.
 
         Args:
-          policy_cls, policy, where: RLlib's arguments, not read: there is one stack, and spaces are the first policy's.
-          config: settings that differ from the first policy's, such as `lr`, by RLlib's names or ours.
-          policy_state: first state, as `get_policy("main").get_state()` returns it; None: fresh weights.
-          policy_mapping_fn: (agent, episode) -> policy, or {agent: policy} that names all policies; None: as before.
-          policies_to_train: the policies that learn from now on, or a function of a name; None: as before.
+          policy_id: id of the new policy.
+          policy_cls, policy, where: ignored arguments of RLlib: jrl has one stack, and the run has the spaces.
+          config: settings that differ from the first policy's, such as `lr`, by RLlib's or jrl's names.
+          policy_state: initial state, as `get_policy("main").get_state()` returns it; None: new weights.
+          policy_mapping_fn: (agent, episode) -> policy, or {agent: policy} with all policies; None: unchanged.
+          policies_to_train: policies that learn, or a function name -> whether it learns; None: unchanged.
         Raises:
-          InputError: the name is taken, or mapping and training name an unknown policy.
+          InputError: the id exists, or mapping or training name an unknown policy.
         """
-        _check_not_read("add_policy", where)
+        _check_ignored("add_policy", where)
         own = None
         if config:
-            own = config_class(algo_name(self.session.config))._policies({policy_id: config})[policy_id]
-        train = _of_name(policies_to_train)
+            own = config_class(algo_name(self.session.config))._build_policies({policy_id: config})[policy_id]
+        train = _to_name_function(policies_to_train)
         self.session.add_policy(policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=train)
         made = self.get_policy(policy_id)
         if self.session.callback_list:
@@ -370,40 +375,46 @@ class Algorithm(Learns):
         return made
 
     def remove_policy(
-        self, policy_id: str, *, policy_mapping_fn: _Mapping = None, policies_to_train: _Trained = None, **where: Any
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: _MappingArg = None,
+        policies_to_train: _Trained = None,
+        **where: Any,
     ) -> None:
-        """Removes a policy; arguments as `add_policy`. Raises InputError: it is unknown, or a mapping names it."""
-        _check_not_read("remove_policy", where)
-        self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_of_name(policies_to_train))
+        """Remove a policy; arguments as in `add_policy`. Raises InputError: unknown, or used by the mapping."""
+        _check_ignored("remove_policy", where)
+        self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_to_name_function(policies_to_train))
         self._policies.pop(policy_id, None)
 
     def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> ActionPolicy:
-        """Calls `add_policy`, by the names of RLlib's newer stack."""
-        return self.add_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
+        """Call `add_policy`, with the names of RLlib's newer stack."""
+        return self.add_policy(module_id, **{_MODULE_ARGUMENTS.get(name, name): x for name, x in options.items()})
 
     def remove_module(self, module_id: str, **options: Any) -> None:
-        """Calls `remove_policy`, by the names of RLlib's newer stack."""
-        self.remove_policy(module_id, **{_OF_MODULES.get(name, name): x for name, x in options.items()})
+        """Call `remove_policy`, with the names of RLlib's newer stack."""
+        self.remove_policy(module_id, **{_MODULE_ARGUMENTS.get(name, name): x for name, x in options.items()})
 
     def _own_name(self, policy_id: str) -> str | None:
-        """Returns the id of one of several policies; None for the only policy of a run."""
+        """Return the id of a policy; None for the only policy of a run."""
         return known(self.session).named(policy_id) if self.session.policies else None
 
     # ------------------------------------------------------------ weights
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns the weights by policy, numpy arrays by field of the State. Raises KeyError: an unknown policy."""
+        """Return policy -> field of the State -> numpy arrays. Raises KeyError: unknown policy."""
         return self.workers.local_worker().get_weights(policies)
 
     def import_weights(
         self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
     ) -> list[str]:
-        """Takes over arrays of a file as parameters, and returns their names; target networks get the same.
+        """Set parameters to arrays of a file, also in target networks, and return the names of the parameters.
 
         Args:
-          path: `*.npz` or `*.safetensors`; nothing in it is executed.
-          mapping: a parameter's name, as `get_policy().parameters()` has it -> the array's name in the file; with
-            `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
+          path: `*.npz` or `*.safetensors`; no content is executed.
+          mapping: name of a parameter, as in `get_policy().parameters()` -> name of an array in the file. A suffix
+            `.T` transposes the array, as matrices of torch need. None: equal names.
+          policy_id: policy.
         Raises:
           InputError: the file cannot be read, unknown names, or other shapes.
         """
@@ -412,11 +423,11 @@ class Algorithm(Learns):
         self.session.set_weights(weights, name)
         return names
 
-    # ------------------------------------------------------------ checkpoints and end
+    # ------------------------------------------------------------ checkpoints and stop
 
     @property
     def logdir(self) -> Path:
-        """The run directory, with the command's files: `run.out`, or runs/<algorithm>_<env>_<time>; made on demand."""
+        """Run directory, created on first use: `run.out`, or runs/<algorithm>_<env>_<time>."""
         cfg = self.session.config
         if cfg.run.out:
             self._directory = Path(cfg.run.out)
@@ -426,23 +437,23 @@ class Algorithm(Learns):
         return self._directory
 
     def save(self, path: str | Path | None = None) -> Saved:
-        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take, and returns its path.
+        """Write a checkpoint for `restore`, `from_checkpoint` and `jrl.load`, and return its path.
 
         Args:
-          path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
+          path: new or empty directory; None: a new directory under `logdir`.
         """
         session = self.session
         if path is None:
             if self._member:
-                self._member.check(whole=True)  # one of the same iteration may be under way
+                self._member.check(whole=True)  # waits for an unfinished checkpoint of the same iteration
             target = self.logdir / "checkpoints" / str(session.iteration)
             again = itertools.count(2)
             while target.exists():
                 target = target.with_name(f"{session.iteration}-{next(again)}")
         else:
-            target = resolve(path_of(path), "save", "new directory")
+            target = resolve(to_path(path), "save", "new directory")
             if target.exists() and any(target.iterdir()):
-                raise InputError(f"save: {target} exists already: name another, or leave the path out")
+                raise InputError(f"save: {target} exists: name another, or leave the path out")
         parts, description = session.to_save()
         try:
             checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
@@ -459,11 +470,12 @@ class Algorithm(Learns):
     def export_policy_model(
         self, export_dir: str | Path, policy_id: str = POLICY, onnx: int | None = None, *, format: str = "npz"
     ) -> dict[str, Any]:
-        """Writes the policy as files that run without jrl, and returns what was written: see `jrl.export`.
+        """Write the policy as files that run without jrl, and return a description of them: see `jrl.export`.
 
         Args:
-          export_dir: made; an earlier export in it is replaced.
-          onnx: RLlib's; a number: as ONNX.
+          export_dir: directory; an earlier export in it is replaced.
+          policy_id: policy.
+          onnx: argument of RLlib; a number selects the format onnx.
           format: npz, stablehlo or onnx.
         Raises:
           InputError: the format cannot express the policy, or a library is not installed.
@@ -480,13 +492,13 @@ class Algorithm(Learns):
     export_model = export_policy_model
 
     def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = POLICY) -> Saved:
-        """Saves as `save(export_dir)` does, all policies: `jrl.load(path, policy=...)` takes one of them."""
+        """Call `save(export_dir)`, which saves all policies; `jrl.load(path, policy=...)` loads one."""
         self.get_policy(policy_id)
         return self.save(export_dir)
 
     def restore(self, path: str | Path) -> None:
-        """Goes on from a checkpoint of a run with this config. Raises InputError: there is none, or it does not fit."""
-        found = checkpoint.locate(path_of(path))
+        """Continue from a checkpoint of a run with this config. Raises InputError: missing, or of another config."""
+        found = checkpoint.locate(to_path(path))
         self._close(ended=False)
         self._open(found)
 
@@ -494,18 +506,19 @@ class Algorithm(Learns):
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path, policy_ids: Collection[str] | None = None, policy_mapping_fn: _Mapping = None,
+        cls, path: str | Path, policy_ids: Collection[str] | None = None, policy_mapping_fn: _MappingArg = None,
         policies_to_train: _Trained = None,
     ) -> "Algorithm":  # fmt: skip
-        """Makes the Algorithm of a checkpoint, with the config that is stored there.
+        """Return the Algorithm of a checkpoint, with its config.
 
         Args:
-          policy_ids: policies that a new run takes over as they were; None: all, and the run goes on.
-          policy_mapping_fn, policies_to_train: settings of that new run; None: as they were.
+          path: checkpoint.
+          policy_ids: policies for a new run with only these policies; None: continue the run with all policies.
+          policy_mapping_fn, policies_to_train: settings of the new run; None: unchanged.
         Raises:
-          InputError: there is no checkpoint, or it has no such policies, or a mapping names others.
+          InputError: no checkpoint, unknown policies, or a mapping with other policies.
         """
-        found = checkpoint.locate(path_of(path))
+        found = checkpoint.locate(to_path(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
         own = cls if cls.algo_name else algorithm_class(made.algo_name)
         if policy_ids is None:
@@ -521,8 +534,9 @@ class Algorithm(Learns):
         return new
 
     def stop(self) -> None:
-        """Ends the run's environments, processes and threads; may be called again. The run directory, if there is one,
-        then has the last checkpoint and the learning curve.
+        """End the run's environments, processes and threads. Later calls do nothing.
+
+        A run directory, if any, gets a last checkpoint and the learning curve.
         """
         self._close(ended=True)
 
@@ -536,7 +550,7 @@ class Algorithm(Learns):
             self.session.close()
 
     def _close_files(self, *, ended: bool) -> None:
-        """Closes the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
+        """Close the files. If the run has ended, write a last checkpoint and the learning curve first."""
         session, member = self.session, self._member
         written = member and member.checkpoints
         saved = (0, self._saved, written and written.last_saved)
@@ -552,24 +566,24 @@ class Algorithm(Learns):
             run_directory.plot(session, member.directory)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
+        """Return the content of a checkpoint: `config`, `arrays`, and `meta` with counters and spaces."""
         session = self.session
         arrays = checkpoint.on_host(session.parts())
         return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Goes on from what `__getstate__` returned. Raises InputError: it does not fit this Algorithm's config."""
+        """Continue from the result of `__getstate__`. Raises InputError: another config."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
             checkpoint.write(path, state["arrays"], state["meta"])
             if "session" in vars(self):
                 self.restore(path)
-            else:  # a copy that is being made
+            else:  # called by copy or pickle
                 made: Any = self
                 made.__init__(AlgorithmConfig.from_dict(state["config"]), checkpoint=path)
 
     def __getattr__(self, name: str) -> Any:
-        raise hints.missing(self, name, "algorithm")
+        raise hints.build_error(self, name, "algorithm")
 
     def __enter__(self) -> Self:
         return self
@@ -580,15 +594,15 @@ class Algorithm(Learns):
 
 @functools.cache
 def _node_ip() -> str:
-    """Returns the address of this machine; the loopback's where its name has none."""
+    """Return the address of this machine, or the loopback address if the machine's name has no address."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
 
 
-def _of_name(train: _Trained) -> Any:
-    """Turns RLlib's functions of (policy, batch) into functions of a name."""
+def _to_name_function(train: _Trained) -> Any:
+    """Return policies to train with a function (policy, batch) of RLlib as a function of the name."""
     if not callable(train):
         return train
     try:
@@ -598,6 +612,6 @@ def _of_name(train: _Trained) -> Any:
     return lambda name: bool(train(name, None))
 
 
-def _check_not_read(what: str, where: Mapping[str, Any]) -> None:
-    if unknown := [name for name in where if name not in _NOT_READ]:
+def _check_ignored(what: str, where: Mapping[str, Any]) -> None:
+    if unknown := [name for name in where if name not in _IGNORED]:
         raise TypeError(f"{what}() got an unexpected keyword argument {unknown[0]!r}")

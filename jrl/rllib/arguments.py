@@ -1,6 +1,7 @@
-"""Methods of AlgorithmConfig, made from the table: their arguments with annotation, default and documentation.
+"""Methods of AlgorithmConfig, built from the table: their arguments with annotation, default and documentation.
 
-An argument of a single key has those of its key, in `jrl.config.sections` or in the algorithm's Config.
+An argument of a single key has the annotation, default and documentation of the key, in `jrl.config.sections` or in the
+algorithm's Config.
 """
 
 import dataclasses
@@ -17,30 +18,30 @@ from jrl.fields.data import Fresh, learns_from
 from jrl.rllib.table import GROUPS
 
 METHODS = {
-    "environment": "What the policy acts in.",
-    "env_runners": "How experience is collected, by how many.",
-    "training": "Hyper-parameters, networks, replay, and the user's own steps.",
-    "exploration": "How actions are chosen while learning; the same arguments as in `env_runners`.",
-    "offline_data": "Data sets to learn from, in the place of environments or beside them.",
-    "multi_agent": "The policies of an environment with several agents, and the policy of each agent.",
+    "environment": "Environment of the run.",
+    "env_runners": "Number of environments and env runners, and the collection of rollouts.",
+    "training": "Hyper-parameters, networks, replay, and the user's functions.",
+    "exploration": "Exploration while learning; the same arguments as in `env_runners`.",
+    "offline_data": "Data sets to learn from, instead of environments or beside them.",
+    "multi_agent": "Policies of an environment with several agents, and the policy of each agent.",
     "learners": "Devices of this machine that learn and act, by index.",
-    "resources": "Where the processes of environment runners are placed, and what is set before jax starts.",
-    "fault_tolerance": "What to do when environments or their runners fail.",
-    "evaluation": "Episodes played beside training, which never change it.",
-    "callbacks": "Classes of jrl.api.Callbacks whose methods are called at certain moments.",
-    "reporting": "How long an iteration of `train()` is, and what its result holds. Never changes learning.",
-    "checkpointing": "What is kept to resume from.",
-    "debugging": "Seed, logs, and what happens when something goes wrong.",
+    "resources": "Placement of env runners, and settings that apply before jax starts.",
+    "fault_tolerance": "Restart of failed environments and env runners.",
+    "evaluation": "Episodes of evaluation during training; they never change training.",
+    "callbacks": "Classes of jrl.api.Callbacks.",
+    "reporting": "Length of an iteration of `train()` and content of its result. Never changes learning.",
+    "checkpointing": "Checkpoints that are kept.",
+    "debugging": "Seed, logs, and checks for faults.",
 }
-# methods that only RLlib's configs have: their arguments are translated
+# methods of RLlib's configs alone; their arguments are translated
 ONLY_RLLIB = ("rollouts", "framework", "api_stack", "rl_module", "python_environment", "experimental")
 _FIRST = {"environment": "env", "callbacks": "callbacks_class", "framework": "framework"}  # arguments without keyword
-_ROWS = [row for rows in GROUPS.values() for row in rows]
-# arguments that are translated as in a file, with the keys of the tree that say the same
-RULED = {row.name for row in _ROWS if row.ruled}
-_OF_REPLAY = {
+_TABLE_ROWS = [row for rows in GROUPS.values() for row in rows]
+# arguments that are translated as in a file
+RULE_ARGUMENTS = {row.name for row in _TABLE_ROWS if row.ruled}
+_REPLAY_DOCS = {
     "rollout_fragment_length": "steps of each environment before an update: sets train_every and updates_per_step of "
-    "replay_buffer_config; an updates_per_step that is given counts",
+    "replay_buffer_config; a given updates_per_step wins",
 }
 
 
@@ -53,21 +54,21 @@ NOT_SET = _NotSet()
 
 
 class Argument(NamedTuple):
-    """One keyword of one method."""
+    """Keyword of a method."""
 
-    key: str | None  # key of the tree; None: the value is worked out together with other arguments
+    key: str | None  # key of the config tree; None: several keys follow from this and other arguments
     annotation: Any
     default: Any
     doc: str
 
 
 @functools.cache
-def arguments(algo: str) -> dict[str, dict[str, Argument]]:
-    """Returns method -> keyword -> Argument for an algorithm; for "" those of all algorithms."""
+def build_arguments(algo: str) -> dict[str, dict[str, Argument]]:
+    """Return method -> keyword -> Argument of an algorithm; for an empty name of all algorithms."""
     if not algo:
         shared: dict[str, dict[str, Argument]] = {}
         for name in algos.names():
-            for method, known in arguments(name).items():
+            for method, known in build_arguments(name).items():
                 shared[method] = known | shared.get(method, {})
         return shared
     config_class = algos.get_config_class(algo)
@@ -78,44 +79,48 @@ def arguments(algo: str) -> dict[str, dict[str, Argument]]:
         "minibatch_size": not hasattr(config_class, "num_minibatches"),
     }
     found: dict[str, dict[str, Argument]] = {method: {} for method in METHODS}
-    for field in _fields(config_class):
+    for field in _list_fields(config_class):
         if field.name != "exploration":
-            found["training"][field.name] = _argument(f"algo.{field.name}", config_class)
-    for row in _ROWS:
+            found["training"][field.name] = _build_argument(f"algo.{field.name}", config_class)
+    for row in _TABLE_ROWS:
         name = row.argument or (row.name if row.by else "")
         for method in row.by.split() if not absent.get(name) else ():
-            made = Argument(None, int, NOT_SET, row.doc) if row.doc else _argument(row.key or row.ours, config_class)
-            doc = _OF_REPLAY.get(name, made.doc) if replays else made.doc
+            made = (
+                Argument(None, int, NOT_SET, row.doc) if row.doc else _build_argument(row.key or row.ours, config_class)
+            )
+            doc = _REPLAY_DOCS.get(name, made.doc) if replays else made.doc
             found[method][name] = made._replace(doc=doc)
     return found
 
 
-def _fields(cls: type) -> list[dataclasses.Field]:
+def _list_fields(cls: type) -> list[dataclasses.Field]:
     return [f for f in dataclasses.fields(cls) if f.init and f.name != "name"]
 
 
 _hints = functools.cache(typing.get_type_hints)
 
 
-def _argument(key: str, algo_config: type) -> Argument:
+def _build_argument(key: str, algo_config: type) -> Argument:
     section, _, name = key.partition(".")
     cls = algo_config if section == "algo" else schema.section_class(_hints(RunConfig)[section])
     assert cls is not None
     docs = schema.docs(cls)
-    if not name:  # a whole section, as a dict
-        shown = lambda field: "required" if schema.is_required(field) else repr(schema.default_of(field))
-        keys = "; ".join(f"{f.name} ({shown(f)}): {docs.get(f.name, '')}" for f in _fields(cls))
+    if not name:  # a dict of a whole section
+        describe = lambda field: "required" if schema.is_required(field) else repr(schema.default_of(field))
+        keys = "; ".join(f"{f.name} ({describe(f)}): {docs.get(f.name, '')}" for f in _list_fields(cls))
         return Argument(key, dict[str, Any], {}, f"{inspect.getdoc(cls)} Keys: {keys}")
     field = next(f for f in dataclasses.fields(cls) if f.name == name)
     default = NOT_SET if schema.is_required(field) else schema.default_of(field)
     return Argument(key, _hints(cls)[name], default, docs.get(name, ""))
 
 
-def method(name: str, given: Mapping[str, Argument] | None, setter: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method `name(self, *, ...)` that hands its keywords to setter(self, name, keywords) and returns self.
+def build_method(name: str, given: Mapping[str, Argument] | None, setter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method `name(self, *, ...)` that calls setter(self, name, keywords) and returns self.
 
     Args:
-      given: the arguments of its signature; None: it has none.
+      name: name of the method.
+      given: arguments of its signature; None: any keywords.
+      setter: function that takes the keywords.
     """
     first = _FIRST.get(name)
 
@@ -128,14 +133,14 @@ def method(name: str, given: Mapping[str, Argument] | None, setter: Callable[...
         return self
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = METHODS.get(name, "Takes the arguments that RLlib's method has: see `AlgorithmConfig.translations`.")
+    call.__doc__ = METHODS.get(name, "Takes the arguments of RLlib's method: see `AlgorithmConfig.translations`.")
     if given is not None:
         kinds = inspect.Parameter
         parameters = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
         for argument, x in sorted(given.items(), key=lambda item: item[0] != first):
             kind = kinds.POSITIONAL_OR_KEYWORD if argument == first else kinds.KEYWORD_ONLY
             parameters.append(kinds(argument, kind, default=x.default, annotation=x.annotation))
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # where inspect looks
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
         lines = [f"  {argument}: {x.doc}".rstrip() for argument, x in given.items()]
         call.__doc__ = "\n".join([METHODS[name], "", "Args:", *lines])
     return call

@@ -1,7 +1,7 @@
 """`PPOConfig().environment("CartPole-v1").training(lr=3e-4).build()`: the config tree, written as calls.
 
-An AlgorithmConfig holds the keys that were set, as the tree that YAML holds, and beside it the names of RLlib that were
-given. These are migrated over the tree when it is needed (`jrl.rllib.translation`), because many follow from others.
+An AlgorithmConfig holds jrl's keys as a tree, as in YAML, and RLlib's keys by name. RLlib's keys depend on each other,
+so `jrl.rllib.translation` translates all of them whenever the tree is read.
 """
 
 import copy
@@ -22,42 +22,42 @@ from jrl.fields.data import Fixed, Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.paths import resolve, written
 from jrl.rllib import arguments, exploration, hints, migration, multi_agent
-from jrl.rllib.arguments import RULED, Argument
+from jrl.rllib.arguments import RULE_ARGUMENTS, Argument
 from jrl.rllib.table import KEYS
-from jrl.rllib.translation import SWITCHES, Job, begin, canonical, nested, translate, value_at
+from jrl.rllib.translation import SWITCHES, Job, apply_implied, get_value, nest_key, split_containers, translate
 from jrl.run import preflight
 
 assert migration.RULES  # registered by the import
-# a section that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are jrl's
-_DICTS: dict[str, tuple[str, set[str]]] = {
+# section given as a dict -> RLlib's container of the same meaning, and jrl's keys of the section
+_DICT_KEYS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
     "replay": ("replay_buffer_config", {f.name for f in dataclasses.fields(ReplayConfig)}),
 }
-# keys that hold a class or function by its name; lists of such; functions or something else
-_OBJECTS = (
+# keys whose value is a class or function, stored by name; lists of them; functions or other values
+_OBJECT_KEYS = (
     "env.id", "network.torso", "network.transform", "custom.loss", "custom.reward", "custom.training_step",
     "custom.env_task", "custom.evaluation", "multi_agent.observation_fn",
 )  # fmt: skip
-_LISTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
-_FUNCTIONS = ("multi_agent.mapping", "multi_agent.policies_to_train")
-# a name of RLlib that becomes several keys -> the keys that replace it when they are set later
-_SAME = {
+_LIST_KEYS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
+_FUNCTION_KEYS = ("multi_agent.mapping", "multi_agent.policies_to_train")
+# key of RLlib that becomes several keys -> keys of jrl that replace it if they are set later
+_REPLACING_KEYS = {
     "rollout_fragment_length": ("rollout.length", "replay.train_every"),
     "train_batch_size": ("replay.batch_size",),
 }
 
 
 class AlgorithmConfig:
-    """The settings of a run, and the base of `jrl.api.PPOConfig` and its like, one per algorithm.
+    """Settings of a run. Each algorithm has a subclass, such as `jrl.api.PPOConfig`.
 
-    `AlgorithmConfig()`, of no algorithm, holds settings that several share: `PPOConfig().update_from_dict(shared)`.
+    `AlgorithmConfig()`, without an algorithm, holds settings shared by several: `PPOConfig().update_from_dict(shared)`.
 
     Args:
-      algo_class: the Algorithm that `build` makes; None: the algorithm's own.
+      algo_class: Algorithm class for `build`; None: the algorithm's class.
     """
 
     algo_name: ClassVar[str] = ""
-    variant: ClassVar[str] = ""  # name of an algorithm that is another with settings of its own, such as cql
+    variant: ClassVar[str] = ""  # name of an algorithm with settings of its own, such as cql
     _settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
 
     def __new__(cls, algo_class: type[Any] | None = None) -> Self:
@@ -68,26 +68,26 @@ class AlgorithmConfig:
         return super().__new__(cls)
 
     def __init__(self, algo_class: type[Any] | None = None):
-        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))  # tree of the keys set by jrl's names
-        self._rllib: dict[str, Any] = {}  # RLlib's names as the table has them, and their values
-        self._renamed: dict[str, str] = {}  # older name of an argument -> the line about it
+        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))  # tree of jrl's keys that are set
+        self._rllib: dict[str, Any] = {}  # RLlib's key -> value
+        self._renamed: dict[str, str] = {}  # older name of an argument -> its line in `translations`
         self._frozen = False
         self.algo_class = algo_class
 
     @classmethod
     def methods(cls) -> dict[str, dict[str, Argument]]:
-        """Returns method -> keyword -> Argument; of no algorithm those of all."""
-        return arguments.arguments(cls.algo_name)
+        """Return method -> keyword -> Argument; without an algorithm of all algorithms."""
+        return arguments.build_arguments(cls.algo_name)
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        """Returns the arguments of all methods, and the method of each."""
+        """Return argument -> method, for all methods."""
         return {name: method for method, known in reversed(cls.methods().items()) for name in known}
 
     # ------------------------------------------------------------ setting
 
     def stop(self, **criteria: float) -> Self:
-        """Sets when a run ends by itself: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
+        """Set the end of a run: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
         self._merge({"stop": criteria})
         return self
 
@@ -96,79 +96,79 @@ class AlgorithmConfig:
         known = self.methods().get(method, {})
         wrong: list[str] = []
         for name, value in keywords.items():
-            if name in known and known[name].key is not None and name not in RULED:
-                self._put(cast(str, known[name].key), value)
+            if name in known and known[name].key is not None and name not in RULE_ARGUMENTS:
+                self._set_key(cast(str, known[name].key), value)
             elif name in KEYS:
-                wrong += self._put_rllib(method, name, value)
+                wrong += self._set_rllib(method, name, value)
             else:
-                wrong.append(self._unknown(name, method))
+                wrong.append(self._describe_unknown(name, method))
         if wrong:
             raise InputError(*wrong)
 
-    def _put_rllib(self, method: str, name: str, value: Any) -> list[str]:
-        """Takes a name of RLlib, and returns what is wrong with it."""
+    def _set_rllib(self, method: str, name: str, value: Any) -> list[str]:
+        """Set a key of RLlib, and return its faults."""
         latest, places = KEYS[name].name, self.names()
         key = self.methods()[places[latest]][latest].key if latest in places else None
-        if latest not in RULED and key is not None and KEYS[name].ours != key:
-            # the argument's meaning in jrl, which is not all that the name meant in RLlib
+        if latest not in RULE_ARGUMENTS and key is not None and KEYS[name].ours != key:
+            # the argument has only a part of the key's meaning in RLlib
             self._renamed |= {} if name == latest else {name: f"{name} -> {latest}: {value}"}
-            self._put(key, value)
+            self._set_key(key, value)
             return []
         wrong: list[str] = []
-        for spelled, given in canonical({name: _as_dict(value)}):
+        for spelled, given in split_containers({name: _to_dict(value)}):
             if spelled in KEYS:
                 others = {k: v for k, v in self._rllib.items() if KEYS[k].name != KEYS[spelled].name}
                 self._rllib = others | {spelled: given}
             else:
-                wrong.append(self._unknown(spelled, method))
-        if self.algo_name and not wrong and (lacking := self._translation()[0].lacking):
-            wrong += [f"{method}: {line}" for line in lacking]
-            self._rllib = {k: v for k, v in self._rllib.items() if not any(x.startswith(f"{k}:") for x in lacking)}
+                wrong.append(self._describe_unknown(spelled, method))
+        if self.algo_name and not wrong and (refused := self._translate()[0].refused):
+            wrong += [f"{method}: {line}" for line in refused]
+            self._rllib = {k: v for k, v in self._rllib.items() if not any(x.startswith(f"{k}:") for x in refused)}
         return wrong
 
-    def _put(self, key: str, value: Any) -> None:
-        value = _as_dict(value) if key == "network" else value
-        if key in _DICTS and isinstance(value, Mapping) and not _is_search(value):
-            prefix, ours = _DICTS[key]
+    def _set_key(self, key: str, value: Any) -> None:
+        value = _to_dict(value) if key == "network" else value
+        if key in _DICT_KEYS and isinstance(value, Mapping) and not _is_search(value):
+            prefix, ours = _DICT_KEYS[key]
             rllib = [name for name in value if name not in ours and f"{prefix}.{name}" in KEYS]
             for name in rllib:
-                if wrong := self._put_rllib("training", f"{prefix}.{name}", value[name]):
+                if wrong := self._set_rllib("training", f"{prefix}.{name}", value[name]):
                     raise InputError(*wrong)
             value = {name: given for name, given in value.items() if name not in rllib}
             if rllib and not value:
                 return
-        plain = self._plain(key, value)
-        if key.startswith("multi_agent."):  # a table takes the place of the table before
+        plain = self._to_plain(key, value)
+        if key.startswith("multi_agent."):  # a table replaces the table before
             (self._given.get("multi_agent") or {}).pop(key.partition(".")[2], None)
-        self._merge(nested(key, plain))
+        self._merge(nest_key(key, plain))
 
-    def _plain(self, key: str, value: Any) -> Any:
-        """Returns `value` as the tree holds it: objects by their names."""
+    def _to_plain(self, key: str, value: Any) -> Any:
+        """Return a value for the tree, with the names of objects."""
         if _is_search(value):
             if not isinstance(value, Mapping):
                 return value
-            return {"grid_search": [self._plain(key, v) for v in value["grid_search"]]}
+            return {"grid_search": [self._to_plain(key, v) for v in value["grid_search"]]}
         if key == "env.id":
-            install_environment(value)
+            register_ray_environment(value)
         if key == "multi_agent.policies":
-            return self._policies(value)
-        if key in _OBJECTS or (key in _FUNCTIONS and callable(value)):
+            return self._build_policies(value)
+        if key in _OBJECT_KEYS or (key in _FUNCTION_KEYS and callable(value)):
             return None if value is None else registry.reference(value)
-        if key in _LISTS:
-            several = value if isinstance(value, list | tuple) else [] if value is None else [value]
-            return [registry.reference(v) for v in several]
+        if key in _LIST_KEYS:
+            values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+            return [registry.reference(v) for v in values]
         if key == "algo.exploration" and isinstance(value, Mapping) and "type" in value:
             return exploration.from_rllib({**value, "type": registry.reference(value["type"])})
         if key == "network" and isinstance(value, Mapping):
-            return {name: self._plain(f"network.{name}", given) for name, given in value.items()}
+            return {name: self._to_plain(f"network.{name}", given) for name, given in value.items()}
         if key == "evaluation.config" and isinstance(value, Mapping):
-            return self._sections(value) if self.algo_name else dict(value)
-        return _copied({key: value})[key]
+            return self._build_sections(value) if self.algo_name else dict(value)
+        return _copy_tree({key: value})[key]
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
-        keys = set(schema.flatten(tree))  # the later counts of a name of RLlib and a key with the same meaning
-        outdated = [n for n in self._rllib if keys & {KEYS[n].ours, *_SAME.get(KEYS[n].name, ())}]
+        keys = set(schema.flatten(tree))  # the later of a key of RLlib and a key of jrl with the same meaning wins
+        outdated = [n for n in self._rllib if keys & {KEYS[n].ours, *_REPLACING_KEYS.get(KEYS[n].name, ())}]
         self._rllib = {name: value for name, value in self._rllib.items() if name not in outdated}
         self._given = config.merge(self._given, tree)
 
@@ -177,38 +177,40 @@ class AlgorithmConfig:
             raise AttributeError("this config is frozen: change a copy of it: config.copy(copy_frozen=False)")
 
     @classmethod
-    def _sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns settings over those of a run of this algorithm, or of the algorithm that they name, by sections."""
+    def _build_sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings as sections that override a run of this algorithm, or of the algorithm that they name."""
         from jrl.rllib import config_class
 
         algo = given.get("algo")
         owner = config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else cls
         other = owner()
         if owner is cls:
-            other._given = {}  # the run has the settings of the variant
-        tree = other.update_from_dict(given)._resolved(defaults=False)
+            other._given = {}  # the run already has the settings of the variant
+        tree = other.update_from_dict(given)._build_tree(defaults=False)
         if owner.algo_name == cls.algo_name:
             tree.get("algo", {}).pop("name", None)
         return {name: section for name, section in tree.items() if section}
 
     @classmethod
-    def _policies(cls, value: Any) -> dict[str, dict[str, Any]]:
-        """Returns policies in any of RLlib's spellings (`multi_agent.read`) with each one's own sections.
+    def _build_policies(cls, value: Any) -> dict[str, dict[str, Any]]:
+        """Return policies in any form of `multi_agent.read_policies` as name -> sections of the policy.
 
-        Without an algorithm names stay as they are until there is one. Raises InputError.
+        Without an algorithm the settings stay untranslated. Raises InputError.
         """
         found: dict[str, dict[str, Any]] = {}
-        for name, spec in multi_agent.read(value, "policies").items():
+        for name, spec in multi_agent.read_policies(value, "policies").items():
             if spec.own_class is not None:
-                raise InputError(f"policies.{name}: {multi_agent.no_class(spec.own_class)}")
+                raise InputError(f"policies.{name}: {multi_agent.describe_class_fault(spec.own_class)}")
             given = dict(spec.config.arguments() if isinstance(spec.config, AlgorithmConfig) else spec.config)
-            given = schema.merge(multi_agent.of_class(spec, cls.variant or cls.algo_name or None), given)
-            found[name] = cls._sections(given) if cls.algo_name else given
+            given = schema.merge(multi_agent.build_class_sections(spec, cls.variant or cls.algo_name or None), given)
+            found[name] = cls._build_sections(given) if cls.algo_name else given
         return found
 
     def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
-        """Sets keys by the names that methods take (`lr`), or sections of the tree (`algo: {...}`); or takes over what
-        another config was given. Raises InputError: all unknown keys.
+        """Set arguments of methods by name (`lr`), sections of the tree (`algo: {...}`), or the settings of a config.
+
+        Raises:
+          InputError: unknown keys, all of them.
         """
         if isinstance(data, AlgorithmConfig):
             data = data.arguments()
@@ -217,10 +219,10 @@ class AlgorithmConfig:
         wrong: list[str] = []
         tree: dict[str, Any] = {}
         for name, value in data.items():
-            # `env` is both: a section, or the name of an environment
+            # `env` is a section, or the name of an environment
             if name in sections and isinstance(value, Mapping) and not _is_search(value):
-                tree[name] = self._plain(name, value) if name == "network" else value
-            elif name in sections and value is None:  # such as the replay of algorithms without one
+                tree[name] = self._to_plain(name, value) if name == "network" else value
+            elif name in sections and value is None:  # such as the replay of algorithms without replay
                 continue
             else:
                 try:
@@ -229,7 +231,7 @@ class AlgorithmConfig:
                     wrong += e.errors
         if wrong:
             raise InputError(*wrong)
-        tree = _copied(tree)  # at once: the caller may change its dicts
+        tree = _copy_tree(tree)  # the caller may change its dicts later
         name = tree["algo"].pop("name", self.algo_name) if "algo" in tree else self.algo_name
         if algos.spelled(name) != self.algo_name:
             raise InputError(
@@ -239,10 +241,10 @@ class AlgorithmConfig:
             self._merge(tree)
         return self
 
-    # ------------------------------------------------------------ what is wrong with a name
+    # ------------------------------------------------------------ unknown names
 
-    def _unknown(self, name: str, method: str) -> str:
-        """Returns the message about an unknown argument, with the name that was probably meant."""
+    def _describe_unknown(self, name: str, method: str) -> str:
+        """Return the message about an unknown argument, with the most similar name."""
         places, methods = self.names(), self.methods()
         if name in places:
             return f"{method}: {name} is an argument of {places[name]}()"
@@ -255,7 +257,7 @@ class AlgorithmConfig:
         section, _, inner = meant.partition(".")
         found = [keys[key] for key in (meant, f"algo.{meant}", section) if key in keys and "." not in name]
         if answer and " " in answer:
-            return f"{title}: {_as_calls(answer, keys, places)}"
+            return f"{title}: {_format_as_calls(answer, keys, places)}"
         if meant != name and not found:
             return f"{title}: {meant.rpartition('.')[2]} is an argument of other algorithms: leave it out"
         names = {*places, *(n for n in KEYS if "." not in n)}
@@ -269,11 +271,11 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def arguments(self) -> dict[str, Any]:
-        """Returns what was set, by the names that methods take, searches included; `update_from_dict` takes it."""
+        """Return the settings by name of argument, with searches, for `update_from_dict`."""
         tree, found = copy.deepcopy(self._given), {}
         for name, method in self.names().items():
             key = self.methods()[method][name].key
-            if key is None or name in RULED:
+            if key is None or name in RULE_ARGUMENTS:
                 continue
             section, _, last = key.rpartition(".")
             place = tree.get(section) if section else tree
@@ -283,42 +285,44 @@ class AlgorithmConfig:
 
     @classmethod
     def overrides(cls, **keywords: Any) -> dict[str, Any]:
-        """Returns settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
-        if not cls.algo_name:  # whatever the algorithm: `evaluation` reads the names
+        """Return settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
+        if not cls.algo_name:  # `evaluation` translates the names later
             return dict(keywords)
-        return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
+        return dict(cls().update_from_dict(keywords)._build_tree(defaults=False))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the whole tree, defaults included, for `from_dict`; without an algorithm `arguments()`."""
-        return self._resolved(defaults=True) if self.algo_name else self.arguments()
+        """Return the complete tree, with defaults, for `from_dict`; without an algorithm `arguments()`."""
+        return self._build_tree(defaults=True) if self.algo_name else self.arguments()
 
-    def _resolved(self, *, defaults: bool) -> dict[str, Any]:
+    def _build_tree(self, *, defaults: bool) -> dict[str, Any]:
         if not self.algo_name:
             raise InputError(
-                "AlgorithmConfig: it has no algorithm: choose an algorithm's, such as jrl.api.PPOConfig, and take this "
-                "over: PPOConfig().update_from_dict(shared)"
+                "AlgorithmConfig: expected a config with an algorithm: use one such as jrl.api.PPOConfig, and copy "
+                "these settings: PPOConfig().update_from_dict(shared)"
             )
-        job, _ = self._translation()
+        job, _ = self._translate()
         if job.faults:
             raise InputError(*job.faults)
-        tree = copy.deepcopy(config.merge(config.merge(self._defaults() if defaults else {}, self._given), job.tree))
+        tree = copy.deepcopy(
+            config.merge(config.merge(self._build_defaults() if defaults else {}, self._given), job.tree)
+        )
         if defaults or "algo" in tree:
             tree["algo"] = {"name": self.algo_name, **tree.get("algo", {})}
         return tree
 
-    def _translation(self) -> tuple[Job, dict[str, list[str]]]:
-        """Translates RLlib's names over the tree, with the lines of each name; searches are left to the trials."""
+    def _translate(self) -> tuple[Job, dict[str, list[str]]]:
+        """Return the translation of RLlib's keys, and key -> its lines. Searches are left out, for the trials."""
         raw = {name: value for name, value in self._rllib.items() if not _is_search(value)}
         own = algos.get_config_class(self.algo_name)
         job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=self._given)
-        # sizes that the tree sets, on which other names depend
-        sizes = {"num_env_runners": job.count("env_runners.num")}
+        # sizes in the tree on which RLlib's keys depend
+        sizes = {"num_env_runners": job.base_count("env_runners.num")}
         if learns_from(own) is Fresh:
-            sizes["rollout_fragment_length"] = job.count("rollout.length")
+            sizes["rollout_fragment_length"] = job.base_count("rollout.length")
         if SWITCHES.keys() & {KEYS[name].name for name in raw}:
-            sizes["model.max_seq_len"] = job.count("network.max_seq_len")
+            sizes["model.max_seq_len"] = job.base_count("network.max_seq_len")
         raw |= {name: size for name, size in sizes.items() if size}
-        begin(job)
+        apply_implied(job)
         lines = {"": list(job.lines)}
         for name in raw:
             before = len(job.lines)
@@ -327,38 +331,39 @@ class AlgorithmConfig:
         return job, lines
 
     def translations(self) -> list[str]:
-        """Returns a line for each of RLlib's names that was given: `clip_param -> algo.clip_eps: 0.3`. Names that are
-        jrl's, too, have a line where the value is not what was asked for.
+        """Return a line for each given key of RLlib: `clip_param -> algo.clip_eps: 0.3`.
+
+        A key that is also a name of jrl has a line only if its value changes.
         """
         places, lines = self.names(), [*self._renamed.values()]
-        for name, found in self._translation()[1].items() if self.algo_name else ():
+        for name, found in self._translate()[1].items() if self.algo_name else ():
             lines += [x for x in found if name not in places or "nearest" in x or ": dropped: " in x]
         return lines
 
     @classmethod
-    def _defaults(cls) -> dict[str, Any]:
+    def _build_defaults(cls) -> dict[str, Any]:
         data = {"input": "-"} if learns_from(algos.get_config_class(cls.algo_name)) is Fixed else {}
         needed = {"algo": {"name": cls.algo_name}, "env": {"id": "-"}, "data": data}
         made: dict[str, Any] = config.to_dict(config.from_dict(needed))
         del made["env"]["id"]
-        if data:  # a default that is none
+        if data:  # a placeholder
             del made["data"]["input"]
         return made
 
     def to_run_config(self) -> RunConfig:
-        """Returns the config of a run. Raises InputError: all that is wrong."""
-        tree = self._resolved(defaults=True)
-        install_environment((tree.get("env") or {}).get("id"))
+        """Return the config of a run. Raises InputError: all faults."""
+        tree = self._build_tree(defaults=True)
+        register_ray_environment((tree.get("env") or {}).get("id"))
         return config.from_dict(tree)
 
     @property
     def is_multi_agent(self) -> bool:
-        """Returns whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
+        """Whether the run has several agents, by `multi_agent(...)` or by the environment."""
         return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
 
     def to_yaml(self, path: str | Path | None = None) -> str:
-        """Returns the whole tree as YAML, for `python -m jrl.train`; writes it to `path`, if given."""
-        tree, odd = config.plain(self._resolved(defaults=True))
+        """Return the complete tree as YAML, for `python -m jrl.train`, and write it to `path` if given."""
+        tree, odd = config.plain(self._build_tree(defaults=True))
         if odd:
             raise InputError(*(message for _, message in odd))
         text = schema.dump(tree)
@@ -369,7 +374,7 @@ class AlgorithmConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AlgorithmConfig":
-        """Makes the config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
+        """Return the config of a tree, with the class of its `algo.name`, or of arguments. Raises InputError."""
         from jrl.rllib import config_class
 
         if cls.algo_name and "algo" not in data:
@@ -379,82 +384,83 @@ class AlgorithmConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "AlgorithmConfig":
-        """Reads the config of a YAML file. Raises InputError."""
+        """Return the config of a YAML file. Raises InputError."""
         return cls.from_dict(schema.read_yaml(resolve(path, "from_yaml", "file")))
 
     def validate(self) -> Self:
-        """Raises InputError with all that is wrong, the environment's options included."""
+        """Check the settings, with the environment's options, and return self. Raises InputError: all faults."""
         preflight.check(self.to_run_config())
         return self
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """Returns an equal config; frozen or not as this one, or as told."""
+        """Return an equal config. `copy_frozen`: whether it is frozen; None: like this config."""
         other = copy.copy(self)
         other._given, other._rllib, other._renamed = copy.deepcopy(self._given), {**self._rllib}, {**self._renamed}
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
     def freeze(self) -> None:
-        """Freezes the config: setting raises AttributeError from now on."""
+        """Make later changes raise AttributeError."""
         self._frozen = True
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
-        """Builds the Algorithm, in `env` if given, with a frozen copy of this config. Raises InputError.
+        """Return the Algorithm of a frozen copy of this config. Raises InputError.
 
         Args:
-          logger_creator: RLlib's, which is not taken: see `debugging(log=..., out=...)`.
-          use_copy: RLlib's, not read.
+          env: environment; None: the environment of the config.
+          logger_creator: argument of RLlib that is refused: see `debugging(log=..., out=...)`.
+          use_copy: argument of RLlib that is ignored.
         """
         from jrl.rllib import algorithm_class
 
         if logger_creator is not None:
-            raise InputError("logger_creator: leave it out: debugging(out=...) names the directory, log=[...] loggers")
+            raise InputError("logger_creator: use debugging(out=...) for the directory, debugging(log=[...]) for logs")
         if not self.algo_name:
-            self._resolved(defaults=True)  # says which config to choose
+            self._build_tree(defaults=True)  # raises InputError
         return (self.algo_class or algorithm_class(self.variant or self.algo_name))(self, env)
 
     build_algo = build
 
-    # ------------------------------------------------------------ as a mapping, and by attributes
+    # ------------------------------------------------------------ access as a mapping, and by attributes
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
+        """Return the value of an argument by jrl's or RLlib's name, or a section of the tree."""
         latest = KEYS[name].name if name in KEYS else name
         if found := [value for given, value in self._rllib.items() if KEYS[given].name == latest]:
             return found[0]
-        tree = self._resolved(defaults=True)
+        tree = self._build_tree(defaults=True)
         place = self.names().get(latest)
         if place is None and name in tree:
             return tree[name]
         if place is None and (name not in KEYS or not KEYS[name].ours):
-            raise KeyError(self._unknown(name, "config"))
+            raise KeyError(self._describe_unknown(name, "config"))
         key = self.methods()[place][latest].key if place else KEYS[name].ours.partition(", ")[0]
-        return None if key is None else value_at(tree, key)  # None: others follow from it, not it from others
+        return None if key is None else get_value(tree, key)  # None: other keys follow from the argument
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.update_from_dict({name: value})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an argument: `config.lr = 1e-3` does what `training(lr=1e-3)` does."""
+        """Set an argument: `config.lr = 1e-3` equals `training(lr=1e-3)`."""
         if name.startswith("_") or name == "algo_class":
             object.__setattr__(self, name, value)
         else:
             self.update_from_dict({name: value})
 
     def keys(self) -> list[str]:
-        """Returns the names that `config[name]` takes."""
+        """Return the names for `config[name]`."""
         return list(self.names())
 
     def items(self) -> list[tuple[str, Any]]:
-        """Returns (name, value) of each."""
+        """Return (name, value) of each."""
         return [(name, self[name]) for name in self.names()]
 
     def values(self) -> list[Any]:
-        """Returns the values of `keys()`, in that order."""
+        """Return the values of `keys()`, in that order."""
         return [value for _, value in self.items()]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns `config[name]`; `default` where there is no such name."""
+        """Return `config[name]`; `default` for an unknown name."""
         try:
             return self[name]
         except KeyError:
@@ -462,7 +468,7 @@ class AlgorithmConfig:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in hints.HINTS["config"]:
-            raise hints.missing(self, name, "config")
+            raise hints.build_error(self, name, "config")
         try:
             return self[name]
         except KeyError as e:
@@ -476,28 +482,28 @@ class AlgorithmConfig:
 
 
 for _name in (*arguments.METHODS, *arguments.ONLY_RLLIB):
-    setattr(AlgorithmConfig, _name, arguments.method(_name, None, AlgorithmConfig._set))
+    setattr(AlgorithmConfig, _name, arguments.build_method(_name, None, AlgorithmConfig._set))
 
 
-def make_class(name: str) -> type[AlgorithmConfig]:
-    """Makes the config class of an algorithm, with its arguments in the signatures of the methods."""
-    title, known = algos.title(name), arguments.arguments(name)
+def build_class(name: str) -> type[AlgorithmConfig]:
+    """Return the config class of an algorithm, with its arguments in the signatures of the methods."""
+    title, known = algos.title(name), arguments.build_arguments(name)
     doc = f"Settings of {title}, by group: {', '.join(known)}. `help({title}Config.training)` shows them."
-    made = {method: arguments.method(method, given, AlgorithmConfig._set) for method, given in known.items()}
+    made = {method: arguments.build_method(method, given, AlgorithmConfig._set) for method, given in known.items()}
     members = {"__doc__": doc, "__module__": "jrl.api", "algo_name": name, **made}
     return type(f"{title}Config", (AlgorithmConfig,), members)
 
 
-def make_variant(name: str, of: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Makes the config class of an algorithm with settings under a name of their own: CQLConfig of cql."""
+def build_variant(name: str, base: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
+    """Return the config class of a variant, an algorithm with other settings: CQLConfig for cql."""
     listed = ", ".join(f"{key} {value}" for key, value in schema.flatten(settings).items())
-    doc = f"Settings of {name.upper()}: those of {of.__name__}, with {listed}."
+    doc = f"Settings of {name.upper()}: the settings of {base.__name__}, with {listed}."
     members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_settings": settings}
-    return type(f"{name.upper()}Config", (of,), members)
+    return type(f"{name.upper()}Config", (base,), members)
 
 
-def install_environment(name: Any) -> None:
-    """Registers an environment that is known to Ray Tune only: `ray.tune.register_env(name, creator)`."""
+def register_ray_environment(name: Any) -> None:
+    """Register an environment that only Ray Tune knows, by `ray.tune.register_env(name, creator)`."""
     if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
         return
     from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -507,19 +513,19 @@ def install_environment(name: Any) -> None:
 
 
 def _is_search(value: Any) -> bool:
-    """Returns whether Ray Tune is to choose: a grid, or one of its distributions."""
+    """Return whether a value is a search of Ray Tune: a grid, or a distribution."""
     if isinstance(value, Mapping):
         return set(value) == {"grid_search"}
     return type(value).__module__.startswith("ray.tune.search")
 
 
-def _as_dict(value: Any) -> Any:
-    """Returns the dict of a dataclass, such as RLlib's DefaultModelConfig; other values as they are."""
+def _to_dict(value: Any) -> Any:
+    """Return the dict of a dataclass, such as RLlib's DefaultModelConfig; other values unchanged."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a deep copy. Raises InputError: a value has none, such as a generator or a lock."""
+def _copy_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep copy. Raises InputError: a value that cannot be copied, such as a generator or a lock."""
     try:
         return copy.deepcopy(dict(tree))
     except Exception as e:
@@ -528,8 +534,8 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
         raise
 
 
-def _as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """Returns a text whose keys of the tree, such as algo.lr=0.1, are written as calls: training(lr=0.1)."""
+def _format_as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
+    """Return a text with keys such as algo.lr=0.1 replaced by calls such as training(lr=0.1)."""
 
     def call(found: re.Match) -> str:
         key, value = found[1], found[2] or "..."

@@ -5,7 +5,7 @@ from typing import Any
 
 from jrl.fields import schema
 from jrl.rllib.table import KEYS
-from jrl.rllib.translation import Job, shown, translate
+from jrl.rllib.translation import Job, format_value, translate
 
 _WIDE = {"model.fcnet_hiddens": [256, 256]}
 _VTRACE = {**_WIDE, "rollout_fragment_length": 50, "train_batch_size": 500}
@@ -29,7 +29,7 @@ _TD3 = {
     "exploration_config": {"type": "GaussianNoise"},
 }  # fmt: skip
 _DATA = {"train_batch_size": 2000, "actions_in_input_normalized": False}
-# RLlib's name of an algorithm -> newest name of a key -> its default there, of keys with another one here
+# RLlib's name of an algorithm -> newest name of a key -> RLlib's default, if jrl's default differs
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": {
         **_WIDE, "lr": 5e-5, "train_batch_size": 4000, "minibatch_size": 128, "num_epochs": 30, "lambda": 1.0,
@@ -71,7 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "iql": {**_WIDE, **_DATA, "beta": 0.1, "expectile": 0.8, "actor_lr": 3e-4, "value_lr": 3e-4, "tau": 1.0},
 }  # fmt: skip
 _SAME_AS = {"ddppo": "ppo", "a3c": "a2c", "apex_dqn": "apex", "rnnsac": "sac"}
-# a key -> the key that replaces it
+# key -> key that replaces it
 _REPLACED_BY = {
     "critic_lr": "lr", "train_batch_size": "train_batch_size_per_learner", "exploration_config": "epsilon",
     "policy_model_config.fcnet_hiddens": "model.fcnet_hiddens", "rollout_fragment_length": "training_intensity",
@@ -79,23 +79,23 @@ _REPLACED_BY = {
 }  # fmt: skip
 
 
-def differing(job: Job, whole: dict[str, Any]) -> Iterator[str]:
-    """Yields a line for each key that the file leaves out and whose default in RLlib differs from jrl's.
+def list_differing(job: Job, whole: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each key that is not set and has another default in RLlib than in jrl.
 
     Args:
-      job: the finished translation.
-      whole: the whole config of the translation, as `jrl.config.reader.to_dict`.
+      job: finished translation.
+      whole: complete config of the translation, as `jrl.config.reader.to_dict` returns it.
     """
     known = DEFAULTS.get(_SAME_AS.get(job.source, job.source), {})
-    given = {KEYS[name].name for name in job.raw if name in KEYS} | job.given.keys()  # null included
+    given = {KEYS[name].name for name in job.raw if name in KEYS} | job.given.keys()  # with null
     absent = {k: v for k, v in known.items() if k not in given and _REPLACED_BY.get(k) not in job.given}
-    other = Job(job.algo, job.source, job.config_class, {**job.raw, **absent})  # at once: sizes follow from several
+    other = Job(job.algo, job.source, job.config_class, {**job.raw, **absent})  # all keys: sizes depend on several
     have = schema.flatten(whole)
     for key, default in absent.items():
         other.tree = {}
         translate(other, [key])
         wanted = {k: value for k, value in schema.flatten(other.tree).items() if value != have.get(k)}
         if wanted:
-            here = ", ".join(f"{k} is {shown(have.get(k))}" for k in wanted)
-            there = ", ".join(f"{k}: {shown(value)}" for k, value in wanted.items())
-            yield f"{key}: {shown(default)} in RLlib; here {here}: for RLlib's set {there}"
+            here = ", ".join(f"{k} is {format_value(have.get(k))}" for k in wanted)
+            there = ", ".join(f"{k}: {format_value(value)}" for k, value in wanted.items())
+            yield f"{key}: {format_value(default)} in RLlib; here {here}: for RLlib's set {there}"

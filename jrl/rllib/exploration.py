@@ -1,4 +1,4 @@
-"""RLlib's `exploration_config` as `algo.exploration`. Imports no jax: configs are read before it loads."""
+"""Conversion of RLlib's `exploration_config` to `algo.exploration`. Imports no jax: configs are read before jax."""
 
 import difflib
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "ParameterNoise": {"initial_stddev": 1.0, "random_timesteps": 10_000, "sub_exploration": None},
     "Random": {},
 }  # fmt: skip
-# defaults of an algorithm that differ; options without a type are meant for its type
-_OF_ALGO: dict[str, dict[str, Any]] = {
+# algorithm -> defaults that differ, with the type of options without a type
+_ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {"type": "EpsilonGreedy"} for name in ("dqn", "simpleq", "r2d2")},
     "apex": {"type": "PerWorkerEpsilonGreedy"},
     "ddpg": {"type": "OrnsteinUhlenbeckNoise"},
@@ -37,23 +37,22 @@ _FROM_RLLIB = ("ray.rllib.", "rllib.")
 
 
 def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, Any]:
-    """Returns the section `algo.exploration` that means the same as RLlib's `exploration_config`.
+    """Return the section `algo.exploration` of RLlib's `exploration_config`.
 
-    Options that are left out have RLlib's defaults. A class that is not RLlib's becomes `custom`, with all options: it
-    is called as `jrl.algos.exploration.Custom` says. Of `PerWorkerEpsilonGreedy` only the ladder is left: with workers,
-    RLlib does not read its schedule either.
+    Missing options have RLlib's defaults. A user's class becomes `custom`, with all options; `jrl.algos.exploration`
+    documents its call. `PerWorkerEpsilonGreedy` keeps only its ladder: with workers, RLlib ignores its schedule, too.
 
     Args:
       config: `type` (a name, a path, or a class) and its options.
-      algo: algorithm whose defaults count, and whose own exploration is meant without `type`; None: none.
+      algo: algorithm of the defaults and of the default type; None: RLlib's general defaults.
     Raises:
-      InputError: an unknown type or option, or a value of another kind.
+      InputError: unknown type or option, or a value of another kind.
     """
     if not isinstance(config, Mapping):
         raise InputError(f"{_KEY}: expected a mapping such as {{type: EpsilonGreedy}}, got {short(config)}")
-    own = _OF_ALGO.get((algo or "").lower(), {"type": "StochasticSampling"})
+    own = _ALGORITHM_DEFAULTS.get((algo or "").lower(), {"type": "StochasticSampling"})
     given = dict(config)
-    kind, path = _type(given.pop("type", own["type"]))
+    kind, path = _find_type(given.pop("type", own["type"]))
     if kind is None:
         return {"name": "custom", "path": path, "options": given}
     for name in given:
@@ -66,40 +65,37 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
     for name, value in options.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name not in ("epsilon_schedule", "scale_schedule", "sub_exploration") and not is_number:
-            raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {short(value)}")
+            raise InputError(f"{_KEY}: {name} of {kind}: expected a number, got {short(value)}")
     steps = options.get("random_timesteps")
-    return _converted(kind, options) | ({"random_timesteps": int(steps)} if steps else {})
+    return _convert(kind, options) | ({"random_timesteps": int(steps)} if steps else {})
 
 
-def _converted(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _convert(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     match kind:
         case "EpsilonGreedy":
-            return {"name": "epsilon_greedy", "epsilon": _schedule(options, "epsilon")}
+            return {"name": "epsilon_greedy", "epsilon": _build_schedule(options, "epsilon")}
         case "PerWorkerEpsilonGreedy":
             return {"name": "epsilon_greedy", "ladder": True}
         case "SoftQ":
             return {"name": "soft_q", "temperature": options["temperature"]}
         case "GaussianNoise":
-            return {"name": "gaussian", "std": _schedule(options, "scale", options["stddev"])}
+            return {"name": "gaussian", "std": _build_schedule(options, "scale", options["stddev"])}
         case "OrnsteinUhlenbeckNoise":
-            # RLlib multiplies the noise by a base scale and by the width of the action space, which is 2 in [-1, 1];
-            # the noise is linear in sigma, which can take both
-            sigma = _schedule(options, "scale", 2.0 * options["ou_base_scale"] * options["ou_sigma"])
+            # RLlib multiplies the noise by a base scale and by the width of the action space, 2 for [-1, 1]; sigma
+            # includes both factors, because the noise is linear in sigma
+            sigma = _build_schedule(options, "scale", 2.0 * options["ou_base_scale"] * options["ou_sigma"])
             return {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma}
         case "ParameterNoise":
-            return {"name": "parameter_noise", "std": options["initial_stddev"], **_beside(options["sub_exploration"])}
+            target = _convert_target(options["sub_exploration"])
+            return {"name": "parameter_noise", "std": options["initial_stddev"], **target}
         case _:
             return {"name": {"StochasticSampling": "stochastic", "Random": "random"}[kind]}
 
 
-def _beside(exploration: Any) -> dict[str, Any]:
-    """Returns how far noise on the parameters may take the policy, which is the kind of noise beside it in RLlib."""
+def _convert_target(exploration: Any) -> dict[str, Any]:
+    """Return the target of parameter noise, which RLlib derives from another exploration, `sub_exploration`."""
     if exploration is None:
         return {}
-    if not isinstance(exploration, Mapping):
-        raise InputError(
-            f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(exploration)}"
-        )
     converted = from_rllib(exploration)
     match converted["name"]:
         case "epsilon_greedy" if "epsilon" in converted:
@@ -109,13 +105,13 @@ def _beside(exploration: Any) -> dict[str, Any]:
         case "gaussian":
             return {"target_std": exploration.get("stddev", _OPTIONS["GaussianNoise"]["stddev"])}
     raise InputError(
-        f"{_KEY}: sub_exploration {short(exploration.get('type'))} does not say how far noise on the parameters may "
-        "go: use EpsilonGreedy, OrnsteinUhlenbeckNoise or GaussianNoise"
+        f"{_KEY}: sub_exploration: expected EpsilonGreedy, OrnsteinUhlenbeckNoise or GaussianNoise, which limit the "
+        f"parameter noise, got {short(exploration.get('type'))}"
     )
 
 
-def _type(given: Any) -> tuple[str | None, str]:
-    """Returns (one of _OPTIONS, "") or (None, the name of the user's class or function)."""
+def _find_type(given: Any) -> tuple[str | None, str]:
+    """Return (type of _OPTIONS, "") or (None, name of the user's class or function)."""
     path = given
     if callable(given):
         module = getattr(given, "__module__", "")
@@ -132,11 +128,11 @@ def _type(given: Any) -> tuple[str | None, str]:
         return None, path
     near = difflib.get_close_matches(last, _OPTIONS, 1)
     fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_OPTIONS)}, or the path of a class"
-    raise InputError(f"{_KEY}.type: there is no exploration {last}: {fix}")
+    raise InputError(f"{_KEY}.type: unknown exploration {last}: {fix}")
 
 
-def _schedule(options: Mapping[str, Any], name: str, times: float = 1.0) -> Any:
-    """Returns `times` the schedule of an option: its points, or a line from its first value to its last."""
+def _build_schedule(options: Mapping[str, Any], name: str, times: float = 1.0) -> Any:
+    """Return the schedule of an option times a factor: its points, or a line from the first value to the last."""
     points = options[f"{name}_schedule"]
     if points is None:
         first, last = (times * options[f"{which}_{name}"] for which in ("initial", "final"))
@@ -147,5 +143,5 @@ def _schedule(options: Mapping[str, Any], name: str, times: float = 1.0) -> Any:
         return [[0, first], *constant, [int(warmup + max(steps, 1)), last]]
     pairs = isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points)
     if not pairs or not all(isinstance(x, int | float) for p in points for x in p):
-        raise InputError(f"{_KEY}: {name}_schedule must be [[timestep, value], ...], not {short(points)}")
+        raise InputError(f"{_KEY}: {name}_schedule: expected [[timestep, value], ...], got {short(points)}")
     return [[int(step), times * value] for step, value in points]

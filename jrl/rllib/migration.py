@@ -1,7 +1,7 @@
-"""RLlib's configurations of any generation as jrl's: `migrate(data).config`, `python -m jrl.config migrate old.yaml`.
+"""Migration of RLlib's configurations: `migrate(data).config`, `python -m jrl.config migrate old.yaml`.
 
-Keys that a file does not set have jrl's defaults; those that differ from RLlib's are listed. A key that asks for what
-jrl does not have is an error, unless it is to be dropped. docs/rllib-users.md has the table of keys.
+Missing keys have jrl's defaults; the report lists defaults that differ from RLlib's. A key whose feature jrl lacks is
+an error, unless the caller drops it. docs/rllib-users.md has the table of keys.
 """
 
 import copy
@@ -18,7 +18,7 @@ from jrl.fields.paths import resolve
 from jrl.host import command
 from jrl.rllib import defaults, multi_agent, rules
 from jrl.rllib.table import ALGORITHMS, GROUPS, INSTEAD, KEYS
-from jrl.rllib.translation import Job, begin, canonical, translate, value_at
+from jrl.rllib.translation import Job, apply_implied, get_value, split_containers, translate
 
 RULES = (multi_agent, rules)  # modules that register rules when they are imported
 _KNOWN = "PPO, APPO, IMPALA, A2C, A3C, DQN, APEX, R2D2, SimpleQ, SAC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
@@ -26,67 +26,62 @@ _EXPERIMENT = {name for row in GROUPS["Experiment"] for name in row.names} - {"a
 
 
 class Migration(NamedTuple):
-    """A translated configuration, and its report."""
+    """Migrated configuration and its report."""
 
-    config: dict[str, Any]  # plain, jrl's; only what differs from a default
-    lines: list[str]  # one for each key: translated, dropped with the reason, lacking here, or unknown
-    dropped: Sequence[str] = ()  # keys that are lacking here, or unknown
-    defaults: Sequence[str] = ()  # one for each key that is left out and has another default in RLlib
+    config: dict[str, Any]  # jrl's config as plain data, without defaults
+    lines: list[str]  # a line for each key: its translation, or the reason why it has none
+    dropped: Sequence[str] = ()  # a line for each key whose feature jrl lacks, and each unknown key
+    defaults: Sequence[str] = ()  # a line for each missing key with another default in RLlib
 
     def report(self) -> list[str]:
-        """Returns all lines of the report."""
-        found = list(self.lines)
-        for title, lines in (
-            ("dropped, as was asked:", self.dropped),
-            ("not set, with another default in RLlib:", self.defaults),
-        ):
-            found += [title, *(f"  {line}" for line in lines)] if lines else []
-        return found
+        """Return all lines of the report."""
+        parts = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
+        return self.lines + [x for title, lines in parts.items() if lines for x in (title, *(f"  {y}" for y in lines))]
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
-    """Returns whether this is RLlib's configuration: a tuned example, an experiment, or a dict of its keys. Cheap."""
+    """Return whether data are a configuration of RLlib: a tuned example, an experiment, or a dict of its keys."""
     env = data.get("env")
     if config.is_ours(data) or (isinstance(env, Mapping) and "grid_search" not in env):
         return False
-    return _has_experiments(data) or any(str(name) in KEYS and name != "stop" for name, _ in canonical(data))
+    return _has_experiments(data) or any(str(name) in KEYS and name != "stop" for name, _ in split_containers(data))
 
 
 def migrate(
     data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None, drop: bool = False
 ) -> Migration:
-    """Translates RLlib's configuration to jrl's, checked by `jrl.config.reader.from_dict`.
+    """Return the migration of a configuration of RLlib, checked by `jrl.config.reader.from_dict`.
 
     Args:
       data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.
-      algo: RLlib's name of the algorithm, in place of that in `data`.
-      env: the environment, in place of that in `data`.
-      name: name of the experiment, where `data` has several.
-      drop: leave out what asks for something that jrl does not have: a model for torch, an unknown key.
+      algo: RLlib's name of the algorithm; None: the name in `data`.
+      env: environment; None: the environment in `data`.
+      name: name of the experiment, if `data` has several.
+      drop: whether to drop unknown keys and keys whose feature jrl lacks, such as a model for torch.
     Raises:
-      InputError: all that is wrong, in words of the given keys.
+      InputError: all faults, by the keys in `data`.
     """
-    return _migration(_job(data, algo, env, name), drop)
+    return _build_migration(_build_job(data, algo, env, name), drop)
 
 
-def _migration(job: Job, drop: bool) -> Migration:
-    lacking = [] if drop else [f"{line}: remove it, or let --drop do so" for line in job.lacking]
-    if job.faults or lacking:
-        raise InputError(*job.faults, *lacking)
+def _build_migration(job: Job, drop: bool) -> Migration:
+    refused = [] if drop else [f"{line}: remove it, or use --drop" for line in job.refused]
+    if job.faults or refused:
+        raise InputError(*job.faults, *refused)
     try:
         whole = config.to_dict(config.from_dict(job.tree))
     except InputError as e:
         spelled = {ours: given for ours, given in job.origins.items() if ours != given}
         origins = lambda message: ", ".join(f"{ours} was {given}" for ours, given in spelled.items() if ours in message)
         raise InputError(*(f"{x} ({origins(x)})" if origins(x) else x for x in e.errors)) from None
-    return Migration(_differing(job), job.lines, job.lacking, list(defaults.differing(job, whole)))
+    return Migration(_drop_defaults(job), job.lines, job.refused, list(defaults.list_differing(job, whole)))
 
 
-def _differing(job: Job) -> dict[str, Any]:
-    """Returns the keys whose value is not jrl's default; sections with a name as a whole."""
-    needed = {"env": {"id": value_at(job.tree, "env.id")}, "data": {"input": value_at(job.tree, "data.input")}}
+def _drop_defaults(job: Job) -> dict[str, Any]:
+    """Return the keys whose value is not jrl's default; a section with a name is complete."""
+    needed = {"env": {"id": get_value(job.tree, "env.id")}, "data": {"input": get_value(job.tree, "data.input")}}
     needed = {section: values for section, values in needed.items() if any(values.values())}
-    if "external" in job.tree:  # kept whole
+    if "external" in job.tree:
         needed["external"] = {"observation": {"box": [1]}, "action": {"discrete": 1}}
     default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, **needed}))
     found: dict[str, Any] = {}
@@ -95,30 +90,30 @@ def _differing(job: Job) -> dict[str, Any]:
     for section in sorted(job.tree, key=place):
         values, same = job.tree[section], default[section] or {}
         if section not in ("stop", "external"):
-            values = {k: v for k, v in values.items() if k in ("name", "id", "input") or not _equal(v, same.get(k))}
+            values = {k: v for k, v in values.items() if k in ("name", "id", "input") or not _is_equal(v, same.get(k))}
         if values:
             found[section] = dict(values)
     return found
 
 
-def _equal(value: Any, default: Any) -> bool:
+def _is_equal(value: Any, default: Any) -> bool:
     if isinstance(value, Mapping) and isinstance(default, Mapping):
-        return all(_equal(v, default.get(k)) for k, v in value.items()) and bool(value)
+        return all(_is_equal(v, default.get(k)) for k, v in value.items()) and bool(value)
     return schema.plain(value) == default and isinstance(value, bool) == isinstance(default, bool)
 
 
-def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
-    """Translates all keys. Raises InputError: the algorithm or the experiment is not known."""
+def _build_job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
+    """Return the translation of all keys. Raises InputError: unknown algorithm or experiment."""
     from jrl.algos import get_config_class
 
-    given = _experiment(data, name)
+    given = _find_experiment(data, name)
     named = next((key for key in ("run", "algo", "algo_class") if isinstance(given.get(key), str)), "run")
-    source = _algorithm(algo or given.get(named))
+    source = _find_algorithm(algo or given.get(named))
     given.pop("algo_class", None)
     if algo is None:
         given.pop(named, None)
-    given, choices = _first_choices(given)
-    raw = dict(canonical(given))
+    given, choices = _take_first_choices(given)
+    raw = dict(split_containers(given))
     if env is not None:
         raw["env"] = env
     ours = ALGORITHMS[source]
@@ -128,28 +123,28 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
         job.set(key, value, f"run: {source.upper()}")
     job.base = copy.deepcopy(job.tree)
     job.lines += choices
-    begin(job)
-    if not raw.get("env") and not job.from_data and not job.with_clients:
+    apply_implied(job)
+    if not raw.get("env") and not job.is_offline and not job.has_clients:
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
     translate(job)
     return job
 
 
-def _algorithm(given: Any) -> str:
-    """Returns the key of ALGORITHMS for RLlib's name, class or trainer."""
+def _find_algorithm(given: Any) -> str:
+    """Return the key of ALGORITHMS for RLlib's name, class or trainer."""
     if given is None:
-        raise InputError(f"the algorithm is not named: give --algo with one of {_KNOWN}")
+        raise InputError(f"the name of the algorithm is missing: give --algo with one of {_KNOWN}")
     name = given.strip().strip("<>'\" ").rpartition(".")[2].lower()
     for suffix in ("", "trainer", "config"):
         if name.removesuffix(suffix) in ALGORITHMS:
             return name.removesuffix(suffix)
         if fix := INSTEAD.get(name.removesuffix(suffix)):
-            raise InputError(f"the algorithm {short(given)} is not part of jrl: {fix}")
-    raise InputError(f"the algorithm {short(given)} is not part of jrl: there are {_KNOWN}")
+            raise InputError(f"unknown algorithm {short(given)}: {fix}")
+    raise InputError(f"unknown algorithm {short(given)}: expected one of {_KNOWN}")
 
 
-def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Takes the first value of each grid_search."""
+def _take_first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys with the first value of each grid_search, and a line for each."""
     lines: list[str] = []
 
     def first(value: Any, key: str) -> Any:
@@ -165,11 +160,8 @@ def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {key: first(value, key) for key, value in raw.items()}, lines
 
 
-# ---------------------------------------------------------------- experiments
-
-
 def _is_experiment(body: Any) -> bool:
-    """Returns whether this is the value under the name of a tuned example."""
+    """Return whether a value is an experiment, as under the name of a tuned example."""
     if not isinstance(body, Mapping):
         return False
     return isinstance(body.get("run", body.get("algo")), str) or (
@@ -181,14 +173,14 @@ def _has_experiments(data: Mapping[str, Any]) -> bool:
     return bool(data) and all(_is_experiment(body) for body in data.values())
 
 
-def _experiment(data: Any, name: str | None) -> dict[str, Any]:
-    """Returns the keys of a tuned example, of one experiment, or of a config dict: those beside `config` last."""
+def _find_experiment(data: Any, name: str | None) -> dict[str, Any]:
+    """Return the keys of a tuned example, an experiment, or a config dict; keys outside of `config` are last."""
     if not isinstance(data, Mapping):
         raise InputError(f"expected a mapping of RLlib's keys, got {short(data)}")
     if _has_experiments(data):
         names = [str(key) for key in data]
         if name is None and len(names) > 1:
-            raise InputError(f"there are {len(names)} experiments, {', '.join(names)}: choose one with --name")
+            raise InputError(f"expected one experiment, got {', '.join(names)}: choose by --name")
         if name is not None and name not in names:
             raise InputError(f"--name {name}: unknown experiment: choose one of {', '.join(names)}")
         data = data[name or names[0]]
@@ -199,13 +191,10 @@ def _experiment(data: Any, name: str | None) -> dict[str, Any]:
     return {**{k: v for k, v in data.items() if k not in outer and k != "config"}, **inner, **outer}
 
 
-# ---------------------------------------------------------------- commands
-
-
-def _over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts further keys of RLlib over those of its configuration; of several experiments, in each."""
+def _override(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of RLlib, or each of its experiments, with some keys of `config` overridden."""
     if _has_experiments(data):
-        return {name: _over(body, given) for name, body in data.items()}
+        return {name: _override(body, given) for name, body in data.items()}
     inner = data.get("config")
     return {**data, "config": schema.merge(inner if isinstance(inner, Mapping) else {}, given)}
 
@@ -220,16 +209,16 @@ def translated(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Mapping[str, Any]:
-    """Returns a run's config as plain data of jrl, from jrl's or RLlib's.
+    """Return a config of jrl as plain data, from a config of jrl or RLlib.
 
     Args:
-      data: contents of a file, or empty.
-      name: name of that file, for messages.
-      algo, env, drop: as of `migrate`.
-      over_it: keys of RLlib, put over those in `data`.
-      tell: gets what became of each key, line by line.
+      data: content of a config file, or empty.
+      name: name of the file, for messages.
+      algo, env, drop: arguments of `migrate`.
+      over_it: keys of RLlib that override `data`.
+      tell: function that takes each line of the report.
     Raises:
-      InputError: all that is wrong.
+      InputError: all faults.
     """
     is_rllib = looks_like_rllib(data)
     if over_it:
@@ -237,20 +226,20 @@ def translated(
             raise InputError(f"--config: {name} is a configuration of jrl: use --set a.b=v for keys of it")
         if not data and not looks_like_rllib({"run": "PPO", "config": over_it}):
             return over_it
-        data, is_rllib = _over(data, over_it), True
+        data, is_rllib = _override(data, over_it), True
     if drop and not is_rllib:
-        raise InputError("--drop: there is no configuration of RLlib: leave it out")
+        raise InputError("--drop: expected a configuration of RLlib, got none: leave it out")
     if not is_rllib:
         return data
     found = migrate(data, algo=algo, env=env, drop=drop)
-    tell(f"{name} is a configuration of RLlib: it was migrated (python -m jrl.config migrate writes it down)")
+    tell(f"{name} is a configuration of RLlib: it was migrated (python -m jrl.config migrate prints the result)")
     for line in found.report():
         tell(f"migrated: {line}")
     return found.config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints jrl's config on stdout, what became of each key on stderr. Returns the exit status: 2 for bad input."""
+    """Print jrl's config on stdout and the report on stderr. Return the exit status: 2 for bad input."""
     parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")
@@ -261,10 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         data = schema.read_mapping(resolve(args.config, "config", "file"))
         if not looks_like_rllib(data):
-            raise InputError(f"{args.config}: no configuration of RLlib: there is none of its keys at the top")
-        job = _job(data, args.algo, args.env, args.name)
-        print(*job.lines, sep="\n", file=sys.stderr)  # before an error of the whole config
-        found = _migration(job, args.drop)
+            raise InputError(f"{args.config}: expected a configuration of RLlib, got no key of RLlib at the top")
+        job = _build_job(data, args.algo, args.env, args.name)
+        print(*job.lines, sep="\n", file=sys.stderr)  # before errors of the whole config
+        found = _build_migration(job, args.drop)
     except InputError as e:
         return command.report_input_error(e)
     for line in found.report()[len(job.lines) :]:

@@ -1,4 +1,4 @@
-"""Policies of several agents in RLlib's spellings, and the rules of multi-agent keys."""
+"""Policies in all forms that RLlib accepts, and the rules of multi-agent keys."""
 
 import re
 from collections.abc import Mapping
@@ -8,39 +8,42 @@ from jrl import registry
 from jrl.errors import InputError, short
 from jrl.fields import schema
 from jrl.rllib.table import ALGORITHMS, KEYS
-from jrl.rllib.translation import CORES, DEFAULT_POLICY, Job, asks, canonical, nested, rule, translate
+from jrl.rllib.translation import CORES, DEFAULT_POLICY, Job, is_request, nest_key, rule, split_containers, translate
 
 _PARTS = ("policy_class", "observation_space", "action_space", "config")  # fields of a PolicySpec, in a tuple's order
 _CLASS = re.compile(r"(?:Default)?(\w+?)(?:Torch|TF[12]?)?(?:Policy|RLModule)(?:_eager\w*)?")
-_BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the policy class of the second, and no other
-_OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
+_SHARED_CLASSES = {("bc", "marwil"), ("td3", "ddpg")}  # algorithm -> algorithm with the same policy class in RLlib
+_OWN = ("algo", "network", "replay")  # sections that a policy can override
 _ONE = "there is one policy"
 
 
 class PolicySpec(NamedTuple):
     """A policy of several, by RLlib's class name: `policies={"a": PolicySpec(config={"lr": 1e-4})}`."""
 
-    policy_class: Any = None  # names an algorithm, as DQNTorchPolicy does; None: the run's
-    observation_space: Any = None  # not read: spaces come from the environment
-    action_space: Any = None  # not read
-    config: Any = None  # the policy's own settings; None: nothing
+    policy_class: Any = None  # class that names an algorithm, such as DQNTorchPolicy; None: the run's algorithm
+    observation_space: Any = None  # ignored: the environment has the spaces
+    action_space: Any = None  # ignored
+    config: Any = None  # settings of the policy that override the run's; None: none
 
 
 class Spec(NamedTuple):
-    """Contents of a PolicySpec."""
+    """Content of a PolicySpec."""
 
-    own_class: Any  # a class of no known algorithm; None: there is none
-    config: Any  # a mapping of the policy's own settings, or a config object
-    source: str | None = None  # RLlib's name, lower case, of the class's algorithm; None: the run's
+    own_class: Any  # class without a known algorithm; None: none
+    config: Any  # mapping of settings, or a config object
+    source: str | None = None  # RLlib's name of the class's algorithm, lower case; None: the run's algorithm
 
 
-def read(value: Any, key: str) -> dict[str, Spec]:
-    """Reads `policies`: a set or list of ids, or id -> None, a config, a PolicySpec, or a tuple of its four parts.
+def read_policies(value: Any, key: str) -> dict[str, Spec]:
+    """Return the policies of a set or list of ids, or of id -> None, a config, a PolicySpec, or a tuple of its parts.
 
+    Args:
+      value: policies in RLlib's form.
+      key: name of the key, for messages.
     Raises:
-      InputError: it is something else; names the key.
+      InputError: another value.
 
-    >>> read({"a": (None, None, None, {"lr": 0.1}), "b": None}, "policies")
+    >>> read_policies({"a": (None, None, None, {"lr": 0.1}), "b": None}, "policies")
     {'a': Spec(own_class=None, config={'lr': 0.1}, source=None), 'b': Spec(own_class=None, config={}, source=None)}
     """
     if isinstance(value, set | frozenset | list | tuple) and all(isinstance(name, str) for name in value):
@@ -50,10 +53,10 @@ def read(value: Any, key: str) -> dict[str, Spec]:
         raise InputError(f"{key}: expected a list of names, or a mapping of names to configs, got {short(value)}")
     if odd := [name for name in value if not isinstance(name, str)]:
         raise InputError(f"{key}: expected text for the names of policies, got {short(odd[0])}: quote it")
-    return {name: _spec(given, f"{key}.{name}") for name, given in value.items()}
+    return {name: _read_spec(given, f"{key}.{name}") for name, given in value.items()}
 
 
-def _spec(given: Any, key: str) -> Spec:
+def _read_spec(given: Any, key: str) -> Spec:
     if given is None:
         return Spec(None, {})
     if isinstance(given, list | tuple):
@@ -67,19 +70,19 @@ def _spec(given: Any, key: str) -> Spec:
     if not isinstance(given, Mapping) or not given or set(given) - set(_PARTS):
         return Spec(None, given)
     cls, config = given.get("policy_class"), given.get("config") or {}
-    source = None if cls is None else _source(cls)
+    source = None if cls is None else _find_source(cls)
     return Spec(cls if source is None else None, config, source)
 
 
-def _source(cls: Any) -> str | None:
-    """Returns RLlib's name of the algorithm of one of its classes, given as itself, its path or its bare name.
+def _find_source(cls: Any) -> str | None:
+    """Return RLlib's name of the algorithm of a class, given as a class, path or name.
 
-    >>> _source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _source("ImpalaTF2Policy")
+    >>> _find_source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _find_source("ImpalaTF2Policy")
     ('dqn', 'impala')
-    >>> _source("my.PPOTorchPolicy"), _source("<class 'ray.rllib.examples.policy.random_policy.RandomPolicy'>")
+    >>> _find_source("my.PPOPolicy"), _find_source("<class 'ray.rllib.examples.policy.random_policy.RandomPolicy'>")
     (None, None)
     """
-    module, _, last = _path(cls).replace(":", ".").rpartition(".")
+    module, _, last = _class_path(cls).replace(":", ".").rpartition(".")
     found = _CLASS.fullmatch(last)
     if found is None or (module and not module.startswith("ray.rllib.")):
         return None
@@ -87,27 +90,27 @@ def _source(cls: Any) -> str | None:
     return name if name in ALGORITHMS else None
 
 
-def _path(cls: Any) -> str:
-    """Returns the path of a class, of which RLlib's files have `str(cls)`."""
+def _class_path(cls: Any) -> str:
+    """Return the path of a class, also from its `str(cls)`, which RLlib's files have."""
     return str(cls).strip("<> ").removeprefix("class ").strip("'\" ")
 
 
-def no_class(cls: Any) -> str:
-    """Returns the message that a policy cannot have a class of its own, and what to give instead."""
+def describe_class_fault(cls: Any) -> str:
+    """Return the message about a policy class without a known algorithm."""
     return (
-        f"a policy's class cannot be given, got {short(_path(cls))}: {{algo: {{name: ...}}}} of the policy names "
-        "another algorithm, policies_to_train those that learn"
+        f"expected a policy class of RLlib's algorithms, got {short(_class_path(cls))}: set the policy's algorithm by "
+        "{algo: {name: ...}}, and the policies that learn by policies_to_train"
     )
 
 
-def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
-    """Returns the sections that a policy has by its class, in a run of RLlib's algorithm `run`; None: not known yet.
+def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
+    """Return the sections that follow from a policy's class, in a run of RLlib's algorithm `run`; None: unknown.
 
-    >>> of_class(Spec(None, {}, "cql"), "ppo"), of_class(Spec(None, {}, "a3c"), "a2c")
+    >>> build_class_sections(Spec(None, {}, "cql"), "ppo"), build_class_sections(Spec(None, {}, "a3c"), "a2c")
     ({'algo': {'name': 'sac', 'conservative': True}}, {})
     """
     source = spec.source
-    if source is None or source == run or (run, source) in _BORROWED:
+    if source is None or source == run or (run, source) in _SHARED_CLASSES:
         return {}
     algorithm = ALGORITHMS[source]
     name = run if run is None or run not in ALGORITHMS else ALGORITHMS[run].name
@@ -116,62 +119,61 @@ def of_class(spec: Spec, run: str | None) -> dict[str, Any]:
         keys["network.core.name"] = core
     tree: dict[str, Any] = {}
     for key, value in {**keys, **algorithm.parts}.items():
-        tree = schema.merge(tree, nested(key, value))
+        tree = schema.merge(tree, nest_key(key, value))
     return tree
 
 
-# ---------------------------------------------------------------- rules
-
-
-def _put(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
-    """Adds policies, or settings of policies, to those that are there."""
-    own = {n: _settings(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}
+def _add_policies(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
+    """Add policies, or settings of policies, to the translation."""
+    own = {n: _translate_own(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}
     job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), own))
 
 
 @rule("policies")
 def _policies(job: Job, key: str, value: Any) -> None:
-    specs = read(value, f"{job.prefix}{key}")
+    specs = read_policies(value, f"{job.prefix}{key}")
     for name, spec in specs.items():
         if spec.own_class is not None:
-            job.lack(f"{key}.{name}", no_class(spec.own_class))
-    by_class = {name: of_class(spec, job.source) for name, spec in specs.items()}
+            job.refuse(f"{key}.{name}", describe_class_fault(spec.own_class))
+    by_class = {name: build_class_sections(spec, job.source) for name, spec in specs.items()}
     if set(specs) <= {DEFAULT_POLICY} and not any(spec.config or by_class[name] for name, spec in specs.items()):
         return job.drop(key, _ONE)
-    return _put(job, key, {name: spec.config for name, spec in specs.items()}, by_class)
+    return _add_policies(job, key, {name: spec.config for name, spec in specs.items()}, by_class)
 
 
 @rule("algorithm_config_overrides_per_module")
 def _overrides(job: Job, key: str, value: Any) -> None:
     if set(value) == {DEFAULT_POLICY} and "policies" not in job.given:
-        return job.lack(key, f"{_ONE}: set its keys for the run")
-    return _put(job, key, value)
+        return job.refuse(key, f"{_ONE}: set its keys for the run")
+    return _add_policies(job, key, value)
 
 
 @rule("rl_module_spec")
 def _modules(job: Job, key: str, value: Any) -> None:
-    """Networks of a MultiRLModuleSpec. RLlib's class of a module names no algorithm: IMPALA has PPO's."""
+    """Translate the networks of a MultiRLModuleSpec; a class of modules names no algorithm (IMPALA has PPO's)."""
     part = lambda x, name: x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
     specs, lacking = part(value, "rl_module_specs") or part(value, "module_specs"), KEYS["model.custom_model"].note
     if not isinstance(specs, Mapping):
-        return job.lack(key, lacking) if asks(value) else job.drop(key, "RLlib's own")
+        return job.refuse(key, lacking) if is_request(value) else job.drop(key, "a class of RLlib")
     classes = [part(spec, "module_class") for spec in specs.values()]
-    if any(cls is not None and _source(cls) is None for cls in classes):
-        return job.lack(key, lacking)
+    if any(cls is not None and _find_source(cls) is None for cls in classes):
+        return job.refuse(key, lacking)
     models = {n: part(spec, "model_config") or part(spec, "model_config_dict") or {} for n, spec in specs.items()}
     given = {name: {"model": dict(model)} if isinstance(model, Mapping) else {} for name, model in models.items()}
     if not given or set(given) == {DEFAULT_POLICY}:
-        return job.drop(key, f"{_ONE}: its network is that of the run")
-    return _put(job, key, given)
+        return job.drop(key, f"{_ONE}: it has the network of the run")
+    return _add_policies(job, key, given)
 
 
-def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Translates the settings of one policy, which override those of its class."""
+def _translate_own(
+    job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the translated settings of a policy, which override the settings of its class."""
     from jrl.algos import get_config_class
 
     if not isinstance(value, Mapping):
         if value is not None:
-            job.wrong(key, "a mapping of settings", value)
+            job.add_fault(key, "a mapping of settings", value)
         return {}
     ours = {section: dict(found) for section, found in value.items() if section in _OWN and isinstance(found, Mapping)}
     value = {spelled: given for spelled, given in value.items() if spelled not in ours}
@@ -185,7 +187,7 @@ def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, 
         job.faults += [f"{job.prefix}{key}: {message}" for message in e.errors]
         return {}
     inner = Job(
-        algo, source, config_class, dict(canonical(value)), base=schema.merge(job.base, ours),
+        algo, source, config_class, dict(split_containers(value)), base=schema.merge(job.base, ours),
         prefix=f"{job.prefix}{key}.", inside=f"multi_agent.policies.{name}.",
     )  # fmt: skip
     for spelled in inner.raw:
@@ -194,7 +196,7 @@ def _settings(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, 
         if sections & set(_OWN):
             translate(inner, [spelled])
         else:
-            inner.drop(spelled, f"it is of the run, and a policy has its own {', '.join(_OWN)}")
+            inner.drop(spelled, f"a setting of the run; a policy can only override {', '.join(_OWN)}")
     job.take_report(inner)
     return schema.merge(ours, {section: values for section, values in inner.tree.items() if section in _OWN})
 
@@ -204,18 +206,18 @@ def _mapping(job: Job, key: str, value: Any) -> None:
     if isinstance(value, Mapping) or value in ("shared", "by_agent"):
         return job.put(key, "multi_agent.mapping", value)
     fix = "write multi_agent.mapping, a table {agent: policy}"
-    return _put_function(job, key, value, fix, "asked once for each agent, or each game that it depends on")
+    return _put_function(job, key, value, fix, "called once for each agent, or for each game if it depends on the game")
 
 
 @rule("policies_to_train")
 def _trained(job: Job, key: str, value: Any) -> None:
     if isinstance(value, list | tuple | set | frozenset):
         return job.put(key, "multi_agent.policies_to_train", sorted(map(str, value)))
-    return _put_function(job, key, value, "list the names of the policies", "asked once for each policy")
+    return _put_function(job, key, value, "list the names of the policies", "called once for each policy")
 
 
 def _put_function(job: Job, key: str, value: Any, fix: str, note: str) -> None:
     path = registry.importable_name(value)
     if path is None:
-        return job.lack(key, f"{str(value)[:60]!r} is not the path of a function, package.module:name: {fix}")
+        return job.refuse(key, f"{str(value)[:60]!r} is not the path of a function, package.module:name: {fix}")
     return job.put(key, KEYS[key].ours, path, note)

@@ -1,4 +1,4 @@
-"""The policy of an Algorithm: its actions, and the outputs of its networks for an observation."""
+"""Policy of an Algorithm: its actions, and the outputs of its networks for an observation."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 class ActionPolicy(WorkerPolicy):
-    """The policy with the present weights of the run, by RLlib's names.
+    """Policy with the present weights of a run, by RLlib's names.
 
     Args:
-      actor: of one environment; gets the weights of the run.
+      session: session of the run.
+      actor: actor of one environment; takes the weights of the run.
+      policy_id: id of the policy.
     Attributes:
-      observation_space, action_space: jrl.types spaces of one environment in its own units.
-      recurrent: whether actions depend on earlier steps: by memory, frame stacks, or the previous action or reward.
+      observation_space, action_space: jrl.types spaces of one environment, in the environment's units.
+      recurrent: whether actions depend on earlier steps, by memory, frame stacks, or the previous action or reward.
     """
 
     def __init__(self, session: "Session", actor: Actor, policy_id: str = POLICY):
@@ -39,11 +41,11 @@ class ActionPolicy(WorkerPolicy):
         self._outputs = jax.jit(actor.algo.outputs) if actor.algo.outputs else None
 
     def _read(self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False) -> Any:
-        """Returns observations [N, *], the items of their past among them, and N."""
+        """Return observations [N, *], the items of the previous step, and N."""
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
             space = self.observation_space
             if not (isinstance(space, Tuple) and len(space.items) == 2):
-                raise ValueError("observation: this is (obs, info), as reset returns it: pass obs")
+                raise ValueError("observation: expected obs, got (obs, info) of reset: pass obs")
         found, items, alone = self._reader.batch(obs, name="observation")
         if alone is not single:
             expected = "one observation: use compute_actions for many" if single else "a batch [N, *]"
@@ -55,7 +57,7 @@ class ActionPolicy(WorkerPolicy):
             if x is None:
                 continue
             if name not in self._reader.added:
-                raise ValueError(f"{name}: this policy does not read it (network.use_{name}): leave it out")
+                raise ValueError(f"{name}: this policy does not read {name} (network.use_{name}): leave it out")
             items[name] = self._reader.item(name, x, num, single=single)
         return found, items, num
 
@@ -63,7 +65,7 @@ class ActionPolicy(WorkerPolicy):
         self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool,
         begins: Any = None, **units: Any,
     ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:  # fmt: skip
-        """Returns (actions, state, extras); of one observation without the axis N. `units`: as of `Actor.compute`."""
+        """Return (actions, state, extras), for a single observation without the axis N. `units`: of `Actor.compute`."""
         obs, given, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
             self._actor.use(self._session.actor(self._name))
@@ -77,15 +79,15 @@ class ActionPolicy(WorkerPolicy):
                 memory = self._actor.begin(np.broadcast_to(np.asarray(begins, bool), num), memory)
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
         acted = self._actor.compute(obs, memory, given=given, explore=explore, extras=True, **units)
-        found = acted.action, _state(acted.memory), acted.extras
+        found = acted.action, _to_state(acted.memory), acted.extras
         return jax.tree.map(lambda x: x[0], found) if single else found
 
     def get_initial_state(self) -> PyTree:
-        """Returns the state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
-        return jax.tree.map(lambda x: np.asarray(x)[0], _state(self._actor.start(1))) if self.recurrent else []
+        """Return the state of one environment at an episode's start; [] if the policy is not `recurrent`."""
+        return jax.tree.map(lambda x: np.asarray(x)[0], _to_state(self._actor.start(1))) if self.recurrent else []
 
     def is_recurrent(self) -> bool:
-        """Returns `recurrent`, by RLlib's name."""
+        """Return `recurrent`, by RLlib's name."""
         return self.recurrent
 
     def compute_single_action(
@@ -93,19 +95,21 @@ class ActionPolicy(WorkerPolicy):
         explore: bool | None = None, full_fetch: bool = False, unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Returns the action for one observation, in the environment's own units. Observation statistics do not change.
+        """Return the action for one observation, in the environment's units. Observation statistics do not change.
 
         Args:
-          obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
-          state: the policy's state after the step before; None, or `get_initial_state()`: an episode begins.
-          prev_action, prev_reward: of the step before, in the environment's units, where the network reads them. None:
-            the action is that of the state; the reward must be given but at the start.
-          explore: sample as in training; None: as `env_runners(explore=...)` says.
-          unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
+          obs: [*] observation of one environment, with the structure of its space.
+          state: state of the policy after the previous step; None, or `get_initial_state()`: an episode begins.
+          prev_action, prev_reward: action and reward of the previous step, in the environment's units, if the network
+            reads them. None: the state has the action; the reward is required except at an episode's start.
+          explore: whether to sample as in training; None: the value of `env_runners(explore=...)`.
+          full_fetch: whether to return state and extras.
+          unsquash_action, clip_action: whether to map the action to the environment's bounds, and to clip it; None: the
+            config's values.
         Returns:
           The action; (action, state, extras) with `full_fetch`, with a `state`, and from a `recurrent` policy.
         Raises:
-          ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
+          ValueError: an observation of another shape or kind, an action mask without a valid action, no prev_reward.
         """
         units = {"normalize": unsquash_action, "clip": clip_action}
         found = self._act(obs, state, explore, (prev_action, prev_reward), single=True, **units)
@@ -115,10 +119,10 @@ class ActionPolicy(WorkerPolicy):
         self, observations: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
         explore: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Returns the actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
+        """Return the actions for many observations: [N, *] for [N, *], a dict by agent for a dict by agent.
 
-        The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
-        state has leading axes N. Returns (actions, state, extras) where that would return them.
+        Without exploration the actions equal those of N calls of `compute_single_action`. A state has a leading axis N.
+        The result is (actions, state, extras) whenever `compute_single_action` returns a state.
         """
         by_agent = isinstance(observations, Mapping) and not self._is_batch(observations)
         obs = jax.tree.map(lambda *x: np.stack(x), *observations.values()) if by_agent else observations
@@ -130,98 +134,98 @@ class ActionPolicy(WorkerPolicy):
     def predict(
         self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, PyTree]:
-        """Returns (actions, state) of one observation [*] or of many [N, *], with SB3's arguments.
+        """Return (actions, state) of one observation [*] or many observations [N, *], with SB3's arguments.
 
         Args:
-          episode_start: [N] bool, or one: where an episode begins with this observation, whatever the state.
-          deterministic: the best action; otherwise one that is drawn as in training.
+          observation: [*] or [N, *].
+          state: state after the previous step; None: an episode begins.
+          episode_start: [N] bool or bool: whether an episode begins with this observation, so that `state` is ignored.
+          deterministic: whether to return the best action instead of a sample as in training.
         """
         alone = self._reader.batch(observation, name="observation")[2]
         found = self._act(observation, state, not deterministic, (None, None), single=alone, begins=episode_start)
         return found[0], found[1] if self._gives_state(state) else None
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
-        """Returns log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
+        """Return log pi(a | s) [N] f32 of the policy's actions [N, *]. Raises ValueError: no distribution."""
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
-        raise hints.missing(self, name, "policy")
+        raise hints.build_error(self, name, "policy")
 
     def _gives_state(self, state: PyTree) -> bool:
         return self.recurrent or not _is_empty(state)
 
     def _is_batch(self, observations: Mapping) -> bool:
-        """Returns whether this is a batch of one Dict space, not observations by agent."""
+        """Return whether a mapping is a batch of a Dict space, not observations by agent."""
         space = self.observation_space
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
         return names <= set(observations) and set(observations) - names <= set(self._reader.added)
 
-    # ------------------------------------------------------------ outputs of the networks
-
     def outputs(self, observations: Any) -> dict[str, Any]:
-        """Returns the outputs of the networks for observations [N, *].
+        """Return the outputs of the networks for observations [N, *], with memory at an episode's start.
 
         Returns:
-          Of `distribution` (batched [N]: sample(key), log_prob(action), entropy(), mode()), `value` [N] and `q` [N, A]
-          those that the algorithm has. With memory, at an episode's start.
+          The outputs of the algorithm by name: `distribution` (batched [N], with sample(key), log_prob(action),
+          entropy() and mode()), `value` [N], `q` [N, A].
+        Raises:
+          ValueError: the algorithm has no outputs.
         """
         if self._outputs is None:
-            raise ValueError(f"{self._cfg.algo} has no outputs but its actions")
+            raise ValueError(f"{self._cfg.algo} has no outputs except actions")
         obs, given, num = self._read(observations)
         obs = self._actor.observed(obs, self._actor.start(num), given=given)[0]
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
-        """Returns the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
-        return _pick(self.outputs(observations), "distribution")
+        """Return the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
+        return _get_output(self.outputs(observations), "distribution")
 
     def value_function(self, observations: Any) -> np.ndarray:
-        """Returns V [N] f32 of observations [N, *]; where the algorithm learns Q, the value of its best action."""
+        """Return V [N] f32 of observations [N, *]; for an algorithm with Q, the value of the best action."""
         found = self.outputs(observations)
         if "value" not in found and "q" in found:
             return np.asarray(found["q"]).max(-1)
-        return np.asarray(_pick(found, "value"))
+        return np.asarray(_get_output(found, "value"))
 
     def q_values(self, observations: Any) -> np.ndarray:
-        """Returns q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
-        return np.asarray(_pick(self.outputs(observations), "q"))
+        """Return q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
+        return np.asarray(_get_output(self.outputs(observations), "q"))
 
     @property
     def dist_class(self) -> type | None:
-        """Returns the class of `distribution`; None for algorithms without one."""
+        """Return the class of `distribution`; None for algorithms without one."""
         if self._outputs is None:
             return None
         zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))
         found = self._outputs(self._session.learner_state(self._name), zeros).get("distribution")
         return None if found is None else type(found)
 
-    # ------------------------------------------------------------ parameters
-
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
-        """Returns (name, shape, count) of every array of the networks that learn."""
+        """Return (name, shape, number of elements) of every array of the learning networks."""
         params = self._session.learner_state(self._name).params
         name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
         return [(name(path), tuple(x.shape), int(x.size)) for path, x in jax.tree.leaves_with_path(params)]
 
     def summary(self) -> str:
-        """Returns the parameters as a table, with their sum."""
+        """Return the parameters as a table, with the total number."""
         rows = self.parameters()
         shown = [(name, str(shape), count) for name, shape, count in rows]
-        shown.append(("in all", "", sum(count for _, _, count in rows)))
+        shown.append(("total", "", sum(count for _, _, count in rows)))
         width = max(len(name) for name, _, _ in rows)
         return "\n".join(f"{name:<{width}}  {shape:<20} {count:>10,}" for name, shape, count in shown)
 
 
-def _pick(found: dict[str, Any], name: str) -> Any:
+def _get_output(found: dict[str, Any], name: str) -> Any:
     if name not in found:
         raise ValueError(f"this algorithm has no {name}: it has {', '.join(found)}")
     return found[name]
 
 
-def _state(memory: Memory) -> PyTree:
+def _to_state(memory: Memory) -> PyTree:
     return memory.carry if memory.past is None else tuple(memory)
 
 
 def _is_empty(state: PyTree) -> bool:
-    """Returns whether no state is given: RLlib's programs pass [] to policies without one."""
+    """Return whether a state is missing: programs of RLlib pass [] to policies without state."""
     return state is None or (isinstance(state, list | tuple) and not state)

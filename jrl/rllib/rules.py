@@ -1,4 +1,4 @@
-"""Rules of keys that depend on each other or become several keys; the other keys are rows of the table alone."""
+"""Rules of keys that depend on other keys or become several keys. Each rule has the name of its key."""
 
 import inspect
 import math
@@ -12,17 +12,17 @@ from jrl.config.external import ExternalConfig
 from jrl.fields.bounds import INT64, is_number
 from jrl.rllib import policy_server
 from jrl.rllib.table import GROUPS, KEYS, WITH_CRITICS
-from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, canonical, rule, shown, translate
+from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, format_value, rule, split_containers, translate
 
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
 _CLIPS = {"global_norm": "max_grad_norm", "norm": "max_leaf_norm", "value": "max_grad_value"}
-# environments of RLlib's examples that jrl has, and the names of their options
+# environments of RLlib's examples -> jrl's environments, and names of their options
 _EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v1", "RepeatAfterMeEnv": "RepeatAfterMe-v0"}
 _REPEAT = {"repeat_delay": "delay", "episode_len": "episode_length"}
 _POLICY, _CRITICS = "policy_model_config", "q_model_config"
-_ANNEALING = ("final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps")
+_BETA_ANNEALING = ("final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps")
 _FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
-# RLlib's importance sampling weighs each step by the ratios up to it
+# RLlib's importance sampling weights each step by the product of the ratios up to that step
 _ESTIMATORS = {
     "is": "pdis", "importancesampling": "pdis", "wis": "wpdis", "weightedimportancesampling": "wpdis", "dm": "dm",
     "directmethod": "dm", "dr": "dr", "doublyrobust": "dr",
@@ -35,41 +35,41 @@ _ESTIMATORS = {
 @rule("stop")
 def _stop(job: Job, key: str, value: Mapping[str, Any]) -> None:
     steps: dict[str, int] = {}
-    budget = "updates" if job.from_data else "env_steps"
+    budget = "updates" if job.is_offline else "env_steps"
     for name, given in value.items():
         key, ours = f"stop.{name}", metric_names.ours(str(name))
         if not is_number(given) or not -INT64 <= given <= INT64:
-            job.wrong(key, "a number", given)
+            job.add_fault(key, "a number", given)
         elif name == "training_iteration":
             each = job.sizes.iteration(job)
             steps[key] = int(given) * each
-            job.say(key, f"stop.{budget}", steps[key], f"{given:g} iterations of {job.steps(each)}")
-        elif ours == "env_steps" and job.from_data:
+            job.report(key, f"stop.{budget}", steps[key], f"{given:g} iterations of {job.steps(each)}")
+        elif ours == "env_steps" and job.is_offline:
             steps[key] = job.sizes.updates_of(job, given, trained="trained" in name)
-            job.say(key, f"stop.{budget}", steps[key], f"of {job.sizes.drawn} rows")
+            job.report(key, f"stop.{budget}", steps[key], f"of {job.sizes.batch_rows} rows")
         elif ours == "env_steps":
             steps[key] = int(given)
-            job.say(key, "stop.env_steps", steps[key])
+            job.report(key, "stop.env_steps", steps[key])
         elif ours is not None:
             job.tree.setdefault("stop", {})[ours] = given
             job.origins[f"stop.{ours}"] = key
             is_return = ours.startswith("episode/return_")
-            job.say(key, f"stop.{ours}", given, "of the episodes since the last row" * is_return)
+            job.report(key, f"stop.{ours}", given, "of the episodes since the last row" * is_return)
         else:
-            job.drop(key, "no metric of jrl's result rows: see docs/config.md")
+            job.drop(key, "not a metric of jrl's result rows: see docs/config.md")
     if steps:
         first = min(steps, key=lambda k: steps[k])
         job.tree.setdefault("stop", {})[budget] = steps[first]
         job.origins[f"stop.{budget}"] = first
         if len(steps) > 1:
-            job.lines.append(f"stop.{budget}: {steps[first]}, the first of {len(steps)} that is reached")
+            job.lines.append(f"stop.{budget}: {steps[first]}, the smallest of {len(steps)} limits")
 
 
 @rule("checkpoint_score_attr")
-def _best(job: Job, key: str, value: Any) -> None:
+def _score_attr(job: Job, key: str, value: Any) -> None:
     ours = metric_names.ours(str(value).removeprefix("min-"))
     if ours is None:
-        return job.drop(key, f"{value} is no metric of jrl's result rows")
+        return job.drop(key, f"{value} is not a metric of jrl's result rows")
     job.put(key, "checkpoint.keep_best_by", ours)
     return job.put(key, "checkpoint.keep_best", "min") if str(value).startswith("min-") else None
 
@@ -81,42 +81,42 @@ def _best(job: Job, key: str, value: Any) -> None:
 def _env(job: Job, key: str, value: Any) -> None:
     path = None
     if policy_server.is_named(value, policy_server.CLIENT):
-        return job.lack(
+        return job.refuse(
             key,
-            "PolicyClient plays in a program of its own, which uses PolicyClient of jrl/serve/client.py: the config of "
-            "what it plays with has input: PolicyServerInput",
+            "PolicyClient runs in another program, which imports it from jrl/serve/client.py: the config of its server "
+            "has input: PolicyServerInput",
         )
-    if ours := _example(job):
-        return job.put(key, "env.id", ours, "jrl's, inside the compiled program")
+    if ours := _find_example(job):
+        return job.put(key, "env.id", ours, "jrl's environment inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
         path = registry.importable_name(value)
     if path is None and (not isinstance(value, str) or "<" in value):
-        return job.wrong(key, "the name of an environment", value)
+        return job.add_fault(key, "the name of an environment", value)
     note = "a class is package.module:Class" if path and ":" in path else ""
     if path and path.startswith("ray."):
-        note = "a part of RLlib, which must be installed"
+        note = "a class of RLlib, which must be installed"
     return job.put(key, "env.id", path or value, note)
 
 
 @rule("env_config")
 def _env_config(job: Job, key: str, value: Any) -> None:
     options = dict(value)
-    if _example(job) == "RepeatAfterMe-v0":
-        options = {_REPEAT.get(name, name): x for name, x in _unwrapped(value).items() if name != "continuous"}
+    if _find_example(job) == "RepeatAfterMe-v0":
+        options = {_REPEAT.get(name, name): x for name, x in _unwrap_config(value).items() if name != "continuous"}
     job.put(key, "env.options", options)
 
 
-def _unwrapped(options: Any) -> Mapping[str, Any]:
-    """Returns an env_config without the `config` around it that some examples have."""
+def _unwrap_config(options: Any) -> Mapping[str, Any]:
+    """Return the `config` inside an env_config, as in some examples, or the env_config itself."""
     found = options if isinstance(options, Mapping) else {}
     return found["config"] if isinstance(found.get("config"), Mapping) else found
 
 
-def _example(job: Job) -> str | None:
-    """Returns jrl's environment for an environment of RLlib's examples."""
+def _find_example(job: Job) -> str | None:
+    """Return jrl's environment for an environment of RLlib's examples; None: no such environment."""
     given = job.raw.get("env")
     path = registry.importable_name(given) if isinstance(given, str | type) else None
-    if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):
+    if not path or not path.startswith("ray.rllib.") or _unwrap_config(job.raw.get("env_config")).get("continuous"):
         return None
     return _EXAMPLES.get(path.rpartition(":")[2])
 
@@ -124,9 +124,9 @@ def _example(job: Job) -> str | None:
 @rule("num_env_runners")
 def _runners(job: Job, key: str, value: int) -> None:
     sizes = job.sizes
-    job.put(key, "env_runners.num", value, "processes by Ray; 0 is faster where stepping is cheap" if value else "")
-    if "num_envs_per_env_runner" not in job.given and job.settled("env.num_envs") is None:
-        note = "num_envs_per_env_runner says how many each has, by default 1 in RLlib"
+    job.put(key, "env_runners.num", value, "processes of Ray; 0 is faster for cheap environments" if value else "")
+    if "num_envs_per_env_runner" not in job.given and job.base_value("env.num_envs") is None:
+        note = "num_envs_per_env_runner is the number of each, by default 1 in RLlib"
         if sizes.num_envs != DEFAULT_ENVS:
             note = f"the nearest to {DEFAULT_ENVS} that {value} runners share: {note}"
         job.put(key, "env.num_envs", sizes.num_envs, note)
@@ -136,11 +136,11 @@ def _runners(job: Job, key: str, value: int) -> None:
 def _devices(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
     if key == "num_gpus" and value == 0:
-        return job.drop(key, "jrl learns on all accelerators that it finds: JAX_PLATFORMS=cpu hides them")
+        return job.drop(key, "jrl learns on all accelerators: JAX_PLATFORMS=cpu hides them")
     if isinstance(value, float) and value != int(value):
-        return job.drop(key, f"a part of a GPU is XLA_PYTHON_CLIENT_MEM_FRACTION={value:g}")
+        return job.drop(key, f"XLA_PYTHON_CLIENT_MEM_FRACTION={value:g} is for a part of a GPU")
     if not isinstance(value, int | float) or value <= 1 or job.given.get("_fake_gpus"):
-        return job.drop(key, "see devices.fake" if job.given.get("_fake_gpus") else "one device, or all there are")
+        return job.drop(key, "see devices.fake" if job.given.get("_fake_gpus") else "one device, or all devices")
     if not sizes.shared:
         return job.drop(key, f"{sizes.num_envs} environments cannot be shared by {sizes.devices}: see devices.learners")
     return job.put(key, "devices.learners", list(range(sizes.devices)))
@@ -153,30 +153,32 @@ def _devices(job: Job, key: str, value: Any) -> None:
 def _fragment(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
     if value == "auto":
-        job.drop(key, "auto: rollout.length follows from the batch")
-    elif job.replays:
+        job.drop(key, "auto: rollout.length follows from the batch size")
+    elif job.has_samples:
         if sizes.train_every:
             job.put(key, "replay.train_every", sizes.train_every, f"fragments of {sizes.fragment}")
             if "training_intensity" not in job.given and sizes.settled_rate is None:
-                job.put(key, "replay.updates_per_step", sizes.updates_per_step, "one update for each round of them")
+                job.put(
+                    key, "replay.updates_per_step", sizes.updates_per_step, "one update for each round of fragments"
+                )
     elif sizes.length == sizes.fragment:
         job.put(key, "rollout.length", sizes.length)
     else:
-        job.drop(key, f"a rollout is the share of an environment in train_batch_size, {sizes.length} steps")
+        job.drop(key, f"rollout.length is train_batch_size divided by the environments, {sizes.length} steps")
 
 
 @rule("train_batch_size", "train_batch_size_per_learner")
 def _batch(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
     if sizes.batch is None:
-        return None  # a fault
+        return None  # reported as a fault
     if key == "train_batch_size_per_learner" and job.given.get("train_batch_size") is not None:
         return job.drop(key, "train_batch_size is given, too")
-    if job.replays and sizes.sequence:
+    if job.has_samples and sizes.sequence:
         steps = sizes.sequence + (job.number("replay_buffer_config.replay_burn_in", least=0) or 0)
         note = f"sequences of {steps} steps for {sizes.batch} rows"
         return job.put(key, "replay.batch_size", math.ceil(sizes.batch / steps), note)
-    if job.replays:
+    if job.has_samples:
         return job.put(key, "replay.batch_size", sizes.batch)
     split = f"{sizes.num_envs} environments x {sizes.length} steps = {sizes.rows} rows"
     if not (sizes.sequences and sizes.fragment):
@@ -186,7 +188,7 @@ def _batch(job: Job, key: str, value: Any) -> None:
         return None
     if "num_minibatches" in job.fields and "minibatch_size" not in job.given:
         return _minibatches(job, key, value)
-    return job.drop(key, f"an update is of {split}") if sizes.fragment else None
+    return job.drop(key, f"an update has {split}") if sizes.fragment else None
 
 
 @rule("minibatch_size")
@@ -194,12 +196,12 @@ def _minibatches(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
     if sizes.minibatches is None:
         if "num_minibatches" not in job.fields:
-            job.drop(key, f"{job.algo} makes one gradient step of a rollout")
+            job.drop(key, f"{job.algo} makes one gradient step per rollout")
         return
     rows = sizes.rows // sizes.minibatches
     note = f"{sizes.minibatches} x {rows} rows"
     if rows != sizes.minibatch:
-        note = f"the nearest that divides {sizes.rows} rows: {note}, not {sizes.minibatch}"
+        note = f"the nearest divisor of {sizes.rows} rows: {note}, not {sizes.minibatch}"
     job.put(key, "algo.num_minibatches", sizes.minibatches, note)
 
 
@@ -220,14 +222,14 @@ def _grad_clip(job: Job, key: str, value: Any) -> None:
     kind = job.given.get("grad_clip_by", "global_norm")
     name, by_default = _CLIPS.get(kind, ""), job.fields.get("max_grad_norm")
     if not name:
-        return job.wrong("grad_clip_by", "global_norm, norm or value", kind)
+        return job.add_fault("grad_clip_by", "global_norm, norm or value", kind)
     if value is None and by_default is None:
         return job.drop(key, "null: no clipping")
     if value is None:
         return job.put(key, "algo.max_grad_norm", None, "no clipping")
     if name != "max_grad_norm" and name in job.fields and by_default is not None:
         job.put(key, "algo.max_grad_norm", None, f"the {kind} is clipped instead")
-    note = "RLlib's IMPALA of the old stack sums over the batch: for the mean this is less clipping"
+    note = "RLlib's IMPALA of the old stack sums over the batch: jrl's mean is clipped less"
     return job.put(key, f"algo.{name}", value, note if job.algo == "impala" else "")
 
 
@@ -235,16 +237,16 @@ def _grad_clip(job: Job, key: str, value: Any) -> None:
 def _grad_clip_by(job: Job, key: str, value: Any) -> None:
     if "grad_clip" not in job.given:
         return job.drop(key, "there is no grad_clip")
-    return job.say(key, "which of max_grad_norm, max_leaf_norm, max_grad_value", value)
+    return job.report(key, "one of max_grad_norm, max_leaf_norm, max_grad_value", value)
 
 
 @rule("lambda")
 def _lambda(job: Job, key: str, value: Any) -> None:
     if "vtrace_lambda" in job.fields:
-        return job.drop(key, "RLlib's V-trace does not read it: jrl's is algo.vtrace_lambda, 1 is as in RLlib")
+        return job.drop(key, "RLlib's V-trace ignores it: jrl has algo.vtrace_lambda, 1 is as in RLlib")
     if job.algo == "marwil":
-        report = job.drop if value == 1 else job.lack
-        return report(key, "marwil takes returns to the episode's end, which is lambda 1")
+        report = job.drop if value == 1 else job.refuse
+        return report(key, "marwil has returns to the episode's end, as lambda 1")
     if job.given.get("use_gae") is False:
         return job.drop(key, "use_gae is false")
     return job.put(key, "algo.gae_lambda", value)
@@ -261,20 +263,20 @@ def _kl(job: Job, key: str, value: Any) -> None:
     if not used:
         return job.drop(key, "use_kl_loss is off")
     if key == "kl_coeff":
-        note = "it stays so: algo.kl_target would adapt it" if value and "kl_target" not in job.given else ""
+        note = "constant: algo.kl_target would adapt it" if value and "kl_target" not in job.given else ""
         return job.put(key, "algo.kl_coef", value or None, note)
     if coefficient == 0:
         return job.drop(key, "kl_coeff is 0")
     if coefficient is None and "kl_coef" in job.fields:
-        job.put(key, "algo.kl_coef", 0.2, "where it starts, as RLlib's")
+        job.put(key, "algo.kl_coef", 0.2, "initial value, as in RLlib")
     return job.put(key, "algo.kl_target", value)
 
 
 @rule("num_atoms")
 def _atoms(job: Job, key: str, value: int) -> None:
     if value == 1:
-        return job.drop(key, "1: the mean, as algo.head expected")
-    if job.settled("algo.head") is None:
+        return job.drop(key, "1: the mean, as with algo.head expected")
+    if job.base_value("algo.head") is None:
         job.put(key, "algo.head", "c51")
     return job.put(key, "algo.num_atoms", value)
 
@@ -282,14 +284,14 @@ def _atoms(job: Job, key: str, value: int) -> None:
 @rule("lagrangian", "lagrangian_thresh")
 def _lagrangian(job: Job, key: str, value: Any) -> None:
     if not job.given.get("lagrangian"):
-        return job.drop(key, "the weight is not learned: lagrangian is off")
+        return job.drop(key, "lagrangian is off: the weight is constant")
     gap = job.given.get("lagrangian_thresh", 5.0)
-    weight = job.given.get("min_q_weight", job.settled("algo.cql_weight") or 5.0)
+    weight = job.given.get("min_q_weight", job.base_value("algo.cql_weight") or 5.0)
     if KEYS[key].name == "lagrangian" and "lagrangian_thresh" in job.given:
         return job.drop(key, "true: see lagrangian_thresh")
     for name, number in (("lagrangian_thresh", gap), ("min_q_weight", weight)):
         if not isinstance(number, int | float) or not math.isfinite(number) or (name == "min_q_weight" and not number):
-            return job.wrong(name, "a number", number)
+            return job.add_fault(name, "a number", number)
     return job.put(key, "algo.cql_target_gap", gap / weight, f"{gap:g} / min_q_weight {weight:g}")
 
 
@@ -302,7 +304,7 @@ def _widths(job: Job, key: str, value: Any) -> None:
     of_critics = KEYS[key].name == f"{_CRITICS}.fcnet_hiddens"
     if job.algo in WITH_CRITICS and of_critics and policy is not None and policy != value:
         return job.put(key, "network.critic_hidden", widths)
-    return _of_policy(job, key, widths, "fcnet_hiddens", "network.hidden")
+    return _put_network_key(job, key, widths, "fcnet_hiddens", "network.hidden")
 
 
 @rule(*(f"{model}.fcnet_activation" for model in ("model", _POLICY, _CRITICS)))
@@ -310,40 +312,40 @@ def _activation(job: Job, key: str, value: Any) -> None:
     name = _ACTIVATIONS.get(str(value).rpartition(".")[2].lower())
     if name is None:
         return job.drop(key, f"{value}: choose network.activation of {', '.join(dict.fromkeys(_ACTIVATIONS.values()))}")
-    return _of_policy(job, key, name, "fcnet_activation", "network.activation")
+    return _put_network_key(job, key, name, "fcnet_activation", "network.activation")
 
 
-def _of_policy(job: Job, key: str, value: Any, last: str, ours: str) -> None:
-    """Translates a key of networks that jrl makes alike for policy and critics: the policy's value counts."""
+def _put_network_key(job: Job, key: str, value: Any, last: str, ours: str) -> None:
+    """Translate a key of networks that is the same for policy and critics in jrl: the policy's value wins."""
     policy, critics = (job.given.get(f"{model}.{last}") for model in (_POLICY, _CRITICS))
     of_model = key.startswith("model.")
     if job.algo not in WITH_CRITICS and not of_model:
-        return job.drop(key, f"{job.algo} has no networks of that name")
+        return job.drop(key, f"{job.algo} has no networks of this name")
     if of_model and job.algo in WITH_CRITICS and (policy is not None or critics is not None):
         return job.drop(key, "policy and critics have their own")
     if policy is not None and KEYS[key].name == f"{_CRITICS}.{last}":
         same = policy == critics
-        return job.drop(key, "as the policy's" if same else f"the policy's count, {policy}, for the critics, too")
+        return job.drop(key, "as the policy's" if same else f"critics have the policy's value, {policy}")
     return job.put(key, ours, value)
 
 
 @rule(*SWITCHES)
-def _use_core(job: Job, key: str, value: Any) -> None:
+def _core(job: Job, key: str, value: Any) -> None:
     if not isinstance(value, bool):
-        return job.wrong(key, "true or false", value)
+        return job.add_fault(key, "true or false", value)
     if not value:
         return job.drop(key, "false: not set")
     if all(job.given.get(switch) for switch in SWITCHES):
         if KEYS[key].name == "model.use_attention":
-            job.wrong(key, "either this or model.use_lstm", value)
+            job.add_fault(key, "either this or model.use_lstm", value)
         return None
     note = ""
-    if not job.replays and "model.vf_share_layers" not in job.given and "vf_share_layers" not in job.given:
-        note = "policy and value have one each: network.shared true makes it one, as in RLlib's old models"
+    if not job.has_samples and "model.vf_share_layers" not in job.given and "vf_share_layers" not in job.given:
+        note = "policy and value have a core each: network.shared true shares it, as in RLlib's old models"
     job.put(key, "network.core.name", job.core, note)
-    if job.sizes.fitted is not None:
-        note = f"minibatches are of whole sequences, of {job.sizes.sequence} steps"
-        job.put(key, "algo.num_minibatches", job.sizes.fitted, note)
+    if job.sizes.fitted_minibatches is not None:
+        note = f"minibatches have whole sequences of {job.sizes.sequence} steps"
+        job.put(key, "algo.num_minibatches", job.sizes.fitted_minibatches, note)
     return None
 
 
@@ -354,9 +356,9 @@ def _use_core(job: Job, key: str, value: Any) -> None:
 def _buffer(job: Job, key: str, value: Any) -> None:
     name = str(value).rpartition(".")[2].strip("'>")
     if any(other in name for other in ("Fifo", "MixIn")):
-        return job.drop(key, f"{name}: jrl's keeps the latest transitions")
+        return job.drop(key, f"{name}: jrl's replay keeps the latest transitions")
     if re.fullmatch(r"(MultiAgent|Local|Simple)?(Prioritized)?(Episode)?ReplayBuffer", name) is None:
-        return job.lack(key, f"{name}: replay is uniform or prioritized, and keeps the latest transitions")
+        return job.refuse(key, f"{name}: replay is uniform or prioritized, and keeps the latest transitions")
     if "replay_buffer_config.prioritized_replay" in job.given:
         return job.drop(key, "prioritized_replay decides")
     return job.put(key, "replay.prioritized", "Prioritized" in name)
@@ -365,28 +367,28 @@ def _buffer(job: Job, key: str, value: Any) -> None:
 @rule(*(f"replay_buffer_config.{name}" for name in ("alpha", "beta", "eps")))
 def _priority(job: Job, key: str, value: Any) -> None:
     ours = KEYS[key].ours
-    end, steps = (job.given.get(k) for k in _ANNEALING)
+    end, steps = (job.given.get(k) for k in _BETA_ANNEALING)
     if ours == "replay.priority_beta" and end is not None and steps is not None:
         value = [[0, value], [steps, end]]
     job.put(key, ours, value)
     decided = {"replay_buffer_config.type", "replay_buffer_config.prioritized_replay"} & job.given.keys()
-    if job.replays and not decided and "prioritized" not in job.tree.get("replay", {}):
-        job.put(key, "replay.prioritized", True, "it has effect only so")
+    if job.has_samples and not decided and "prioritized" not in job.tree.get("replay", {}):
+        job.put(key, "replay.prioritized", True, "without priorities it has no effect")
 
 
-@rule(*_ANNEALING)
+@rule(*_BETA_ANNEALING)
 def _annealing(job: Job, key: str, value: Any) -> None:
-    needed = (*_ANNEALING, "replay_buffer_config.beta")
+    needed = (*_BETA_ANNEALING, "replay_buffer_config.beta")
     if not all(k in job.given for k in needed):
         return job.drop(key, f"a schedule of replay.priority_beta needs all of {', '.join(needed)}")
-    return job.say(key, "replay.priority_beta", value, "in its schedule")
+    return job.report(key, "replay.priority_beta", value, "in its schedule")
 
 
 @rule("replay_buffer_config.capacity")
 def _capacity(job: Job, key: str, value: int) -> None:
     unit = job.given.get("replay_buffer_config.storage_unit", "sequences" if job.source in CORES else "")
     steps = job.sizes.sequence
-    if not steps or not job.replays or not str(unit).lower().endswith("sequences"):
+    if not steps or not job.has_samples or not str(unit).lower().endswith("sequences"):
         return job.put(key, "replay.capacity", value)
     return job.put(key, "replay.capacity", value * steps, f"{value} sequences of {steps} steps")
 
@@ -405,15 +407,15 @@ def _interval(job: Job, key: str, value: Any) -> None:
 @rule("evaluation_config")
 def _evaluation_config(job: Job, key: str, value: Mapping[str, Any]) -> None:
     own = {row.name for row in (*GROUPS["Environment"], *GROUPS["Exploration"]) if row.names}
-    raw = dict(canonical(value))
+    raw = dict(split_containers(value))
     inner = Job(job.algo, job.source, job.config_class, raw, prefix=f"{key}.", inside="evaluation.config.")
     for name, given in raw.items():
         row = KEYS.get(name)
         if row and row.name == "explore":
-            inner.lines.append(f"{inner.prefix}{name} -> evaluation.explore: {shown(given)}")
+            inner.lines.append(f"{inner.prefix}{name} -> evaluation.explore: {format_value(given)}")
             job.set("evaluation.explore", given, name)
         elif row and row.name not in own and row.ours:
-            inner.drop(name, "evaluation has its own environments and exploration, all else is the run's")
+            inner.drop(name, "evaluation can only change environments and exploration")
         else:
             translate(inner, [name])
     if inner.tree:
@@ -422,23 +424,25 @@ def _evaluation_config(job: Job, key: str, value: Mapping[str, Any]) -> None:
 
 
 @rule("callbacks", "env_task_fn", "custom_evaluation_function")
-def _function(job: Job, key: str, value: Any) -> None:
+def _custom_functions(job: Job, key: str, value: Any) -> None:
     if not value:
         return job.drop(key, "it is empty")
     paths = [registry.importable_name(x) for x in (value if isinstance(value, list | tuple) else [value])]
     if all(path and path.startswith("ray.rllib") for path in paths):
-        return job.drop(key, "RLlib's own, which does nothing")
+        return job.drop(key, "a class of RLlib without effect")
     if None in paths:
-        return job.lack(key, f"{str(value)[:60]!r} is not the path of a class or function, package.module:name")
+        return job.refuse(
+            key, f"expected the path of a class or function, package.module:name, got {str(value)[:60]!r}"
+        )
     if KEYS[key].name == "callbacks":
         return job.put(key, "custom.callbacks", paths, "derive it from jrl.callbacks.Callbacks")
     return job.put(key, KEYS[key].ours, paths[0])
 
 
 @rule("min_sample_timesteps_per_iteration", "min_train_timesteps_per_iteration")
-def _least(job: Job, key: str, value: Any) -> None:
-    if job.from_data:
-        return job.put(key, "run.report_every", job.sizes.iteration(job), f"updates of {job.sizes.drawn} rows")
+def _min_timesteps(job: Job, key: str, value: Any) -> None:
+    if job.is_offline:
+        return job.put(key, "run.report_every", job.sizes.iteration(job), f"updates of {job.sizes.batch_rows} rows")
     return job.put(key, KEYS[key].ours, value)
 
 
@@ -448,56 +452,55 @@ def _least(job: Job, key: str, value: Any) -> None:
 @rule("input_")
 def _input(job: Job, key: str, value: Any) -> None:
     if value == datasets.SAMPLER:
-        return job.drop(key, "sampler: what jrl does")
-    if job.with_clients:
-        return _clients(job, key, value)
-    if not job.replays:
-        return job.lack(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
+        return job.drop(key, "sampler: as jrl by default")
+    if job.has_clients:
+        return _put_clients(job, key, value)
+    if not job.has_samples:
+        return job.refuse(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
     if value == "dataset":
         config = job.given.get("input_config")
         value = (config.get("paths") or config.get("path")) if isinstance(config, Mapping) else None
         if not value:
-            return job.wrong("input_config", "a mapping with paths, which input dataset reads", config)
+            return job.add_fault("input_config", "a mapping with paths for input dataset", config)
     if callable(value):
         if inspect.isclass(value) or inspect.signature(value).parameters:
-            reason = "RLlib's readers take an IOContext: write a function () -> EpisodeStore (docs/data.md)"
-            return job.lack(key, reason)
+            return job.refuse(key, "a reader of RLlib takes an IOContext: write () -> EpisodeStore (docs/data.md)")
         return job.put(key, "data.input", registry.reference(value))
     paths = list(value) if isinstance(value, Mapping | list | tuple) else [value]
     if not paths or not all(isinstance(path, str) and path for path in paths):
-        return job.wrong(key, "a path, a glob, a list of them, or {sampler: 0.4, path: 0.6}", value)
+        return job.add_fault(key, "a path, a glob, a list of them, or {sampler: 0.4, path: 0.6}", value)
     for path in paths:
         if path.startswith("d4rl."):
-            return job.lack(key, f"{path}: data.input names the *.hdf5 file of D4RL, once it is on this machine")
+            return job.refuse(key, f"{path}: download the *.hdf5 file of D4RL and name it in data.input")
         if "://" in path:
-            return job.lack(key, f"{path} is not on this machine: copy it, data.input names files")
+            return job.refuse(key, f"{path} is not on this machine: copy it, and name the file in data.input")
     note = "an exact split of each batch" if isinstance(value, Mapping) else ""
     return job.put(key, "data.input", list(value) if isinstance(value, tuple) else value, note)
 
 
-def _clients(job: Job, key: str, value: Any) -> None:
-    """Makes the section `external` of an input that is PolicyServerInput: a run of `python -m jrl.serve`."""
+def _put_clients(job: Job, key: str, value: Any) -> None:
+    """Set the section `external` for the input PolicyServerInput: a run of `python -m jrl.serve`."""
     config = job.given.get("input_config")
-    host, port = policy_server.address(value, config if isinstance(config, Mapping) else {})
-    note = "clients play: start it with python -m jrl.serve CONFIG; they use PolicyClient of jrl/serve/client.py"
+    host, port = policy_server.find_address(value, config if isinstance(config, Mapping) else {})
+    note = "start it with python -m jrl.serve CONFIG; clients use PolicyClient of jrl/serve/client.py"
     is_known = isinstance(port, int) and not isinstance(port, bool)
     job.put(key, "external.port", port if is_known else ExternalConfig().port, note)
     if isinstance(host, str) and host:
         local = host in ("localhost", "127.0.0.1", "::1")
-        job.put(key, "external.host", host, "" if local else "others reach it with a token alone: external.token_file")
+        job.put(key, "external.host", host, "" if local else "other machines need a token: external.token_file")
     known = ("env.id", "external.observation", "external.spaces")
-    if job.given.get("env") or job.inside or any(job.settled(ours) is not None for ours in known):
+    if job.given.get("env") or job.inside or any(job.base_value(ours) is not None for ours in known):
         return
     job.faults += [
-        f"{name} is missing: say what clients observe and choose as {KEYS[name].ours} does, e.g. observation_space: "
-        "{box: [4]} and action_space: {discrete: 2}, or name an environment with these spaces"
+        f"{name} is missing: give the clients' spaces in the form of {KEYS[name].ours}, e.g. observation_space: "
+        "{box: [4]} and action_space: {discrete: 2}, or an environment with these spaces"
         for name in ("observation_space", "action_space")
         if name not in job.given
     ]
 
 
 @rule("input_config", "output_config")
-def _files(job: Job, key: str, value: Mapping[str, Any]) -> None:
+def _file_config(job: Job, key: str, value: Mapping[str, Any]) -> None:
     if found := _FORMATS.get(str(value.get("format"))):
         job.put(key, f"data.{'' if key == 'input_config' else 'output.'}format", found)
     if unknown := value.keys() - {"format", "path", "paths"}:
@@ -505,19 +508,19 @@ def _files(job: Job, key: str, value: Mapping[str, Any]) -> None:
 
 
 @rule("input_read_method")
-def _method(job: Job, key: str, value: Any) -> None:
+def _read_method(job: Job, key: str, value: Any) -> None:
     name = str(getattr(value, "__name__", value))
     found = _FORMATS.get(name.removeprefix("read_")) if name.startswith("read_") else None
     if found is None:
-        return job.lack(key, KEYS[key].note)
+        return job.refuse(key, KEYS[key].note)
     if job.given.get("input_", datasets.SAMPLER) == datasets.SAMPLER:
         return job.drop(key, "there is no input")
     return job.put(key, "data.format", found)
 
 
 @rule("dataset_num_iters_per_learner")
-def _passes(job: Job, key: str, value: Any) -> None:
-    job.put(key, "data.updates_per_iteration", job.sizes.passes)
+def _data_updates(job: Job, key: str, value: Any) -> None:
+    job.put(key, "data.updates_per_iteration", job.sizes.updates_per_iteration)
     if "evaluation_interval" not in job.given and "min_train_timesteps_per_iteration" not in job.given:
         job.put(key, "run.report_every", job.sizes.iteration(job), "a result row covers an iteration")
 
@@ -525,29 +528,29 @@ def _passes(job: Job, key: str, value: Any) -> None:
 @rule("input_evaluation", "off_policy_estimation_methods")
 def _estimators(job: Job, key: str, value: Any) -> None:
     if not value:
-        return job.drop(key, "none is asked for")
+        return job.drop(key, "no method")
     if job.given.get("input_", datasets.SAMPLER) == datasets.SAMPLER:
-        return job.drop(key, "it is of samples from files, and there are none")
+        return job.drop(key, "there is no data set")
     given = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
     kinds = [x.get("type") if isinstance(x, Mapping) else x for x in given]
     names = [str(getattr(kind, "__name__", kind)).strip("<>'\" ").rpartition(".")[2].lower() for kind in kinds]
     names = [name for name in names if name != "simulation"]
     if not names:
-        return job.drop(key, "simulation: evaluation.interval plays in env.id")
+        return job.drop(key, "simulation: evaluation.interval evaluates in env.id")
     if unknown := [name for name in names if name not in _ESTIMATORS]:
-        return job.lack(key, f"there is no estimator {unknown[0]}: data.estimate.methods has is, wis, dm, dr and more")
+        return job.refuse(key, f"unknown estimator {unknown[0]}: data.estimate.methods has is, wis, dm, dr and more")
     methods = list(dict.fromkeys(_ESTIMATORS[name] for name in names))
     return job.put(key, "data.estimate", {"methods": methods}, KEYS[key].note)
 
 
 @rule("output")
 def _output(job: Job, key: str, value: Any) -> None:
-    if isinstance(value, Mapping):  # the section itself
+    if isinstance(value, Mapping):  # jrl's section
         return job.put(key, "data.output", value)
     config = job.given.get("output_config") or {}
     path = config.get("path") if value == "dataset" and isinstance(config, Mapping) else value
     if not isinstance(path, str) or "<" in path or "://" in path:
-        return job.lack(key, f"{str(path)[:60]!r} is no directory of this machine, which data.output.path names")
+        return job.refuse(key, f"data.output.path: expected a directory of this machine, got {str(path)[:60]!r}")
     if path == "logdir":
         return job.put(key, "data.output.path", None, "logdir: data in the run directory")
     return job.put(key, "data.output.path", path)

@@ -1,7 +1,7 @@
-"""Ray Tune with Algorithms as trainables. All of `ray.tune` is here, under its own names.
+"""Ray Tune with Algorithms as trainables, and all names of `ray.tune`.
 
-`Tuner`, `run`, `with_resources` and `with_parameters` take the name of an algorithm or an Algorithm class beside what
-Tune itself takes. docs/tune.md has examples.
+`Tuner`, `run`, `with_resources` and `with_parameters` also take the name of an algorithm or an Algorithm class.
+docs/tune.md has examples.
 """
 
 import functools
@@ -16,19 +16,19 @@ from jrl.config import RunConfig as _RunConfig
 from jrl.errors import InputError, cannot_import
 from jrl.rllib import algorithm_class
 from jrl.rllib.algorithm import Algorithm
-from jrl.rllib.builder import AlgorithmConfig, install_environment
+from jrl.rllib.builder import AlgorithmConfig, register_ray_environment
 from jrl.rollout import ray_cluster
 from jrl.rollout.ray_cluster import RunnerOptions
 
-# keys of a result that Tune adds to the results of its trials itself
-_TUNES = {
+# keys that Tune adds to each result
+_TUNE_KEYS = {
     "config", "hostname", "node_ip", "pid", "date", "trial_id", "iterations_since_restore", "timesteps_since_restore",
     "time_since_restore",
 }  # fmt: skip
-_CHECKED = 100  # variants of a search space that are checked before the first trial starts
+_MAX_CHECKED = 100  # variants of a search space that are checked before the first trial
 
 
-def _ray_tune() -> Any:
+def _import_tune() -> Any:
     try:
         from ray import tune
     except ImportError as e:
@@ -36,11 +36,8 @@ def _ray_tune() -> Any:
     return tune
 
 
-# ---------------------------------------------------------------- a trial
-
-
 class _Trial:
-    """The methods of ray.tune.Trainable, of an Algorithm. See `trainable`."""
+    """Methods of ray.tune.Trainable for an Algorithm. See `trainable`."""
 
     algorithm_class: ClassVar[type[Algorithm]]
     registered: ClassVar[dict[str, Any]]
@@ -56,22 +53,22 @@ class _Trial:
         out = made.to_run_config().run.out
         if out is not None and os.path.isabs(out):
             raise InputError(
-                f"run.out: all trials would write to {out}: leave it out, Tune has a directory for each; a relative "
-                "one lies in there"
+                f"run.out: expected a path relative to the trial's directory, got {out}, which all trials would write: "
+                "leave it out"
             )
         self._settings = made if out else made.debugging(log=[])  # Tune writes rows itself
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm of the trial, made when first needed: a trial from a checkpoint makes a single one."""
+        """Algorithm of the trial, built on first use, so that a trial from a checkpoint builds only one."""
         if self._algorithm is None:
             self._algorithm = self.algorithm_class(self._settings)
         return self._algorithm
 
     def step(self) -> dict[str, Any]:
         found = self.algorithm.train()
-        found = {name: value for name, value in found.items() if name not in _TUNES}
-        # Tune's tables show the columns that they know by these names, and the first four others
+        found = {name: value for name, value in found.items() if name not in _TUNE_KEYS}
+        # Tune's tables show columns with known names, and the first four other columns
         first = ("episode_return_mean", "episode_return_min", "episode_return_max", "episode_len_mean")
         return {**{name: found[name] for name in first}, **found}
 
@@ -79,7 +76,7 @@ class _Trial:
         self.algorithm.save(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Loads weights, optimizer and counters of the checkpoint; hyper-parameters are of this trial's config."""
+        """Load weights, optimizer and counters of a checkpoint, but not hyper-parameters."""
         if self._algorithm is not None:
             self._algorithm.restore(checkpoint)
         else:
@@ -104,34 +101,34 @@ class _Trial:
 
 
 def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
-    """Makes a subclass of `ray.tune.Trainable` that trains an algorithm.
+    """Return a subclass of `ray.tune.Trainable` that trains an algorithm.
 
-    One step is one `Algorithm.train`, whose result Tune gets. Its checkpoints are the Algorithm's: `jrl.load` opens
-    them. The resources that it asks for follow from the config: see `resources`.
+    A step is one `Algorithm.train`; Tune gets its result. `jrl.load` opens the checkpoints. `resources` are the
+    resources of a trial.
 
     Args:
-      algorithm: a name, such as "PPO", or an Algorithm class.
-      space: its config with searches, whose registered objects travel with it; None: all that are registered now.
+      algorithm: name, such as "PPO", or Algorithm class.
+      space: config with searches; the trial gets the registered objects that it names. None: all registered objects.
     Raises:
-      InputError: there is no such algorithm.
+      InputError: unknown algorithm.
     """
     cls = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
-    members = {"algorithm_class": cls, "registered": _objects(space), "__doc__": cls.__doc__}
-    return type(cls.__name__, (_Trial, _ray_tune().Trainable), members)
+    members = {"algorithm_class": cls, "registered": _find_registered(space), "__doc__": cls.__doc__}
+    return type(cls.__name__, (_Trial, _import_tune().Trainable), members)
 
 
-def _objects(space: Any) -> dict[str, Any]:
+def _find_registered(space: Any) -> dict[str, Any]:
     if isinstance(space, Mapping):
-        install_environment(space.get("env"))
+        register_ray_environment(space.get("env"))
     return registry.all_registered() if space is None else registry.find_registered(space)
 
 
 def resources(cfg: _RunConfig) -> Any:
-    """Returns the resources that a trial reserves, a `ray.tune.PlacementGroupFactory`.
+    """Return the resources of a trial, a `ray.tune.PlacementGroupFactory`.
 
-    The first bundle is of the process that learns: a CPU, and in a cluster with GPUs one for each device of
-    `devices.learners` and `devices.actors`, which is one unless they are given. Each environment runner, for training
-    and for evaluation, has a bundle with its CPUs, GPUs and custom resources.
+    The first bundle is for the learner's process: a CPU, and in a cluster with GPUs a GPU for each device of
+    `devices.learners` and `devices.actors`, by default one. Each env runner, for training and for evaluation, has a
+    bundle with its CPUs, GPUs and custom resources.
     """
     import ray
 
@@ -142,11 +139,11 @@ def resources(cfg: _RunConfig) -> Any:
         main["GPU"] = float(len({*(cfg.devices.learners or (0,)), *(cfg.devices.actors or ())}))
     count = cfg.env_runners.num + cfg.evaluation.num_env_runners
     bundles = [main] + [runner] * (count if runner else 0)
-    return _ray_tune().PlacementGroupFactory(bundles, strategy=cfg.env_runners.placement)
+    return _import_tune().PlacementGroupFactory(bundles, strategy=cfg.env_runners.placement)
 
 
 def _use_reserved_devices() -> None:
-    """Limits jax, before it looks for devices, to those reserved for this trial, and to its share of a shared one."""
+    """Limit jax to the devices reserved for this trial, and to its share of a GPU. Call before jax finds devices."""
     import jax
     import ray
 
@@ -159,13 +156,13 @@ def _use_reserved_devices() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
-def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
-    """Reads the first variants of a search space. Raises InputError."""
+def _check_space(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
+    """Check the first variants of a search space. Raises InputError."""
     import numpy as np
     from ray.tune.search.variant_generator import generate_variants
 
     variants = generate_variants({"config": dict(space)}, random_state=np.random.RandomState(0))
-    for chosen, variant in itertools.islice(variants, _CHECKED):
+    for chosen, variant in itertools.islice(variants, _MAX_CHECKED):
         try:
             algorithm.read_config(variant["config"]).to_run_config()
         except InputError as e:
@@ -173,11 +170,8 @@ def _check(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
             raise InputError(*(f"{line} (with {where})" if where else line for line in e.errors)) from None
 
 
-# ---------------------------------------------------------------- what Tune has, for algorithms too
-
-
 def _with_registered(fn: Callable) -> Callable:
-    """Wraps `fn`, a function form, so that its process knows the user's registered objects, too."""
+    """Return a function trainable that first registers the user's objects in its process."""
     registered = registry.all_registered()
 
     @functools.wraps(fn)
@@ -188,56 +182,56 @@ def _with_registered(fn: Callable) -> Callable:
     return run
 
 
-def _made(given: Any, space: Any = None) -> Any:
-    """Returns what Tune takes in the place of a name, an Algorithm class or a trainable."""
+def _build_trainable(given: Any, space: Any = None) -> Any:
+    """Return the trainable of a name, an Algorithm class or a trainable."""
     if isinstance(given, type) and issubclass(given, Algorithm):
         return trainable(given, space)
-    if isinstance(given, type) and issubclass(given, _Trial):  # with what is registered now
-        return type(given.__name__, (given,), {"registered": _objects(space), "__doc__": given.__doc__})
+    if isinstance(given, type) and issubclass(given, _Trial):  # with the objects that are registered now
+        return type(given.__name__, (given,), {"registered": _find_registered(space), "__doc__": given.__doc__})
     if isinstance(given, str):
         from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
-        # Tune itself registers what it runs by the name of its class: an algorithm is one whatever is there
+        # Tune registers trainables by their class name, so a name of an algorithm always means the algorithm
         is_tunes = algos.spelled(given) not in algos.names() and _global_registry.contains(TRAINABLE_CLASS, given)
         return given if is_tunes else trainable(given, space)
     return _with_registered(given) if inspect.isroutine(given) else given
 
 
-def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
-    """Returns the trainable and the search space for Tune. Raises InputError."""
-    _ray_tune()
+def _prepare(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
+    """Return the trainable and the search space for Tune. Raises InputError."""
+    _import_tune()
     if isinstance(space, AlgorithmConfig):
         if isinstance(given, str) and algos.spelled(given) == space.algo_name and space.algo_class:
             given = space.algo_class
         named = algos.spelled(given) if isinstance(given, str) else getattr(given, "algo_name", space.algo_name)
         if named != space.algo_name:
-            raise InputError(f"param_space: a config of {space.algo_name} for {named}: use its own config class")
+            raise InputError(f"param_space: expected a config of {named}, got one of {space.algo_name}")
         space = space.arguments()
-    made = _made(given, space)
+    made = _build_trainable(given, space)
     if check and isinstance(made, type) and issubclass(made, _Trial):
-        _check(made.algorithm_class, space or {})
+        _check_space(made.algorithm_class, space or {})
     return made, space
 
 
 def with_resources(trainable: Any, resources: Any) -> Any:
-    """Calls `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
-    return _ray_tune().with_resources(_made(trainable), resources)
+    """Call `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
+    return _import_tune().with_resources(_build_trainable(trainable), resources)
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Any:
-    """Calls `ray.tune.with_parameters`, of a function form. What is registered now travels with it."""
-    return _ray_tune().with_parameters(_made(trainable), **parameters)
+    """Call `ray.tune.with_parameters`; a function trainable also gets the objects that are registered now."""
+    return _import_tune().with_parameters(_build_trainable(trainable), **parameters)
 
 
 def run(run_or_experiment: Any, *, config: Any = None, **keywords: Any) -> Any:
-    """Calls `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
-    made, space = _prepared(run_or_experiment, config)
-    _begin_ray()
-    return _ray_tune().run(made, config=space, **keywords)
+    """Call `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is newer."""
+    made, space = _prepare(run_or_experiment, config)
+    _start_ray()
+    return _import_tune().run(made, config=space, **keywords)
 
 
-def _begin_ray() -> None:
-    """Begins Ray as Tune itself would, but on the loopback; unless there is one, here or under $RAY_ADDRESS."""
+def _start_ray() -> None:
+    """Start Ray on the loopback, unless this process or $RAY_ADDRESS already has a cluster."""
     import ray
 
     is_elsewhere = os.environ.get("RAY_ADDRESS") or os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1"
@@ -247,34 +241,34 @@ def _begin_ray() -> None:
 
 
 @functools.cache
-def _tuner() -> type:
-    base: Any = _ray_tune().Tuner
+def _build_tuner() -> type:
+    base: Any = _import_tune().Tuner
 
     class Tuner(base):
         """`ray.tune.Tuner` that also takes algorithms.
 
         Args:
-          trainable: the name of an algorithm, an Algorithm class, or what Tune takes: a function, a Trainable.
-          param_space: for an algorithm an AlgorithmConfig with searches in it, a dict of the arguments that its methods
-            take, of sections of the config tree, or of RLlib's older keys.
-          tune_config, run_config: as Tune takes them. `TuneConfig(reuse_actors=True)` saves the starts of processes.
+          trainable: name of an algorithm, Algorithm class, function, or Trainable.
+          param_space: for an algorithm an AlgorithmConfig with searches, or a dict: of arguments of its methods, of
+            sections of the config tree, or of RLlib's older keys.
+          tune_config, run_config: as in Tune. `TuneConfig(reuse_actors=True)` saves starts of processes.
         Raises:
-          InputError: all that is wrong with the first 100 variants of the space, before a trial starts.
+          InputError: all faults of the first 100 variants of the space, before a trial starts.
         """
 
         def __init__(self, trainable: Any = None, *, param_space: Any = None, **keywords: Any):
             if trainable is not None:
-                trainable, param_space = _prepared(trainable, param_space)
+                trainable, param_space = _prepare(trainable, param_space)
             super().__init__(trainable, param_space=param_space, **keywords)
 
         def fit(self) -> Any:
-            _begin_ray()
+            _start_ray()
             return super().fit()
 
         @classmethod
         def restore(cls, path: str, trainable: Any, *args: Any, param_space: Any = None, **keywords: Any) -> Any:
-            """Restores as Tune's does, with the trainable and the param_space that `Tuner` was given."""
-            trainable, param_space = _prepared(trainable, param_space, check=False)
+            """Restore a Tuner, with its trainable and param_space."""
+            trainable, param_space = _prepare(trainable, param_space, check=False)
             return super().restore(path, trainable, *args, param_space=param_space, **keywords)
 
     Tuner.__module__, Tuner.__qualname__ = __name__, "Tuner"
@@ -283,14 +277,16 @@ def _tuner() -> type:
 
 def __getattr__(name: str) -> Any:
     if name == "Tuner":
-        return _tuner()
+        return _build_tuner()
     if name.startswith("__"):
         raise AttributeError(name)
-    found = getattr(_ray_tune(), name, None)
+    found = getattr(_import_tune(), name, None)
     if found is None:
         raise AttributeError(f"jrl.api.tune and ray.tune have no {name}")
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*_ray_tune().__all__, "Tuner", "resources", "run", "trainable", "with_parameters", "with_resources"})
+    return sorted(
+        {*_import_tune().__all__, "Tuner", "resources", "run", "trainable", "with_parameters", "with_resources"}
+    )

@@ -13,8 +13,8 @@ from jrl import data, registry, spaces
 from jrl.config import EnvConfig, RunConfig, datasets
 from jrl.config.datasets import DataConfig, DataRewardConfig
 from jrl.data import EpisodeStore, findings
-from jrl.data.formats.transitions import guessed
-from jrl.data.store import LOG_PROB, checked
+from jrl.data.formats.transitions import guess_space
+from jrl.data.store import LOG_PROB, check_store
 from jrl.envs.history import build_history, history_options
 from jrl.envs.scaling import policy_actions
 from jrl.envs.spec import NARROW
@@ -64,7 +64,7 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
         train[name] = store
     notes = [f"data: {store.name}: {note}" for store in raw.values() for note in store.notes]
     for store in raw.values():
-        notes += [f"data: {store.name}: {what}: {mend}" for _, what, mend in findings.misplaced_ends(store)]
+        notes += [f"data: {store.name}: {what}: {fix}" for _, what, fix in findings.check_misplaced_ends(store)]
     return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()}, tuple(notes))
 
 
@@ -75,7 +75,7 @@ def _source(section: DataConfig, name: str) -> EpisodeStore:
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
-        return checked(found).where(section.where or {})
+        return check_store(found).where(section.where or {})
     return data.read(name.split("\n"), section.format, section.where)
 
 
@@ -113,7 +113,7 @@ def narrow(space: Space, *, action: bool = False) -> Space:
             name = "float32" if isinstance(found, Box) else "int8" if type(found).__name__ == "MultiBinary" else "int32"
         return dataclasses.replace(found, dtype=name)
 
-    return guessed(lambda found: found, spaces.map_leaves(leaf, space))
+    return guess_space(lambda found: found, spaces.map_leaves(leaf, space))
 
 
 def _is_normalized(section: DataConfig, store: EpisodeStore) -> bool:
@@ -176,13 +176,13 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
     arrays = []
     for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
         x = x.reshape(len(x), *leaf.shape)
-        rows = findings.rows_where(store, x, findings.unlike(leaf), what == "observations")
+        rows = findings.find_rows(store, x, findings.build_cast_mask(leaf), what == "observations")
         if rows.any():
             first = int(np.argmax(rows))
             raise InputError(
                 f"data.input: {store.name}: {f'{what} {path}'.strip()}: expected {leaf}, got "
-                f"{str(x[first].tolist())[:80]} in {findings.place(store, rows)}: python -m jrl.data inspect shows "
-                "what is in the data"
+                f"{str(x[first].tolist())[:80]} in {findings.describe_rows(store, rows)}: python -m jrl.data inspect "
+                "shows what is in the data"
             )
         with np.errstate(invalid="ignore", over="ignore"):  # final rows of actions, which nothing reads
             arrays.append(x.astype(leaf.dtype, copy=False))

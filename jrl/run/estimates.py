@@ -14,7 +14,7 @@ from jrl.algos import fqe
 from jrl.config import NetworkConfig
 from jrl.config.datasets import EstimateConfig
 from jrl.data import EpisodeStore
-from jrl.data.findings import log_probs
+from jrl.data.findings import check_log_prob_values
 from jrl.data.store import LOG_PROB, concatenated
 from jrl.errors import InputError, counted
 from jrl.learn.program import Role, StepInfo, role_key
@@ -285,8 +285,8 @@ def check_log_probs(store: EpisodeStore, methods: Sequence[str], mend: str) -> N
             f"{store.name}: column {LOG_PROB}: {counted(int(wrong.sum()), 'number', ',')} not finite (first: episode "
             f"{episode}), and {needing} them: leave these episodes out, or judge without: {mend}"
         )
-    for finding in log_probs(store):
-        raise InputError(f"{store.name}: {finding.what}: {finding.mend}; or judge without: {mend}")
+    for finding in check_log_prob_values(store):
+        raise InputError(f"{store.name}: {finding.what}: {finding.fix}; or judge without: {mend}")
 
 
 def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[str], mend: tuple[str, str]) -> None:

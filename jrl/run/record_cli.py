@@ -109,7 +109,7 @@ def record(args: argparse.Namespace) -> Iterator[str]:
     from jrl.data import formats
     from jrl.run import build
 
-    formats.module(args.format)  # whose name is checked before anybody plays
+    formats.load_format(args.format)  # whose name is checked before anybody plays
     build.enable_compile_cache()
     players = _players(args, who)
     unfinished = out.with_name(f".{out.name}.unfinished")
@@ -167,7 +167,7 @@ def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path)
         if not ok:
             print(f"{player.name}: how probable its actions are is not known: the data set has no log_prob")
     meta: dict[str, Any] = {"env": players[0].cfg.env.id, "source": "jrl", "seed": args.seed}
-    whole = args.format not in formats.OF_FILES
+    whole = args.format not in formats.FILE_FORMATS
     names = [str(path.relative_to(directory)) for path in data_output.directories(directory, first)]
     held: list[list[Episode]] = [[] for _ in names]
     writers = []

@@ -13,8 +13,9 @@ from jrl.host import gc_pauses
 from jrl.host.interruption import Interrupted
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout.collect import FAILURES, FromHost, device_of
+from jrl.rollout.collect import FromHost, device_of
 from jrl.rollout.collect_async import EMPTY
+from jrl.rollout.source import FAILURES
 from jrl.rollout.sources import copied
 from jrl.serve.inference import STEP, Inference, Weights
 from jrl.serve.row_rings import RowBatch

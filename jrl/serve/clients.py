@@ -41,15 +41,7 @@ class Clients:
 
     @contextlib.contextmanager
     def open(self, given: external.ExternalConfig | None) -> Iterator[None]:
-        """Bind the 
-<<<<<<< OURS
-section `external`;
-||||||| BASE
-config;
-=======
-config's address.
->>>>>>> THEIRS
- Connections are refused until the first weights exist.
+        """Bind the address of the section `external`. Connections are refused until the first weights exist.
 
         Raises:
           InputError: as `Address`.
@@ -108,18 +100,8 @@ config's address.
             random_steps=getattr(cfg.algo.exploration, "random_timesteps", 0),
             rows=DEFAULT_ROWS if has_replay else length,
         )  # fmt: skip
-        
-<<<<<<< OURS
-max_lag = external.max_lag(given, cfg.algo)
-        learns_any, name = cfg.replay is not None, config.algo_name(cfg)
-        found
-||||||| BASE
-learns_any, name = cfg.replay is not None, config.algo_name(cfg)
-        found
-=======
-server
->>>>>>> THEIRS
-.by_name["default"] = ServedPolicy(
+        max_lag = external.max_lag(section, cfg.algo)
+        server.by_name["default"] = ServedPolicy(
             name, _build_agents(spec, columns, learns_any=has_replay), inference, client_inference, learns=True,
             refusal=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac, td3 learn from any",
             max_lag=max_lag,
@@ -149,17 +131,7 @@ def _build_agents(spec: EnvSpec, columns: Agents | None, *, learns_any: bool) ->
         return tuple(action if k == kind else zeros(element(part.action)) for k, part in enumerate(parts))
 
     names = spec.agents or (SINGLE,)
-    
-<<<<<<< OURS
-follows
-||||||| BASE
-columns = agents.make(cfg, spec).columns
-    follows
-=======
-columns = agents.make(cfg, spec).columns
-    policies
->>>>>>> THEIRS
- = columns.policies if columns else (0,)
+    policies = columns.policies if columns else (0,)
     by_name = {}
     for kind, part in enumerate(parts):
         observation, action = part.env_observation or part.observation, part.env_action or part.action

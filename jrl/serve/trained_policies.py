@@ -84,7 +84,7 @@ def list_policies(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple
     for name, path in runs.items():
         meta = checkpoint.read_meta(checkpoint.locate(Path(path), best=best))
         cfg = config.override(meta["config"], [])
-        if multi_agent.the_one(cfg) is not None or not (policies := multi_agent.followers(cfg)):
+        if multi_agent.the_one(cfg.multi_agent) is not None or not (policies := multi_agent.followers(cfg.multi_agent)):
             paths[name] = path, None
             continue
         paths |= {policy if len(runs) == 1 else f"{name}.{policy}": (path, policy) for policy in policies}

@@ -18,7 +18,7 @@ from jrl import api, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
 from jrl.errors import InputError
 from jrl.rllib import hints
-from jrl.rllib.algorithm import path_of
+from jrl.rllib.algorithm import to_path
 from jrl.rllib.table import KEYS
 from jrl.run.session import Session
 
@@ -143,7 +143,7 @@ def test_what_save_returns_is_a_path_and_has_rllibs_attributes(algo, tmp_path):
     with saved.checkpoint.as_directory() as path:
         assert path == saved
     assert jrl.load(saved.checkpoint.to_directory(tmp_path / "copy")).act(np.zeros(4, np.float32)) in (0, 1)
-    assert path_of(saved.checkpoint) == path_of(types.SimpleNamespace(path=str(saved))) == Path(saved)
+    assert to_path(saved.checkpoint) == to_path(types.SimpleNamespace(path=str(saved))) == Path(saved)
 
 
 def test_the_policy_is_exported(algo, tmp_path):

@@ -21,7 +21,7 @@ def test_save_restore_and_go_on(tmp_path):
         path = algo.save(tmp_path / "c")
         after = algo.train()
         weights = algo.get_weights()
-        with pytest.raises(InputError, match="exists already"):
+        with pytest.raises(InputError, match="exists: name another"):
             algo.save(tmp_path / "c")
         algo.restore(path)
         again = algo.train()
@@ -87,7 +87,7 @@ def test_rows_go_to_files_where_out_is_set(tmp_path):
         algo.restore(algo.save())
         again = algo.train()
     rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already has a run"):
         small().debugging(out=str(tmp_path / "run")).build()
     assert [row["env_steps"] for row in rows] == [x["timesteps_total"] for x in (result, again)]
     assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5
@@ -97,5 +97,5 @@ def test_saving_twice_and_stopping(tmp_path):
     with small().debugging(out=str(tmp_path)).build() as algo:
         first, second = algo.save(), algo.save()
         assert first != second and jrl.load(first).env_steps == jrl.load(second).env_steps == 0
-    with pytest.raises(RuntimeError, match="was stopped"):
+    with pytest.raises(RuntimeError, match="is stopped"):
         algo.train()

@@ -101,7 +101,7 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
     assert made.to_run_config().algo.num_minibatches == 4
     assert made.translations() == [
         "train_batch_size -> rollout.length: 50  (the nearest: 8 environments x 50 steps = 400 rows, not 401)",
-        "minibatch_size -> algo.num_minibatches: 4  (the nearest that divides 400 rows: 4 x 100 rows, not 99; "
+        "minibatch_size -> algo.num_minibatches: 4  (the nearest divisor of 400 rows: 4 x 100 rows, not 99; "
         "jrl's default)",
     ]
 
@@ -146,7 +146,7 @@ def test_names_of_rllib_are_imported_or_answered():
         (lambda c: c.training(max_seq_len=20), r"did you mean model, with max_seq_len\?"),
         (lambda c: c.training(model={"custom_model": "my.Net"}), r"training: model\.custom_model: .* network\.torso"),
         (lambda c: c.training(optimizer={"nesterov": True}), "ppo has no argument optimizer.nesterov"),
-        (lambda c: c.environment(action_mask_key="legal"), "call the item of the observation action_mask"),
+        (lambda c: c.environment(action_mask_key="legal"), "name the item of the observation action_mask"),
         (lambda c: c.training(batch_size=64), r"training\(num_minibatches=\.\.\.\) counts the minibatches"),
         (lambda c: c.training(net_arch={"pi": [64], "vf": [256]}), r"training\(model=\{'critic_hidden': \[256\]\}\)"),
         (lambda c: c.training(total_timesteps=9), r"did you mean stop\(env_steps=\.\.\.\)\?"),
@@ -160,7 +160,7 @@ def test_names_of_rllib_are_imported_or_answered():
             "offline_data: input_: ppo learns from its own rollouts: bc, marwil",
         ),
         (lambda c: c.callbacks(on_train_result=print), "derived from jrl.api.Callbacks"),
-        (lambda c: c.build(logger_creator=print), "logger_creator: leave it out"),
+        (lambda c: c.build(logger_creator=print), "logger_creator: use debugging"),
         (lambda c: c.update_from_dict({"nonsense_key": 1}), "ppo has no argument nonsense_key"),
         (lambda c: c.training(gamma=2).to_run_config(), r"algo.gamma: expected a number in \[0, 1\]"),
         (lambda c: c.copy().environment("CartPole-v99").validate(), "CartPole-v99"),
@@ -291,7 +291,7 @@ def test_rllibs_names_become_ours_and_it_is_said():
         "framework: dropped: JAX is the only framework",
         "observation_filter -> algo.normalize_obs: true",
         "clip_param -> algo.clip_eps: 0.3",
-        "vf_loss_coeff -> algo.vf_coef: 1.0  (2 x 0.5, of half the squared error; jrl's default)",
+        "vf_loss_coeff -> algo.vf_coef: 1.0  (2 x 0.5, for half the squared error; jrl's default)",
         "model.fcnet_hiddens -> network.hidden: [32]",
     ):
         assert line in said or line.replace("; jrl's default", "") in said, (line, said)

@@ -96,5 +96,7 @@ def test_a_dict_is_one_observation_a_batch_or_observations_by_agent():
     assert policy.dist_class is not None and policy.value_function(batch).shape == (3,)
     with pytest.raises(ValueError, match="observation/action_mask: entries 0 to 2 are all 0"):
         policy.compute_single_action({**rows[0], "action_mask": np.zeros(3)})
-    with pytest.raises(ValueError, match=r"prev_action: this policy does not read it \(network.use_prev_action\)"):
+    with pytest.raises(
+        ValueError, match=r"prev_action: this policy does not read prev_action \(network.use_prev_action\)"
+    ):
         policy.compute_single_action(rows[0], prev_action=1)

@@ -284,7 +284,7 @@ def test_weights_come_from_files_of_others(q, tmp_path, kind):
             np.testing.assert_array_equal(x, expected[jax.tree_util.keystr(p, simple=True, separator="/")])
     with pytest.raises(InputError, match=r"expected the shape .*\.T\" transposes it"):
         q.import_weights(path, {kernel: "net.0.weight"})
-    with pytest.raises(InputError, match=r"there is no parameter .*did you mean"):
+    with pytest.raises(InputError, match=r"unknown parameter .*did you mean"):
         q.import_weights(path, {kernel + "x": "net.0.weight.T"})
     with pytest.raises(InputError, match=r"has no net\.0\.weigth \(did you mean net\.0\.weight\?\)"):
         q.import_weights(path, {kernel: "net.0.weigth"})
@@ -304,7 +304,7 @@ def test_files_that_are_no_weights_are_refused(q, tmp_path):
         "planted.npz": "cannot be read as npz",
         "broken.safetensors": "cannot be read as safetensors",
         "x.pkl": "expected *.npz or *.safetensors",
-        "none.npz": "there is no file",
+        "none.npz": "does not exist",
         "others.npz": "give mapping=",
     }.items():
         with pytest.raises(InputError, match=said.replace("*", r"\*").replace(".", r"\.")):

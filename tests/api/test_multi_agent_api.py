@@ -122,7 +122,10 @@ def test_a_function_of_policies_to_train_that_raises():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"policies": {"a": SimpleNamespace(policy_class=dict, config={})}}, "policies.a: a policy's class cannot be"),
+        (
+            {"policies": {"a": SimpleNamespace(policy_class=dict, config={})}},
+            "policies.a: expected a policy class of RLlib",
+        ),
         ({"policies": {"a": ("ray.rllib.examples.RandomPolicy", None, None, {})}}, "got 'ray.rllib.examples.RandomPol"),
         ({"policies": 5}, "policies: expected a list of names"),
         ({"policies": {"a": (None, None)}}, "policies.a: expected .policy_class"),
@@ -172,8 +175,8 @@ def test_keys_of_a_policy_are_those_of_the_algorithm_that_its_class_names():
 
 
 def test_a_class_that_rllib_fills_in_asks_for_nothing():
-    read = spellings.read({"a": ("MARWILTorchPolicy", None, None, {})}, "policies")
-    assert spellings.of_class(read["a"], "bc") == {}
+    read = spellings.read_policies({"a": ("MARWILTorchPolicy", None, None, {})}, "policies")
+    assert spellings.build_class_sections(read["a"], "bc") == {}
 
 
 def test_names_that_ask_for_what_happens_by_itself():
@@ -187,7 +190,7 @@ def test_names_that_ask_for_what_happens_by_itself():
     )
     assert made.to_run_config().multi_agent.policies == {"p0": {}, "p1": {"algo": {"lr": 0.1}}}
     said = "\n".join(made.translations())
-    assert "policy_map_capacity: dropped: policies that are alike in all but their weights are stacked" in said
+    assert "policy_map_capacity: dropped: policies that differ only in their weights are stacked" in said
     assert "replay_mode: dropped: independent" in said
 
 
@@ -322,7 +325,9 @@ def test_rllibs_several_agents_are_migrated():
     own = {"a": {"algo": {"lr": 0.1}}, "b": {}}
     assert made.config["multi_agent"] == {"policies": own, "mapping": "my.mod:fn", "policies_to_train": ["a"]}
     assert made.config["rollout"] == {"count_steps_by": "agent_steps"}
-    assert "multiagent.policies.a.explore: dropped: it is of the run, and a policy has its own algo" in str(made.lines)
+    assert "multiagent.policies.a.explore: dropped: a setting of the run; a policy can only override algo" in str(
+        made.lines
+    )
 
 
 def test_networks_of_rllibs_modules_are_those_of_policies():
@@ -346,7 +351,10 @@ def test_networks_of_rllibs_modules_are_those_of_policies():
         ({"policies": ["a", "b"], "policy_mapping_fn": "<function <lambda>>"}, "is not the path of a function"),
         ({"observation_fn": "my.mod.fn"}, "write a pure function"),
         ({"policies": ["a", "b"], "replay_mode": "in_step"}, "expected independent or lockstep"),
-        ({"policies": {"a": ["my.mod.Mine", None, None, {}]}}, "a policy's class cannot be given, got 'my.mod.Mine'"),
+        (
+            {"policies": {"a": ["my.mod.Mine", None, None, {}]}},
+            "expected a policy class of RLlib's algorithms, got 'my.mod.Mine'",
+        ),
         (
             {"policies": {"a": ["ray.rllib.algorithms.qmix.QMixTorchPolicy", None, None, {}]}},
             "got 'ray.rllib.algorithms",

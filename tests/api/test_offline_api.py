@@ -181,9 +181,9 @@ def test_what_is_wrong_is_said(sets):
     for wrong, message in (
         (lambda: BCConfig().build("CartPole-v1"), "bc learns from a data set alone: set it"),
         (lambda: BCConfig().offline_data(input_={"sampler": 0.5, here: 0.5}).to_run_config(), "leave sampler out"),
-        (lambda: BCConfig().offline_data(input_="d4rl.hopper-medium-v0"), r"names the \*\.hdf5 file of D4RL"),
+        (lambda: BCConfig().offline_data(input_="d4rl.hopper-medium-v0"), r"download the \*\.hdf5 file of D4RL"),
         (lambda: BCConfig().offline_data(input_=["s3://bucket/a"]), "s3://bucket/a is not on this machine"),
-        (lambda: BCConfig().offline_data(input_=lambda io_context: None), "RLlib's readers take an IOContext"),
+        (lambda: BCConfig().offline_data(input_=lambda io_context: None), "a reader of RLlib takes an IOContext"),
         (
             lambda: (
                 PPOConfig()

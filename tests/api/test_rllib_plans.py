@@ -76,9 +76,9 @@ def test_what_is_told_where_a_number_is_not_what_was_asked_for():
     said = PPOConfig().env_runners(num_env_runners=3, rollout_fragment_length=200).training(**BATCH).translations()
     for line in (
         "num_env_runners -> env.num_envs: 9  (the nearest to 8 that 3 runners share: ",
-        "rollout_fragment_length: dropped: a rollout is the share of an environment in train_batch_size, 444 steps",
+        "rollout_fragment_length: dropped: rollout.length is train_batch_size divided by the environments, 444 steps",
         "train_batch_size -> rollout.length: 444  (the nearest: 9 environments x 444 steps = 3996 rows, not 4000)",
-        "minibatch_size -> algo.num_minibatches: 36  (the nearest that divides 3996 rows: 36 x 111 rows, not 128)",
+        "minibatch_size -> algo.num_minibatches: 36  (the nearest divisor of 3996 rows: 36 x 111 rows, not 128)",
     ):
         assert any(found.startswith(line) for found in said), (line, said)
 

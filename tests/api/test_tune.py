@@ -92,15 +92,17 @@ def test_what_is_registered_travels_with_the_trainable(monkeypatch):
         pass
 
     config = PPOConfig().environment(Mine)
-    made, space = tune._prepared(tune.trainable("PPO"), config)
+    made, space = tune._prepare(tune.trainable("PPO"), config)
     assert list(made.registered.items()) == [(space["env"], Mine)]
-    fn, _ = tune._prepared(lambda config: registry.load(config["env"], "env"), config)
+    fn, _ = tune._prepare(lambda config: registry.load(config["env"], "env"), config)
     registry._registered.clear()  # another process
     assert fn(space) is Mine
 
 
 def test_trials_have_directories_of_their_own(here):
-    with pytest.raises(InputError, match=r"run\.out: all trials would write to /somewhere: leave it out"):
+    with pytest.raises(
+        InputError, match=r"run\.out: expected a path relative to the trial's directory, got /somewhere"
+    ):
         tune.trainable(PPO)({**SMALL, "out": "/somewhere"})
 
 
@@ -188,8 +190,8 @@ def test_dicts_of_ours_and_of_rllib():
         ("PPO", {**SMALL, "gamma": theirs.uniform(2.0, 3.0)}, r"algo.gamma.*\(with gamma=2"),
         ("PPO", {**SMALL, "backend": "grph"}, "env.backend"),
         ("PPO", {**SMALL, "learning_rat": 1}, "learning_rat"),
-        (PPO, DQNConfig().environment("CartPole-v1"), "param_space: a config of dqn for ppo"),
-        ("DQN", PPOConfig().environment("CartPole-v1"), "param_space: a config of ppo for dqn"),
+        (PPO, DQNConfig().environment("CartPole-v1"), "param_space: expected a config of ppo, got one of dqn"),
+        ("DQN", PPOConfig().environment("CartPole-v1"), "param_space: expected a config of dqn, got one of ppo"),
     ],
 )
 def test_a_wrong_search_space_is_told_before_anything_starts(here, trainable, space, message):
@@ -205,7 +207,7 @@ def test_all_of_tune_is_here():
     assert hidden == {"run", "with_parameters", "with_resources"}
     with pytest.raises(AttributeError, match=r"ray\.tune have no Tunr"):
         tune.Tunr  # noqa: B018
-    assert tune._made("dqn").algorithm_class is DQN
+    assert tune._build_trainable("dqn").algorithm_class is DQN
 
 
 # ---------------------------------------------------------------- Tune

@@ -10,7 +10,7 @@ import stores
 
 from jrl import data, train
 from jrl.data import __main__, formats, inspection
-from jrl.data.findings import findings
+from jrl.data.findings import check_data
 from jrl.data.store import Episode
 from jrl.types import Box, Discrete
 
@@ -49,7 +49,7 @@ def found_in(*episodes, action=None, observation=None, notes=()):
     """What is found in a data set of these episodes, as (kind, what)."""
     spaces = observation or Box((3,), "float64", -1.0, 1.0), action or Discrete(2, "int64")
     store = data.of_episodes(*spaces, episodes or [plain_episode(0), plain_episode(1)], notes=notes)
-    return [(finding.kind, finding.what) for finding in findings(store)]
+    return [(finding.kind, finding.what) for finding in check_data(store)]
 
 
 def changed(name, at, value, seed=1):
@@ -133,7 +133,7 @@ def test_copies_are_found():
     episode, other = plain_episode(0), plain_episode(1)
     other.obs[3:5], other.action[3], other.reward[3] = episode.obs[7:9], episode.action[7], episode.reward[7]
     assert found_in(episode, other) == [
-        ("duplicate transitions", "of 20 transitions 1 is in the data set before, in another episode or place")
+        ("duplicate transitions", "of 20 transitions 1 is in the data set before, in another episode or step")
     ]
     other.obs[4] += 1e-3  # another observation behind it
     assert found_in(episode, other) == []
@@ -143,7 +143,7 @@ def test_every_finding_says_what_to_do():
     episodes = [changed("obs", (0, 0), np.nan), plain_episode(2, steps=1, reward=1)._replace(terminated=False)]
     episodes += [plain_episode(3), plain_episode(3)]
     store = data.of_episodes(Box((3,), "float64"), Discrete(2, "int64"), episodes, notes=["a"])
-    assert len(found := findings(store)) == 5 and all(finding.mend for finding in found)
+    assert len(found := check_data(store)) == 5 and all(finding.fix for finding in found)
 
 
 def test_inspect_says_what_is_there(path, capsys):
@@ -157,7 +157,7 @@ def test_inspect_says_what_is_there(path, capsys):
         "episodes     5: 1 terminated, 1 truncated, 1 both, 2 cut",
         "steps        15,",
         "action       Discrete(n=3, dtype='int64'), the environment's own",
-        "behaviour    log-probabilities are there",
+        "behaviour    with log-probabilities of the actions",
         "columns      log_prob float32[], state float64[2]",
         "lengths      3 ± 1.41421 (min 1, q25 2, median 3, q75 4, max 5)",
         "2 findings:\n- 2 episodes neither terminated nor truncated (first: 2)\n  -> none needed for learning",
@@ -179,12 +179,12 @@ def test_inspect_as_json_and_as_a_picture(path, tmp_path, capsys):
 
 
 def test_the_histogram_counts():
-    assert inspection.histogram(np.array([0.0, 0.5, 1.0, 10.0, np.nan]), bins=2, width=4) == [
+    assert inspection.format_histogram(np.array([0.0, 0.5, 1.0, 10.0, np.nan]), bins=2, width=4) == [
         " 0 .. 5   ████ 3",
         " 5 .. 10  █▍ 1",
     ]
-    assert inspection.histogram(np.full(3, 2.0), width=2) == ["2  ██ 3"]
-    assert inspection.histogram(np.array([np.nan])) == []
+    assert inspection.format_histogram(np.full(3, 2.0), width=2) == ["2  ██ 3"]
+    assert inspection.format_histogram(np.array([np.nan])) == []
 
 
 # ---------------------------------------------------------------- convert, split, merge
@@ -238,7 +238,7 @@ def test_what_a_reader_noted_is_told_and_kept(tmp_path, capsys):
             file[name] = x
         file["terminals"], file["timeouts"] = np.zeros(4), np.zeros(4)
     assert run("convert", tmp_path / "x.hdf5", "--to", "jrl", "--out", tmp_path / "a") == 0
-    assert "note: " in (err := capsys.readouterr().err) and "of 1 episode without a true end the last" in err
+    assert "note: " in (err := capsys.readouterr().err) and "the last transition of 1 episode without a true end" in err
     assert len(data.read(tmp_path / "a").notes) == 1
 
 
@@ -247,7 +247,7 @@ REFUSED = [
     ("zzz", "expected one of record, inspect, convert, split, merge"),
     ("inspect no/such", "data: no/such does not exist: give a file, a directory of files, or a glob"),
     ("inspect GIVEN --from csv", "data format 'csv': expected one of jrl"),
-    ("inspect GIVEN --out x.jpg", "x.jpg exists, or is not a name of a PNG file"),
+    ("inspect GIVEN --out x.jpg", "--out: expected a new file NAME.png"),
     ("inspect GIVEN --out /proc/no/x.png", "--out: cannot write to /proc/no/x.png: No such file"),
     ("inspect", "the following arguments are required: PATH"),
     ("inspect GIVEN --where policy", "--where: expected LABEL=VALUE, such as policy=main, got 'policy'"),
@@ -256,13 +256,16 @@ REFUSED = [
     ("convert GIVEN --to csv --out OUT", "data format 'csv': expected one of jrl"),
     ("convert GIVEN --to jrl --out GIVEN", "exists: choose another path, or remove it"),
     ("convert GIVEN --to minari --out GIVEN", "expected a directory, got a file: choose another path"),
-    ("convert GIVEN --to minari --out OUT --max-file-mb 3", "--max-file-mb: minari is one directory: leave it out"),
+    (
+        "convert GIVEN --to minari --out OUT --max-file-mb 3",
+        "--max-file-mb: the format minari does not split files: leave it out",
+    ),
     ("convert GIVEN --to jrl --out OUT.npz --max-file-mb 3", "OUT.npz is one file: give a directory, or leave it out"),
     ("convert GIVEN --to jrl --out OUT --max-file-mb nan", "--max-file-mb: expected more than 0, got nan"),
     ("convert GIVEN --out OUT", "the following arguments are required: --to"),
     ("split GIVEN --share 1.5 --out OUT", "--share: expected a number above 0 and below 1, got 1.5"),
     ("split GIVEN --seed -1 --out OUT", "--seed: expected a number of at least 0, got -1"),
-    ("merge GIVEN --out OUT", "is one data set: give two or more, or a glob of them"),
+    ("merge GIVEN --out OUT", "data merge: expected two or more data sets"),
 ]
 
 
@@ -275,7 +278,7 @@ def test_a_set_of_a_shipped_config_that_is_not_there_is_told_how_to_make(tmp_pat
     script = os.path.relpath(ROOT / "scripts" / "make_data.py")
     make = f"make it with `python {script} cartpole --kinds expert --out {sets}`, or "
     assert capsys.readouterr().err == f"error: data: {sets}/cartpole-expert does not exist: {make}{record}\n"
-    monkeypatch.setattr(formats, "_MAKER", tmp_path / "scripts" / "make_data.py")  # as in an installed package
+    monkeypatch.setattr(formats, "_MAKE_DATA", tmp_path / "scripts" / "make_data.py")  # as in an installed package
     assert train.main(given) == 2
     assert capsys.readouterr().err == f"error: data: {sets}/cartpole-expert does not exist: {record}\n"
     assert not (tmp_path / "run").exists()

@@ -417,7 +417,7 @@ def test_data_without_rewards_teach_imitation_and_nothing_that_reads_them(tmp_pa
     path = unrewarded(tmp_path / kind, kind)
     held = data.read(path)
     assert not held.has_rewards and not held.reward.any() and isinstance(held.action_space, Discrete)
-    assert [f.kind for f in findings.findings(held) if "reward" in f.kind] == ["no rewards"]
+    assert [f.kind for f in findings.check_data(held) if "reward" in f.kind] == ["no rewards"]
     for format, name in (("jrl", "y.npz"), ("d4rl", "y.hdf5"), ("minari", "y-v0"), ("rllib-json", "y.json")):
         assert not data.read(data.write(held, tmp_path / name, format)).has_rewards
     cfg = run_config(str(path), algo={"name": "bc"})

@@ -13,7 +13,7 @@ from PIL import Image
 
 from jrl import config, data
 from jrl.data.__main__ import main as command
-from jrl.data.findings import findings
+from jrl.data.findings import check_data
 from jrl.errors import InputError
 from jrl.run.session import Session
 from jrl.spaces_json import space_from_gymnasium, space_to_gymnasium
@@ -45,7 +45,7 @@ def test_d4rl_to_the_bit(tmp_path, spaces, compress):
 
 
 def test_d4rl_holds_no_trees(tmp_path):
-    with pytest.raises(InputError, match="observations, actions of the data set are a tree: write jrl or minari"):
+    with pytest.raises(InputError, match="observations, actions of the data set are trees: write jrl or minari"):
         data.write(stores.store(stores.NESTED), tmp_path / "x.hdf5", format="d4rl")
     assert not list(tmp_path.iterdir())
 
@@ -199,13 +199,16 @@ def test_spaces_of_gymnasium_come_back(space):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"type": "Text", "max_length": 3}, "x: spaces of the type Text are not read: use Box"),
-        ({"type": "Dict", "subspaces": {"a/b": {"type": "MultiBinary", "n": 2}}}, "must not have a /"),
-        ({"type": "Tuple", "subspaces": [{"type": "Discrete"}]}, r"x\[0\]: .* is no space of Gymnasium's \('n'\)"),
+        ({"type": "Text", "max_length": 3}, "x: expected Box, .* got a space of the type Text"),
+        ({"type": "Dict", "subspaces": {"a/b": {"type": "MultiBinary", "n": 2}}}, "not empty and without /"),
+        ({"type": "Tuple", "subspaces": [{"type": "Discrete"}]}, r"x\[0\]: expected a Gymnasium space, .* \('n'\)"),
         ({"type": "Discrete", "n": -2}, "expected a size of 1"),
-        ([], "is no space of Gymnasium's"),
-        ({"type": "Box", "dtype": "O", "shape": [1], "low": [0], "high": [1]}, "no dtype of numbers"),
-        ({"type": "Box", "dtype": "float32", "shape": [3], "low": [0, 1], "high": [1, 1, 1]}, "a bound does not have"),
+        ([], "expected a Gymnasium space"),
+        ({"type": "Box", "dtype": "O", "shape": [1], "low": [0], "high": [1]}, "expected a dtype of numbers"),
+        (
+            {"type": "Box", "dtype": "float32", "shape": [3], "low": [0, 1], "high": [1, 1, 1]},
+            "a bound with one element",
+        ),
     ],
 )
 def test_spaces_that_are_none(found, message):
@@ -242,11 +245,11 @@ def truncate(path):
 
 
 BAD_MINARI = {
-    "truncated": (truncate, r"main_data.hdf5 is damaged .*: fetch it again"),
+    "truncated": (truncate, r"main_data.hdf5 is damaged .*: download or write it again"),
     "no file": (lambda p: (p / "data" / "main_data.hdf5").unlink(), "main_data.hdf5 cannot be read"),
-    "no rewards": (lambda p: main(p).__delitem__("episode_2/rewards"), "episode 2 is damaged .*rewards.*fetch"),
+    "no rewards": (lambda p: main(p).__delitem__("episode_2/rewards"), "episode 2 is damaged .*rewards.*download"),
     "no observations": (lambda p: main(p).__delitem__("episode_1/observations"), "episode 1 is damaged .*observations"),
-    "episodes gone": (lambda p: main(p).__delitem__("episode_4"), "has 4 episodes, where metadata.json says 5"),
+    "episodes gone": (lambda p: main(p).__delitem__("episode_4"), "expected 5 episodes by metadata.json, got 4"),
     "observations short": (
         lambda p: put(main(p)["episode_0"], "observations", np.zeros((3, 3), np.float32)),
         r"mine-v0: episode 0: observations: expected the shape \(4, 3\), got \(3, 3\), for 3 steps",
@@ -257,17 +260,17 @@ BAD_MINARI = {
     ),
     "rewards of two": (
         lambda p: put(main(p)["episode_3"], "rewards", np.zeros((2, 2))),
-        "episode 3: rewards, terminations and truncations need one number for each step",
+        "episode 3: rewards, terminations and truncations: expected one number for each step",
     ),
-    "no JSON": (lambda p: (p / "data" / "metadata.json").write_text("{"), "metadata.json is damaged .*fetch it again"),
+    "no JSON": (lambda p: (p / "data" / "metadata.json").write_text("{"), "metadata.json is damaged .*download"),
     "no episodes": (lambda p: edit(p, total_episodes=0), "metadata.json is damaged .it has no episodes"),
-    "no space": (lambda p: edit(p, observation_space=None), "has no observation_space: write the data set anew"),
+    "no space": (lambda p: edit(p, observation_space=None), "has no observation_space: write the data set again"),
     "other space": (
         lambda p: edit(p, jrl=None, action_space='{"type": "Text"}'),
-        "action_space: spaces of the type Text",
+        "action_space: expected Box, .* got a space of the type Text",
     ),
     "our spaces": (lambda p: edit(p, jrl={"observation": {}}), "metadata.json is damaged"),
-    "format": (lambda p: edit(p, data_format="csv"), "0 is missing: .*metadata.json says 5 episodes"),
+    "format": (lambda p: edit(p, data_format="csv"), "0 is missing: .*metadata.json has 5 episodes"),
 }
 
 
@@ -281,7 +284,7 @@ def test_a_bad_minari_directory_is_one_error(written, case):
 
 
 def test_a_directory_that_is_none(tmp_path):
-    with pytest.raises(InputError, match="is no Minari data set: data/metadata"):
+    with pytest.raises(InputError, match="is not a Minari data set: data/metadata"):
         data.read(tmp_path, format="minari")
 
 
@@ -295,10 +298,10 @@ def test_infos_and_ends_that_cannot_be_kept_are_noted(written):
     store = data.read(written)
     assert list(store.columns) == ["log_prob", "state"] and sorted(store.labels) == ["policy", "seed"]
     for part in [
-        "the info odd is not a number or array for each step, and was left out",
-        "the info alone is not alike in all episodes, and was left out",
-        "episodes go on behind a termination",
-        "the label place is not alike",
+        "the info odd was left out: it is not a number or array for each step",
+        "the info alone was left out: it differs between episodes",
+        "episodes continue after a termination",
+        "the label place was left out: it differs",
         "the info log_prob of resets was left out",
     ]:
         assert sum(part in note for note in store.notes) == 1
@@ -347,7 +350,7 @@ def test_without_next_observations_what_is_unknown_is_dropped_or_repeated(tmp_pa
     assert store.columns["log_prob"].tolist() == [-9, -8, -7, 0, -6, -5, -4, 0, -2, 0]
     assert store.terminated.tolist() == [True, False, False] and store.truncated.tolist() == [False, True, False]
     assert store.observation == Box((2,)) and store.action_space == Box((1,), "float32", -1.0, 1.0)
-    assert len(store.notes) == 2 and "of 2 episodes without a true end the last transition" in store.notes[0]
+    assert len(store.notes) == 2 and "the last transition of 2 episodes without a true end" in store.notes[0]
 
 
 def test_with_next_observations_all_is_kept(tmp_path):
@@ -366,7 +369,7 @@ def test_rows_that_do_not_join_are_cuts(tmp_path):
     store = data.read(path)
     assert store.lengths().tolist() == [3, 4, 2] and not store.truncated.any()
     (note,) = store.notes
-    assert note.startswith("at 1 place the next observation is not that of the following step: the episode was cut")
+    assert note.startswith("at 1 place the next observation differs from the following step's: the episode was cut")
 
 
 @pytest.mark.parametrize("rounding", [1e-9, -6e-8, np.float32])
@@ -425,13 +428,13 @@ ENDS = {  # what is made of the true timeouts, and what is found
 def test_ends_in_other_rows_are_found_by_the_jumps_of_observations(tmp_path, capsys, case, following):
     timeouts, expected = ENDS[case]
     path = pendulum_file(tmp_path / "x.hdf5", timeouts, following=following)
-    found = [finding for finding in findings(data.read(path)) if finding.kind == "ends in other rows"]
+    found = [finding for finding in check_data(data.read(path)) if finding.kind == "ends in other rows"]
     if following and case == "none":
         expected = ""  # the reader cuts there, and notes it
     if following and case in ("late", "early"):
         expected = "a row too early or too late"
     assert len(found) == bool(expected)
-    assert not found or (re.search(r"\d+ (of|steps inside of) ", found[0].what) and expected in found[0].mend)
+    assert not found or (re.search(r"\d+ (of|steps inside of) ", found[0].what) and expected in found[0].fix)
     assert command(["inspect", str(path)]) == 0
     assert expected in capsys.readouterr().out
     if not expected:
@@ -452,25 +455,25 @@ def test_an_episode_of_a_single_cut_row_goes(tmp_path):
 
 
 BAD_D4RL = {
-    "missing": ({"rewards": None, "actions": None}, "has no actions: .*this one has observations"),
+    "missing": ({"rewards": None, "actions": None}, "has no actions: .*got observations"),
     "no ends": ({"timeouts": None}, "has neither timeouts nor next_observations"),
     "rows": ({"terminals": np.zeros(8)}, r"terminated: expected the shape \(9,\), got \(8,\)"),
     "last rows": (
         {"metadata/last_rows": np.array([5, 3, 8])},
-        "last_rows does not rise to the last of 9 rows",
+        "last_rows to rise to the last of 9 rows",
     ),
-    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "not a label for each episode"),
+    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "a label for each episode"),
     "wide": ({"rewards": np.zeros((9, 2))}, r"rewards: expected the shape \(9,\), got \(9, 2\)"),
     "next": ({"next_observations": np.zeros((9, 3))}, r"next observations: expected the shape \(9, 2\), got \(9, 3\)"),
     "nothing": (
         {n: np.zeros((0, 2)[: 1 + (n == "observations")]) for n in ("observations", "actions", "rewards")}
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
-        "observations, actions, terminals: there are no rows",
+        "observations, actions, terminals: expected a row for each step",
     ),
-    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "there is no whole transition in it"),
+    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "expected transitions with next observations"),
     "minari": (
         dict.fromkeys(("observations", "actions", "rewards", "terminals")) | {"episode_0/rewards": np.zeros(2)},
-        "is the file of a Minari data set: give the directory",
+        "is a file of a Minari data set: give the directory",
     ),
 }
 
@@ -486,7 +489,7 @@ def test_a_bad_d4rl_file_is_one_error(tmp_path, case):
 def test_a_truncated_d4rl_file_and_one_of_texts(tmp_path):
     path = flat_file(tmp_path / "x.hdf5")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"x\.hdf5 is damaged .*: fetch it again, or write it anew"):
+    with pytest.raises(InputError, match=r"x\.hdf5 is damaged .*: download or write it again"):
         data.read(path)
     (tmp_path / "y.hdf5").write_text("no data")
     with pytest.raises(InputError, match=r"y\.hdf5 is damaged"):

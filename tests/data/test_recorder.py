@@ -214,7 +214,7 @@ def test_episodes_of_self_play_tell_the_learner_from_its_opponents(tmp_path):
 
 def test_every_format_of_files_can_be_written():
     chosen = typing.get_type_hints(OutputConfig)["format"]
-    assert set(typing.get_args(chosen)) == set(formats.OF_FILES)
+    assert set(typing.get_args(chosen)) == set(formats.FILE_FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def in_format(format):
     return {**CARTPOLE, "stop": {"env_steps": 1000}, "data": {"output": {"format": format}}}
 
 
-@pytest.mark.parametrize("format", [format for format in formats.OF_FILES if format != "jrl"])
+@pytest.mark.parametrize("format", [format for format in formats.FILE_FORMATS if format != "jrl"])
 def test_formats_hold_the_same_steps(format, tmp_path, plain):
     pytest.importorskip({"d4rl": "h5py", "rllib-parquet": "pyarrow"}.get(format, "numpy"))
     store = collected(in_format(format), tmp_path, calls=2)

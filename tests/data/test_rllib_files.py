@@ -132,7 +132,7 @@ def test_files_of_one_data_set_are_read_together(tmp_path):
 def test_a_column_with_the_name_of_another_is_refused(tmp_path):
     expected = store()
     expected.columns["t"] = expected.columns.pop("vf_preds")
-    with pytest.raises(InputError, match="the columns t are RLlib's own"):
+    with pytest.raises(InputError, match="the columns t have another meaning in RLlib"):
         data.write(expected, tmp_path / "x.json", "rllib-json")
     assert not (tmp_path / "x.json").exists()
 
@@ -156,7 +156,7 @@ def test_no_transition_becomes_another_one(tmp_path):
     assert found.lengths().tolist() == [2, 1] and found.obs.reshape(-1).tolist() == [0, 1, 9, 2, 3]
     assert found.terminated.tolist() == [False, True] and "1 place the next observation" in found.notes[0]
     found = data.read(lines(tmp_path / "gap.json", batch(t=[0, 1, 5])))
-    assert found.lengths().tolist() == [2, 1] and "do not follow each other" in found.notes[0]
+    assert found.lengths().tolist() == [2, 1] and "a step is missing" in found.notes[0]
 
 
 def test_episode_ids_that_repeat_do_not_join(tmp_path):
@@ -171,7 +171,7 @@ def test_without_next_observations_only_known_transitions_are_kept(tmp_path):
     found = data.read(lines(tmp_path / "x.json", batch(new_obs=None), cut, lone))
     assert found.lengths().tolist() == [3, 2] and found.obs.reshape(-1).tolist() == [0, 1, 2, 2, 0, 1, 2]
     assert found.reward.tolist() == [1, 2, 3, 0, 1, 2, 0] and found.terminated.tolist() == [True, False]
-    assert "of 2 episodes without a true end the last transition was left out" in found.notes[0]
+    assert "the last transition of 2 episodes without a true end was left out" in found.notes[0]
 
 
 def test_older_columns_are_understood(tmp_path):
@@ -182,29 +182,29 @@ def test_older_columns_are_understood(tmp_path):
 
 
 def test_numbers_are_given_in_the_order_of_appearance():
-    assert transitions.numbered(np.array([5, 5, 2, 9, 2]), np.array([*"aabaa"])).tolist() == [0, 0, 1, 2, 3]
+    assert transitions.number_groups(np.array([5, 5, 2, 9, 2]), np.array([*"aabaa"])).tolist() == [0, 0, 1, 2, 3]
 
 
 # ---------------------------------------------------------------- bad files
 
 BAD = {
-    "no object": ("[1, 2]", "line 2: this is no line of RLlib's"),
-    "no JSON": ("checkpoint", "line 2: this is no line of RLlib's"),
+    "no object": ("[1, 2]", "line 2: this is not a line of RLlib"),
+    "no JSON": ("checkpoint", "line 2: this is not a line of RLlib"),
     "cut off": (json.dumps(batch())[:60], "line 2: the line is damaged or cut off"),
-    "nested": ("[" * 10**6, "line 2: this is no line of RLlib's"),
-    "no rewards": (batch(rewards=None), "line 2: the column rewards is missing, which other lines have"),
-    "short": (batch(actions=[0, 1]), "line 2: column actions: it has not 3 rows"),
-    "ragged": (batch(obs=[[0.0], [1.0, 2.0], [2.0]]), "line 2: column obs: its rows have different shapes"),
-    "objects": (batch(obs=[[0.0], None, [2.0]]), "line 2: column obs: its rows have different shapes|something else"),
+    "nested": ("[" * 10**6, "line 2: this is not a line of RLlib"),
+    "no rewards": (batch(rewards=None), "line 2: the column rewards is missing, but other lines have it"),
+    "short": (batch(actions=[0, 1]), "line 2: column actions: expected 3 rows"),
+    "ragged": (batch(obs=[[0.0], [1.0, 2.0], [2.0]]), "line 2: column obs: expected rows of one shape"),
+    "objects": (batch(obs=[[0.0], None, [2.0]]), "line 2: column obs: expected rows of one shape|expected numbers"),
     "other shape": (
         batch(obs=[[0.0, 0]] * 3, new_obs=[[0.0, 0]] * 3),
-        r"line 2: column obs has rows of the shape \[2\]",
+        r"line 2: column obs: .* got \[2\]",
     ),
-    "unlike": (batch(new_obs=[[0.0, 0]] * 3), "line 2: column new_obs has rows of the shape"),
-    "text": (batch(obs="no base64!"), "line 2: column obs: it is a text, and none that RLlib packs"),
+    "unlike": (batch(new_obs=[[0.0, 0]] * 3), "line 2: column new_obs: expected rows of the shape"),
+    "text": (batch(obs="no base64!"), "line 2: column obs: expected base64, as RLlib packs"),
     "no LZ4": (batch(obs="AAAA"), "line 2: column obs: LZ4: the frame is cut off"),
     "no pickle": (batch(obs=packed(b"abc")), "line 2: column obs: the pickle"),
-    "one without": (batch(new_obs=None), "line 2: the column new_obs is missing, which other lines have"),
+    "one without": (batch(new_obs=None), "line 2: the column new_obs is missing, but other lines have it"),
 }
 
 
@@ -224,14 +224,14 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
     path = data.write(store(), tmp_path / name, format_of(name))
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InputError, match=f"{name}.*(damaged|no transition)"):
+    with pytest.raises(InputError, match=f"{name}.*(damaged|expected transitions)"):
         data.read(path)
 
 
 def test_archives_need_members_of_json(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("model.bin", b"abc")
-    with pytest.raises(InputError, match=r"no member NAME\.json"):
+    with pytest.raises(InputError, match=r"a member NAME\.json"):
         data.read(tmp_path / "x.zip")
     with zipfile.ZipFile(tmp_path / "y.zip", "w") as archive:
         archive.writestr("../../y.json", json.dumps(batch()))

@@ -41,7 +41,7 @@ TYPES = {
     "large lists": lambda x: pa.array(x, pa.large_list(pa.float32())),
     "lists of fixed sizes": lambda x: pa.array(x, pa.list_(pa.float64(), 2)),
     "pyarrow's tensors": tensors,
-    "packed by row": lambda x: pa.array([packed_arrays.packed(np.array(row)) for row in x]),
+    "packed by row": lambda x: pa.array([packed_arrays.pack(np.array(row)) for row in x]),
 }
 
 
@@ -81,12 +81,12 @@ VARIABLE = {b"ARROW:extension:name": b"ray.data.arrow_variable_shaped_tensor", b
 WRONG_SHAPE = {**CLOUDPICKLED, b"ARROW:extension:metadata": b"[3]"}
 BAD = {
     "no actions": ({"actions": None}, "the columns actions are missing"),
-    "ragged": ({"obs": [[0.0], [1.0, 2.0], [3.0]]}, "column obs: its rows have different lengths"),
-    "ragged by chance": ({"obs": [[0.0], [1.0, 2.0, 3.0], [4.0, 5.0]]}, "column obs: its rows have different lengths"),
-    "empty rows": ({"obs": [[0.0, 0.0], None, [0.0, 0.0]]}, "column obs: some of its rows are empty"),
-    "empty numbers": ({"obs": [[0.0, None]] * 3}, "column obs: some of its rows are empty"),
-    "dates": ({"obs": pa.array([1, 2, 3], pa.date32())}, "column obs: it has the type date32"),
-    "texts": ({"obs": ["a", "b", "c"]}, "column obs: it is a text, and none that RLlib packs"),
+    "ragged": ({"obs": [[0.0], [1.0, 2.0], [3.0]]}, "column obs: expected rows of one length"),
+    "ragged by chance": ({"obs": [[0.0], [1.0, 2.0, 3.0], [4.0, 5.0]]}, "column obs: expected rows of one length"),
+    "empty rows": ({"obs": [[0.0, 0.0], None, [0.0, 0.0]]}, "column obs: some rows are empty"),
+    "empty numbers": ({"obs": [[0.0, None]] * 3}, "column obs: some rows are empty"),
+    "dates": ({"obs": pa.array([1, 2, 3], pa.date32())}, "column obs: expected numbers, got the type date32"),
+    "texts": ({"obs": ["a", "b", "c"]}, "column obs: expected base64, as RLlib packs"),
     "a pickle": ({"obs": [packed(b"cposix\nsystem\n.")] * 3}, "column obs: the pickle wants posix.system"),
     "unlike": ({"new_obs": [[0.0]] * 3}, "next observations: expected the shape"),
     "nothing": ({"actions": pa.nulls(3)}, "column actions"),
@@ -104,7 +104,7 @@ def test_a_column_that_is_wrong_is_named(tmp_path, case):
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
-    [(CLOUDPICKLED, "written as a pickle"), (VARIABLE, "its rows make no array"), (WRONG_SHAPE, "column obs: ")],
+    [(CLOUDPICKLED, "written as a pickle"), (VARIABLE, "expected arrays of one shape"), (WRONG_SHAPE, "column obs: ")],
 )
 def test_shapes_that_cannot_be_read_are_refused(tmp_path, metadata, message):
     given = table()
@@ -155,7 +155,7 @@ def test_a_schema_that_would_be_read_otherwise_is_refused(tmp_path):
     path = written(path)
     again = pq.read_table(path).replace_schema_metadata({"more": "ARROW:schema"})
     pq.write_table(again, path)
-    with pytest.raises(InputError, match="its footer has a schema of another form, or several"):
+    with pytest.raises(InputError, match="expected one Arrow schema in the footer"):
         data.read(path)
 
 
@@ -167,10 +167,10 @@ def test_further_columns_that_are_no_arrays_are_left_out(tmp_path):
 def test_files_that_do_not_belong_together_are_refused(tmp_path):
     written(tmp_path / "a.parquet")
     written(tmp_path / "b.parquet", vf_preds=[1.0, 2.0, 3.0])
-    with pytest.raises(InputError, match=r"b\.parquet has the columns .*vf_preds, where .*read them apart"):
+    with pytest.raises(InputError, match=r"b\.parquet: expected the columns .* got .*vf_preds.*: read them separately"):
         data.read(tmp_path)
     written(tmp_path / "b.parquet", obs=[[0.0]] * 3, new_obs=[[0.0]] * 3)
-    with pytest.raises(InputError, match="column obs: its rows have different shapes"):
+    with pytest.raises(InputError, match="column obs: expected rows of one shape"):
         data.read(tmp_path)
 
 
@@ -183,9 +183,12 @@ def episode(path):
     ("change", "message"),
     [
         (lambda e: e.pop("rewards"), "rewards is missing"),
-        (lambda e: e["observations"]["data"][1].update({b"type": "O"}), "dtype O, where numbers are read only"),
-        (lambda e: e["observations"]["data"][1].update({b"shape": [10**12]}), "8 bytes for an array"),
-        (lambda e: e["observations"]["data"].__setitem__(1, "text"), "it holds a str"),
+        (
+            lambda e: e["observations"]["data"][1].update({b"type": "O"}),
+            "expected an array of numbers, got the dtype O",
+        ),
+        (lambda e: e["observations"]["data"][1].update({b"shape": [10**12]}), "got 8 bytes"),
+        (lambda e: e["observations"]["data"].__setitem__(1, "text"), "got a str"),
         (lambda e: e["observations"]["data"].pop(), "observations: expected the shape"),
     ],
 )
@@ -201,7 +204,7 @@ def test_what_a_file_says_of_itself_must_fit(tmp_path):
     path = data.write(store(), tmp_path / "x.parquet", "rllib-parquet")
     whole = pq.read_table(path)
     about = whole.schema.metadata[b"jrl"]
-    for other, message in ((about.replace(b"[3]", b"[4]"), "rows of the shape"), (about[:-9], "damaged")):
+    for other, message in ((about.replace(b"[3]", b"[4]"), "expected rows of"), (about[:-9], "damaged")):
         pq.write_table(whole.replace_schema_metadata({b"jrl": other}), path)
         with pytest.raises(InputError, match=message):
             data.read(path)
@@ -217,8 +220,8 @@ def test_finding_the_format_imports_no_pyarrow():
     code = f"""
 import sys; from pathlib import Path
 from jrl.data import formats
-assert formats.format_of(Path({str(FILES / "rllib-tabular")!r})) == "rllib-parquet"
-assert formats.format_of(Path({str(FILES)!r})) == "rllib-json"
+assert formats.find_format(Path({str(FILES / "rllib-tabular")!r})) == "rllib-parquet"
+assert formats.find_format(Path({str(FILES)!r})) == "rllib-json"
 assert not [name for name in sys.modules if name.startswith("pyarrow")]
 """
     subprocess.run([sys.executable, "-c", code], check=True)

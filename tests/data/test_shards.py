@@ -28,12 +28,12 @@ def test_names_that_are_alike_are_kept_apart(tmp_path):
     given = dataclasses.replace(given, columns=columns)
     stores.same(given, data.read(data.write(given, tmp_path / "x.npz")))
     nameless = dataclasses.replace(stores.store(), columns={"x": {"": numbers, "y": numbers}})
-    for bad, words in ((given, "HDF5 cannot tell the names"), (nameless, "HDF5 cannot keep the name ''")):
+    for bad, words in ((given, "are one path in HDF5"), (nameless, "HDF5 cannot store the name ''")):
         with pytest.raises(InputError, match=f"{words}.*rename it, or write the format jrl"):
             data.write(bad, tmp_path / "x-v0", format="minari")
         assert not (tmp_path / "x-v0").exists()
     slash = dataclasses.replace(stores.store(), columns={"x/y": numbers})
-    with pytest.raises(InputError, match="HDF5 cannot keep the name 'x/y'"):
+    with pytest.raises(InputError, match="HDF5 cannot store the name 'x/y'"):
         data.write(slash, tmp_path / "x.hdf5", format="d4rl")
 
 
@@ -51,7 +51,7 @@ def test_files_of_other_dtypes_and_columns_go_together(tmp_path):
     data.write(other, tmp_path / "a" / "1.npz")
     found = data.read(tmp_path / "a")
     assert found.num_episodes == 10 and list(found.columns) == ["log_prob"] and found.reward.dtype == np.float64
-    assert found.notes == ("the column state is not in all of the files, and was left out",)
+    assert found.notes == ("the column state was left out: some files lack it",)
     assert np.array_equal(found.obs[found.num_rows // 2 :], given.obs)
 
 
@@ -87,16 +87,16 @@ def flip(path):
 
 BAD = {
     "truncated": (lambda p: p.write_bytes(p.read_bytes()[:-40]), "x.npz is damaged"),
-    "a bit": (flip, "x.npz is damaged .Bad CRC-32 for file 'obs.npy'.: fetch it again, or write it anew"),
-    "header": (lie, "reward.npy has 80 bytes of numbers, where its shape needs 80000000"),
+    "a bit": (flip, "x.npz is damaged .Bad CRC-32 for file 'obs.npy'.: download or write it again"),
+    "header": (lie, "reward.npy: expected 80000000 bytes for its shape, got 80"),
     "missing": (lambda p: anew(p, action=None), "x.npz is damaged .action is missing"),
-    "objects": (lambda p: anew(p, reward=np.array([{}])), "reward.npy has objects, which are not read"),
+    "objects": (lambda p: anew(p, reward=np.array([{}])), "reward.npy: expected numbers or texts, got objects"),
     "rows": (lambda p: anew(p, reward=np.zeros(3)), r"reward: expected the shape \(20,\), got \(3,\)"),
     "ends": (lambda p: anew(p, terminated=np.zeros(3, bool)), r"terminated: expected the shape \(5,\), got \(3,\)"),
     "offsets": (lambda p: anew(p, offsets=np.arange(6)), "offsets: expected to begin at 0 and to rise by 2 or more"),
     "shape": (lambda p: anew(p, obs=np.zeros((20, 9))), r"obs: expected the shape \(20, 3\), got \(20, 9\)"),
     "no JSON": (lambda p: anew(p, **{"about.json": b"{"}), "x.npz is damaged"),
-    "not ours": (lambda p: anew(p, **{"about.json": None}), "is no data set of jrl's: about.json in it should say"),
+    "not ours": (lambda p: anew(p, **{"about.json": None}), "is not a data set of jrl: expected about.json"),
     "no zip": (lambda p: p.write_text("x"), "x.npz is damaged .File is not a zip file"),
 }
 

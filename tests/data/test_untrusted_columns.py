@@ -13,7 +13,7 @@ from rllib_cases import batch, lines, mutated, packed
 
 from jrl import data
 from jrl.data.formats import files, packed_arrays
-from jrl.data.formats.packed_arrays import Refused, from_pickle
+from jrl.data.formats.packed_arrays import RefusedData, read_pickle
 from jrl.errors import InputError
 
 PROTOCOLS = [2, 3, 4, 5]
@@ -39,9 +39,9 @@ def test_arrays_are_read_as_pickle_reads_them(protocol, name):
     for text in (content, content.replace(b"numpy._core", b"numpy.core")):  # numpy 1's names; lengths differ below
         if text is not content and protocol >= 4:
             text = renamed(expected, protocol)
-            found = {"a": from_pickle(text)}
+            found = {"a": read_pickle(text)}
         else:
-            found = from_pickle(text)
+            found = read_pickle(text)
             np.testing.assert_array_equal(found["b"][0], expected + 1)
         assert found["a"].shape == expected.shape and found["a"].dtype == expected.dtype
         np.testing.assert_array_equal(found["a"], expected)
@@ -120,7 +120,7 @@ HOSTILE = {  # none of which pickle.dumps writes: content and error
     "a function of a name's own": (b"cposix\nsystem\n\x8c\x02ls\x85R.", "wants posix.system"),
     "an instance": (b"(iposix\nsystem\n.", "instruction INST"),
     "an extension, which a cache may hold": (b"\x82\x01.", "instruction EXT1"),
-    "a name is changed": (b"cnumpy\ndtype\nN}\x8c\x0c__defaults__)s\x86b.", "changes something that is no array"),
+    "a name is changed": (b"cnumpy\ndtype\nN}\x8c\x0c__defaults__)s\x86b.", "changes an object that is not an array"),
     "a text is called": (b"\x8c\x02ls)R.", "damaged"),
     "a name of a module": (b"\x8c\x05numpy\x8c\x09ctypeslib\x93.", "numpy.ctypeslib"),
     "another encoding": (b"c_codecs\nencode\n\x8c\x01a\x8c\x05rot13\x86R.", "calls encode"),
@@ -133,8 +133,8 @@ HOSTILE = {  # none of which pickle.dumps writes: content and error
     "negative sizes": (reduced("_frombuffer", b"C\x04abcd", DTYPE, b"J\xff\xff\xff\xff\x85\x8c\x01C") + b".", "shape"),
     "bytes that are not there": (b"\x8e" + struct.pack("<Q", 2**62) + b"abc.", "damaged"),
     "a frame that is not there": (b"\x80\x04\x95" + struct.pack("<Q", 2**62) + EMPTY + b".", "damaged"),
-    "a place far away": (b"K\x01r\xff\xff\xff\x7f.", "leaves places"),
-    "a place that is empty": (b"h\x07.", "what is not there"),
+    "a place far away": (b"K\x01r\xff\xff\xff\x7f.", "skips indices"),
+    "a place that is empty": (b"h\x07.", "a missing object"),
     "a dict in itself": (b"}\x94\x8c\x01ah\x00s.", "more than once"),
     "tuples of tuples": (SHARED_TUPLES + b".", "more than once"),
     "tuples of tuples as a key": (b"}" + SHARED_TUPLES + b"K\x01s.", "more than once"),
@@ -159,8 +159,8 @@ def test_hostile_pickles_are_refused_at_once(case):
     content, message = HOSTILE[case]
     tracemalloc.start()
     try:
-        with pytest.raises(Refused, match=message):
-            from_pickle(content)
+        with pytest.raises(RefusedData, match=message):
+            read_pickle(content)
         assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:
         tracemalloc.stop()
@@ -169,7 +169,7 @@ def test_hostile_pickles_are_refused_at_once(case):
 def test_a_dict_of_many_arrays_is_read():
     given = {f"part {i}": np.full(3, i, ">f4") for i in range(500)}
     for protocol in PROTOCOLS:
-        found = from_pickle(pickle.dumps(given, protocol=protocol))
+        found = read_pickle(pickle.dumps(given, protocol=protocol))
         assert all(np.array_equal(found[k], x) and found[k].dtype == x.dtype for k, x in given.items())
 
 
@@ -179,10 +179,10 @@ def test_damaged_pickles_are_refused_or_arrays():
     outcomes = [0, 0]
     for content in mutated(whole, rng, 2000):
         try:
-            found = from_pickle(content)
+            found = read_pickle(content)
             assert isinstance(found, np.ndarray) and found.dtype.kind in "biuf" and found.nbytes <= len(content)
             outcomes[0] += 1
-        except Refused:
+        except RefusedData:
             outcomes[1] += 1
     assert min(outcomes) > 50  # both happen
 
@@ -195,12 +195,12 @@ def frame(text):
 
 
 def test_what_a_frame_unpacks_to_has_a_limit(monkeypatch):
-    text = packed_arrays.packed(np.zeros(2**21))
-    assert packed_arrays.unpacked(text).nbytes == 2**24
+    text = packed_arrays.pack(np.zeros(2**21))
+    assert packed_arrays.unpack(text).nbytes == 2**24
     monkeypatch.setattr(packed_arrays, "_SMALL", 2**10)
-    monkeypatch.setattr(files, "most", lambda: 2**23)
-    with pytest.raises(Refused, match="larger than the memory takes"):
-        packed_arrays.unpacked(text)
+    monkeypatch.setattr(files, "size_limit", lambda: 2**23)
+    with pytest.raises(RefusedData, match="larger than the memory takes"):
+        packed_arrays.unpack(text)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_a_frame_unpacks_to_has_a_limit(monkeypatch):
     ],
 )
 def test_damaged_frames_are_refused(tmp_path, spoil):
-    whole = frame(packed_arrays.packed(np.arange(12, dtype=np.float32).reshape(3, 4)))
+    whole = frame(packed_arrays.pack(np.arange(12, dtype=np.float32).reshape(3, 4)))
     spoiled = base64.b64encode(spoil(whole)).decode()
     with pytest.raises(InputError, match=r"x\.json, line 2: column obs: (LZ4|the pickle)"):
         data.read(lines(tmp_path / "x.json", batch(), batch(obs=spoiled)))

@@ -99,7 +99,7 @@ def test_a_group_in_itself_is_refused(tmp_path):
     path = flat_file(tmp_path / "x.hdf5")
     with h5py.File(path, "r+") as file:
         file["infos/more"], file["infos/again"] = file["infos"], file["infos"]
-    refused(path, "the group stands in the file twice")
+    refused(path, "the file contains this group twice")
 
 
 # ---------------------------------------------------------------- sizes
@@ -117,7 +117,7 @@ def test_what_unpacks_to_more_than_the_memory_is_refused_before_it_is_unpacked(t
     with h5py.File(tmp_path / "huge.h5", "w") as file:
         for name in ("observations", "actions", "rewards", "terminals", "timeouts"):
             file.create_dataset(name, (10**12,), "f4", chunks=(1024,))
-    refused(tmp_path / "huge.h5", "got 20000.00 GB once they are unpacked: split the data set, or read it on a larger")
+    refused(tmp_path / "huge.h5", "got 20000.00 GB unpacked: split the data set, or read it on a larger")
 
 
 def test_what_announces_no_size_ends_where_the_memory_does(tmp_path):
@@ -164,7 +164,10 @@ NPZ = {  # member, its content or a function of the content, and the error
     "deep JSON": ("about.json", DEEP, "damaged.*recursion"),
     "columns": ("about.json", about(columns=[]), "damaged"),
     "space": ("about.json", about(action={"kind": "Discrete", "n": 10**400, "dtype": "int64"}), "expected a size of"),
-    "dtype": ("about.json", about(action={"kind": "Discrete", "n": 3, "dtype": "complex64"}), "no dtype of numbers"),
+    "dtype": (
+        "about.json", about(action={"kind": "Discrete", "n": 3, "dtype": "complex64"}),
+        "expected a dtype of numbers",
+    ),
     "env_action": ("about.json", about(meta={"env_action": {"kind": "x"}}), "meta env_action: expected a space"),
 }  # fmt: skip
 
@@ -228,14 +231,14 @@ def test_an_odd_column_of_a_table_is_one_error(tmp_path):
     }  # fmt: skip
     shape = {b"ARROW:extension:name": b"ray.data.arrow_tensor_v2", b"ARROW:extension:metadata": b"{}"}
     for name, column, message in (
-        ("rewards", pyarrow.array([[1.0, 2.0]] * 5), "rewards: expected a number for each of 5 steps"),
-        ("rewards", pyarrow.array([{"a": 1.0}] * 5), "rewards: expected a number for each of 5 steps"),
-        ("rewards", pyarrow.array(["x"] * 5), "column rewards: it is a text"),
+        ("rewards", pyarrow.array([[1.0, 2.0]] * 5), "rewards: expected one number for each of 5 steps"),
+        ("rewards", pyarrow.array([{"a": 1.0}] * 5), "rewards: expected one number for each of 5 steps"),
+        ("rewards", pyarrow.array(["x"] * 5), "column rewards: expected base64"),
         ("eps_id", pyarrow.array(["a" * 2000] * 5), "its ids: expected texts of at most 1000 characters"),
-        ("eps_id", pyarrow.array([None, *["a"] * 4]), "column eps_id: some of its rows are empty"),
-        ("terminateds", pyarrow.array([[True, False]] * 5), "terminateds: expected a number for each of 5"),
+        ("eps_id", pyarrow.array([None, *["a"] * 4]), "column eps_id: some rows are empty"),
+        ("terminateds", pyarrow.array([[True, False]] * 5), "terminateds: expected one number for each of 5"),
         ("actions", pyarrow.array([2**62] * 5), "integer actions: expected 0 to"),
-        ("obs", None, "column obs: expected the shape of its rows in the schema"),
+        ("obs", None, "column obs: expected the shape of the rows in the schema"),
     ):
         table = pyarrow.table(columns | ({} if column is None else {name: column}))
         if column is None:

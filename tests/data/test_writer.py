@@ -54,7 +54,7 @@ def test_what_is_wrong_is_told_at_once_and_the_rest_is_kept(tmp_path):
         writer.add(episode(0))
         with pytest.raises(InputError, match=r"episode 1: observations: expected the shape .*, got \(5, 3\)"):
             writer.add(episode(1)._replace(obs=np.zeros((5, 3), np.float32)))
-        with pytest.raises(InputError, match=r"episode 1: it has the columns \[\]"):
+        with pytest.raises(InputError, match=r"episode 1: its columns are \[\]"):
             writer.add(episode(1)._replace(columns={}))
     assert data.read(tmp_path).num_episodes == 1
 

@@ -1,4 +1,4 @@
-"""HDF5 files: opening those of anybody, reading and writing arrays in them."""
+"""HDF5 files, also from untrusted sources: opening, reading and writing."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,44 +10,43 @@ import numpy as np
 from jrl.data.formats import files
 from jrl.errors import InputError
 
-_ROWS = 64  # rows that are read at once where each has a length of its own
-_CHUNK_BYTES = 2**20  # what HDF5 keeps of a data set in memory
+_ROWS = 64  # rows of different lengths that are read at a time
+_CHUNK_BYTES = 2**20  # chunk cache of HDF5
 
 
-def h5py() -> Any:
-    """Imports h5py. Raises InputError: it is not installed."""
-    return files.library("h5py", "HDF5 files")
+def import_h5py() -> Any:
+    """Return the module h5py. Raises InputError: not installed."""
+    return files.import_library("h5py", "HDF5 files")
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Opens a file for reading, after a check of everything in it.
+def open_file(path: Path) -> Iterator[Any]:
+    """Open a file for reading, after a check of all groups and arrays.
 
-    HDF5 can take the numbers of an array, or whole parts of a file, from other files of the reader's machine. A file
-    from another person would bring these into the data set, so all such links are refused.
+    HDF5 can read an array, or whole parts of a file, from other files of the reader's machine. An untrusted file could
+    copy private files into a data set, so all such links are refused.
 
     Raises:
-      InputError: the file is not HDF5, is damaged where the block reads it, refers to other files, or holds more than
-        the memory takes.
+      InputError: the file is not HDF5, is damaged, refers to other files, or is larger than the memory.
     """
-    with files.reading(path), h5py().File(path, "r") as file:
-        files.check_size(path, _announced(file, path))
+    with files.reading(path), import_h5py().File(path, "r") as file:
+        files.check_size(path, _measure_arrays(file, path))
         yield file
 
 
-def _announced(file: Any, path: Path) -> int:
-    """Returns the bytes of all arrays in a file, unpacked. Nothing of them is read.
+def _measure_arrays(file: Any, path: Path) -> int:
+    """Return the unpacked size of all arrays of a file in bytes, without reading them.
 
     Raises:
-      InputError: a link or an array refers to another place or file, or a group stands in itself.
+      InputError: a link, an array in another file, or a group that contains itself.
     """
-    module = h5py()
+    module = import_h5py()
     total, groups, left = 0, set(), [("", file)]
     while left:
         place, group = left.pop()
         address = module.h5o.get_info(group.id).addr
         if address in groups:
-            raise InputError(f"data: {path}: {place[:200]}: the group stands in the file twice: write the file anew")
+            raise InputError(f"data: {path}: {place[:200]}: the file contains this group twice: write the file again")
         groups.add(address)
         for name in group:
             where, outside = f"{place}/{name}".lstrip("/"), ""
@@ -63,15 +62,15 @@ def _announced(file: Any, path: Path) -> int:
                 total += found.nbytes if found.shape is not None else 0
             if outside:
                 what = f"expected numbers in this file, got {outside}, which is not followed"
-                raise InputError(f"data: {path}: {where[:200]}: {what}: write the file anew with the arrays themselves")
+                raise InputError(f"data: {path}: {where[:200]}: {what}: write the arrays into the file")
     return total
 
 
-def array(found: Any) -> np.ndarray:
-    """Reads an array. Of rows with lengths of their own, such as texts, no header says how much they take together.
+def read_array(found: Any) -> np.ndarray:
+    """Return the array of an HDF5 data set.
 
     Raises:
-      InputError: such rows take more than the memory has.
+      InputError: rows of different lengths, such as texts, take more than the memory; no header gives their size.
     """
     if found.dtype.kind != "O" or not found.shape:
         return np.asarray(found[()])
@@ -85,26 +84,25 @@ def array(found: Any) -> np.ndarray:
 
 
 def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -> None:
-    """Raises InputError: two arrays would have one name in the file, or HDF5 cannot keep a name.
+    """Check the names of arrays, each from the file's root. Raises InputError: two arrays with one path, or bad names.
 
-    HDF5 takes names with / for paths: "a/b" and the "b" of a Dict "a" are one array. `names` has those on the way to
-    each array; `nested` says that a name with / is found again.
+    HDF5 reads names with / as paths: "a/b" is also the "b" of a Dict "a". `nested`: whether the reader accepts them.
     """
-    mend = "rename it, or write the format jrl"
-    taken: dict[tuple[str, ...], tuple[tuple[str, ...], bool]] = {}  # place -> name, whether an array is there
+    fix = "rename it, or write the format jrl"
+    taken: dict[tuple[str, ...], tuple[tuple[str, ...], bool]] = {}  # path -> name, whether it is an array
     for name in names:
-        place = tuple(part for one in name for part in one.split("/"))
+        place = tuple(part for piece in name for part in piece.split("/"))
         if not all(place) or "." in place or (len(place) > len(name) and not nested):
-            raise InputError(f"data: {path}: HDF5 cannot keep the name {name[-1]!r:.80}: {mend}")
+            raise InputError(f"data: {path}: HDF5 cannot store the name {name[-1]!r:.80}: {fix}")
         for end in range(1, len(place) + 1):
             other, is_array = taken.setdefault(place[:end], (name, end == len(place)))
             if other is not name and (is_array or end == len(place)):
-                one, two = (str(list(found))[:80] for found in (other, name))
-                raise InputError(f"data: {path}: HDF5 cannot tell the names {one} and {two} apart: {mend}")
+                first, second = (str(list(found))[:80] for found in (other, name))
+                raise InputError(f"data: {path}: the names {first} and {second} are one path in HDF5: {fix}")
 
 
-def put(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:
-    """Writes an array [n, *] that other programs can append rows to."""
+def write_array(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:
+    """Write an array [n, *] as a data set to which other programs can append rows."""
     how = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if compress else {}
     rows = min(len(array), _CHUNK_BYTES // max(1, array[:1].nbytes))
     chunks = tuple(max(1, n) for n in (rows, *array.shape[1:]))

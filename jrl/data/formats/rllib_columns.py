@@ -1,4 +1,4 @@
-"""Columns of RLlib's files, JSON and Parquet alike: their names and their place in a store."""
+"""Columns of RLlib's JSON and Parquet files: their names, and their conversion to a store and back."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of, table_of
-from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, guessed_action, guessed_observation, without_axis
+from jrl.data.formats import transitions
+from jrl.data.formats.transitions import Transitions, guess_space, number_groups
+from jrl.data.store import LOG_PROB, NO_REWARDS, EpisodeStore, drop_choice_axis, guess_action, guess_observation
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
 
@@ -20,53 +21,54 @@ AGENT_ID, MODULE_ID, INFOS = "agent_id", "module_id", "infos"
 LOGP, PROB = "action_logp", "action_prob"
 POLICY, AGENT_LABEL = "policy", "agent"  # labels of the store
 REQUIRED = (OBS, ACTIONS)  # imitation needs no rewards
-KEYS = {EPISODE, T, AGENT, AGENT_ID, MODULE_ID, UNROLL}  # whose step a row is
-NEEDED = {*REQUIRED, REWARDS, NEXT_OBS, TERMINATED, TRUNCATED, DONE, EPISODE, T, AGENT, LOGP, PROB}  # wrong is an error
-# what follows from other columns, or says nothing of a step
+KEYS = {EPISODE, T, AGENT, AGENT_ID, MODULE_ID, UNROLL}  # columns that identify the step of a row
+# columns whose faults are errors; other columns with faults are left out
+NEEDED = {*REQUIRED, REWARDS, NEXT_OBS, TERMINATED, TRUNCATED, DONE, EPISODE, T, AGENT, LOGP, PROB}
+# columns that follow from others, or do not describe a step
 LEFT_OUT = {"prev_actions", "prev_rewards", "prev_obs", "seq_lens", "batch_indexes", UNROLL, INFOS}
 _FLAT = (REWARDS, TERMINATED, TRUNCATED, DONE, T, LOGP, PROB)  # a number for each step
-_OWN = NEEDED | KEYS | LEFT_OUT
+_RLLIB_COLUMNS = NEEDED | KEYS | LEFT_OUT
 
 
-def shapes(tree: PyTree) -> Any:
-    """Returns the shapes of the rows of a tree of arrays [n, *], in a tree that can be compared."""
+def row_shapes(tree: PyTree) -> Any:
+    """Return the shapes of the rows of a tree of arrays [n, *]."""
     if isinstance(tree, dict):
-        return {name: shapes(part) for name, part in tree.items()}
-    return tuple(map(shapes, tree)) if isinstance(tree, tuple) else [*tree.shape[1:]]
+        return {name: row_shapes(part) for name, part in tree.items()}
+    return tuple(map(row_shapes, tree)) if isinstance(tree, tuple) else [*tree.shape[1:]]
 
 
-def joined(parts: Sequence[PyTree]) -> PyTree:
-    """Returns trees of arrays [n, *] end to end. Raises ValueError: their rows have different shapes."""
-    if len({str(shapes(part)) for part in parts}) > 1:
-        raise ValueError("its rows have different shapes: they make no array")
+def join_arrays(parts: Sequence[PyTree]) -> PyTree:
+    """Return the concatenation of trees of arrays [n, *]. Raises ValueError: different shapes."""
+    if len({str(row_shapes(part)) for part in parts}) > 1:
+        raise ValueError("expected rows of one shape")
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def name_of(paths: Sequence[Path]) -> str:
-    """Returns the name of files that are read together, for messages."""
+def name_files(paths: Sequence[Path]) -> str:
+    """Return the name of several files, for messages."""
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
-def store_of_columns(
+def build_store(
     columns: Mapping[str, PyTree], labels: Mapping[str, np.ndarray], path: str, notes: list[str], *,
     texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
-    """Returns the episodes of RLlib's columns [N, *], by RLlib's names.
+    """Return the episodes of RLlib's columns [N, *]. Raises InputError: columns of wrong sizes.
 
-    The `labels` [N] of the store tell episodes apart; `texts` are what numbers of labels stand for; `notes` say what
-    was left out so far. `known` are the spaces, which are guessed where the file does not say them.
+    Rows with equal `labels` [N] are an episode. `texts` has the text of each number of a label. `known` are the spaces
+    of observations and actions; None: guess them.
     """
     count = len(jax.tree.leaves(columns[ACTIONS])[0])
     meta = {"source": "RLlib"} if meta is None else meta
     if REWARDS not in columns:
         columns, meta = {**columns, REWARDS: np.zeros(count, np.float32)}, {**meta, **NO_REWARDS}
-    action = columns[ACTIONS] if known else jax.tree.map(without_axis, columns[ACTIONS])
+    action = columns[ACTIONS] if known else jax.tree.map(drop_choice_axis, columns[ACTIONS])
     if wrong := [k for k in _FLAT if k in columns and getattr(columns[k], "size", None) != count]:
-        raise InputError(f"data: {path}: {', '.join(wrong)}: expected a number for each of {count:,} steps")
+        raise InputError(f"data: {path}: {', '.join(wrong)}: expected one number for each of {count:,} steps")
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
     if not flags:
-        notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")
+        notes.append("the columns terminateds and truncateds are missing: all episodes count as cut")
     reward = columns[REWARDS].reshape(count)
     steps = Transitions(
         obs=columns[OBS],
@@ -75,18 +77,18 @@ def store_of_columns(
         terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))),
         truncated=flags.get(TRUNCATED, np.zeros(count, bool)),
         next_obs=columns.get(NEXT_OBS),
-        episode=numbered(*labels.values()) if labels else None,
+        episode=number_groups(*labels.values()) if labels else None,
         t=columns[T].reshape(count) if T in columns else None,
-        columns=_further(columns),
+        columns=_extra_columns(columns),
         labels=labels,
     )
-    space = known or (guessed(guessed_observation, steps.obs), guessed(guessed_action, steps.action))
-    store = store_of(steps, *space, meta={**meta, "path": path}, notes=notes)
+    space = known or (guess_space(guess_observation, steps.obs), guess_space(guess_action, steps.action))
+    store = transitions.build_store(steps, *space, meta={**meta, "path": path}, notes=notes)
     return dataclasses.replace(store, labels=store.labels | {k: of[store.labels[k]] for k, of in texts.items()})
 
 
-def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    found = {k: x for k, x in columns.items() if k not in _OWN}
+def _extra_columns(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    found = {k: x for k, x in columns.items() if k not in _RLLIB_COLUMNS}
     if LOGP in columns:
         found[LOG_PROB] = columns[LOGP].reshape(-1).astype(np.float32)
     elif PROB in columns:
@@ -95,15 +97,15 @@ def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
     return found
 
 
-def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
-    """Returns RLlib's columns [N, *] of a store, for all of its steps, one episode after the other.
+def build_columns(store: EpisodeStore) -> dict[str, PyTree]:
+    """Return RLlib's columns [N, *] of all steps of a store, in the order of its episodes.
 
     Raises:
-      InputError: a column has the name of one of RLlib's that means something else.
+      InputError: a column has a name with another meaning in RLlib.
     """
-    if clash := sorted(_OWN & {*store.columns}):
-        raise InputError(f"{store.name}: the columns {', '.join(clash)} are RLlib's own, and mean something else there")
-    steps = table_of(store)
+    if clash := sorted(_RLLIB_COLUMNS & {*store.columns}):
+        raise InputError(f"{store.name}: the columns {', '.join(clash)} have another meaning in RLlib: rename them")
+    steps = transitions.build_table(store)
     return {
         OBS: steps.obs,
         ACTIONS: steps.action,
@@ -112,16 +114,16 @@ def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
         TERMINATED: steps.terminated,
         TRUNCATED: steps.truncated,
         T: steps.t,
-        EPISODE: episode_ids(store)[steps.episode],
+        EPISODE: build_episode_ids(store)[steps.episode],
         **{LOGP if name == LOG_PROB else name: column for name, column in steps.columns.items()},
     }
 
 
-def episode_ids(store: EpisodeStore) -> np.ndarray:
-    """Returns RLlib's ids of episodes, [E]: the label of that name, else numbers that other files hardly have."""
+def build_episode_ids(store: EpisodeStore) -> np.ndarray:
+    """Return RLlib's ids of episodes, [E]: the label `eps_id` if it is unique, otherwise numbers from the checksum."""
     if EPISODE in store.labels:
         given = store.labels[EPISODE]
-        keys = numbered(given, *(store.labels[k] for k in (POLICY, AGENT_LABEL) if k in store.labels))
+        keys = number_groups(given, *(store.labels[k] for k in (POLICY, AGENT_LABEL) if k in store.labels))
         if len(np.unique(keys)) == len(keys):
             return given
     return int(store.checksum()[:8], 16) * 2**20 + np.arange(store.num_episodes)

@@ -1,7 +1,8 @@
-"""jrl's own files: npz archives of the columns of an EpisodeStore, each whole by itself.
+"""Shards, jrl's own files: npz archives of the arrays of an EpisodeStore. Each shard is a complete data set.
 
 A shard holds `about.json` (spaces, meta, names) and the arrays `obs`, `action`, `reward`, `offsets`, `terminated`,
-`truncated`, `column/NAME` and `label/NAME`; of trees `obs/PATH`. numpy reads it, too: `numpy.load(path)["reward"]`.
+`truncated`, `column/NAME` and `label/NAME`; a tree has arrays such as `obs/PATH`. numpy reads a shard, too:
+`numpy.load(path)["reward"]`.
 """
 
 import json
@@ -16,7 +17,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.formats import files
-from jrl.data.store import NO_REWARDS, EpisodeStore, checked, concatenated
+from jrl.data.store import NO_REWARDS, EpisodeStore, check_store, concatenated
 from jrl.errors import InputError
 from jrl.fields.paths import written
 from jrl.types import PyTree
@@ -27,66 +28,66 @@ _ABOUT = "about.json"
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
-    """Writes a shard, which is there whole or not at all."""
-    said = {"format": _FORMAT, **files.about_to_json(store), "columns": _column_paths(store)}
+    """Write a shard, completely or not at all."""
+    header = {"format": _FORMAT, **files.description_to_json(store), "columns": _column_paths(store)}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with (
         written(path) as temporary,
         zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive,
     ):
-        archive.writestr(_ABOUT, json.dumps(said, allow_nan=False))
-        for name, array in _arrays(store).items():
+        archive.writestr(_ABOUT, json.dumps(header, allow_nan=False))
+        for name, array in _list_arrays(store).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
-    """Reads shards as one. Raises InputError: one is damaged, or no shard; their spaces differ."""
-    said, sizes = zip(*map(_announced, paths), strict=True)
+    """Return shards as one store. Raises InputError: a damaged file, a file that is not a shard, or other spaces."""
+    headers, sizes = zip(*map(_read_header, paths), strict=True)
     files.check_size(paths[0] if len(paths) == 1 else paths[0].parent, sum(sizes))
-    return concatenated([checked(_read(*one)) for one in zip(paths, said, strict=True)])
+    return concatenated([check_store(_read(path, header)) for path, header in zip(paths, headers, strict=True)])
 
 
-def _announced(path: Path) -> tuple[dict[str, Any], int]:
-    """Returns about.json of a shard, and the bytes of its arrays. Raises InputError: it is damaged, or no shard."""
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return a shard's about.json, and the bytes of its arrays. Raises InputError: damaged, or not a shard."""
     with files.reading(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        if _ABOUT in names and archive.getinfo(_ABOUT).file_size > files.MOST_TEXT:
-            raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MOST_TEXT} bytes: write it anew")
-        said = json.loads(archive.read(_ABOUT)) if _ABOUT in names else None
-        if not isinstance(said, dict) or said.get("format") != _FORMAT:
-            expected = f"{_ABOUT} in it should say {_FORMAT}: docs/data.md tells how to make one of arrays"
-            raise InputError(f"data: {path} is no data set of jrl's: {expected}")
-        return said, sum(_size(archive, name) for name in names if name != _ABOUT)
+        if _ABOUT in names and archive.getinfo(_ABOUT).file_size > files.MAX_TEXT:
+            raise InputError(f"data: {path}: {_ABOUT} takes more than {files.MAX_TEXT} bytes: write it again")
+        header = json.loads(archive.read(_ABOUT)) if _ABOUT in names else None
+        if not isinstance(header, dict) or header.get("format") != _FORMAT:
+            expected = f"expected {_ABOUT} with the format {_FORMAT}: docs/data.md shows how to write one from arrays"
+            raise InputError(f"data: {path} is not a data set of jrl: {expected}")
+        return header, sum(_check_array_size(archive, name) for name in names if name != _ABOUT)
 
 
-def _size(archive: zipfile.ZipFile, name: str) -> int:
-    """Returns the bytes of an array. Raises ValueError: its shape needs other bytes than there are."""
+def _check_array_size(archive: zipfile.ZipFile, name: str) -> int:
+    """Return the bytes of an array. Raises ValueError: its shape needs another number of bytes."""
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if dtype.hasobject:
-            raise ValueError(f"{name} has objects, which are not read")
+            raise ValueError(f"{name}: expected numbers or texts, got objects")
         if any(n < 0 for n in shape):
             raise ValueError(f"{name} has the shape {shape}")
         size, needed = archive.getinfo(name).file_size - file.tell(), math.prod(shape) * dtype.itemsize
         if size != needed:
-            raise ValueError(f"{name} has {size} bytes of numbers, where its shape needs {needed}")
+            raise ValueError(f"{name}: expected {needed} bytes for its shape, got {size}")
         return size
 
 
-def _read(path: Path, said: dict[str, Any]) -> EpisodeStore:
+def _read(path: Path, header: dict[str, Any]) -> EpisodeStore:
     arrays = {}
     with files.reading(path), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name != _ABOUT:
                 with archive.open(name) as file:
                     arrays[name.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
-        return _store(path, said, arrays)
+        return _build_store(path, header, arrays)
 
 
-def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
+def _list_arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     named = {"reward": store.reward, "offsets": store.offsets}
     named |= {"terminated": store.terminated, "truncated": store.truncated}
     named |= {_join("obs", path): x for path, _, x in store.observations()}
@@ -97,14 +98,14 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     return named | {f"label/{name}": label for name, label in store.labels.items()}
 
 
-def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
-    known = files.about_from_json(said)
+def _build_store(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
+    known = files.description_from_json(header)
     tree = lambda space, name: spaces.from_leaves(
         space, [arrays[_join(name, path)] for path, _ in spaces.leaves(space)]
     )
     action, columns = tree(known.action_space, "action"), dict[str, PyTree]()
-    for (name, part), key in _column_keys(said["columns"]).items():
-        if list(said["columns"][name]) == [""]:
+    for (name, part), key in _column_keys(header["columns"]).items():
+        if list(header["columns"][name]) == [""]:
             columns[name] = arrays[key]
         else:
             columns.setdefault(name, {})[part] = arrays[key]

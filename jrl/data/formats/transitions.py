@@ -1,4 +1,4 @@
-"""Tables of steps: episodes made of files that have a row for each transition, in whatever order, and the reverse."""
+"""Tables of transitions, in any order: conversion to an EpisodeStore and back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.data.store import EpisodeStore, array_fault, element_faults
+from jrl.data.store import EpisodeStore, find_array_fault, find_element_faults
 from jrl.errors import InputError, counted
 from jrl.types import Dict, PyTree, Space, Tuple
 
 
 class Transitions(NamedTuple):
-    """Table of N steps."""
+    """Table of N transitions."""
 
     obs: PyTree  # [N, *]
     action: PyTree  # [N, *]
@@ -20,38 +20,41 @@ class Transitions(NamedTuple):
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
     next_obs: PyTree | None = None  # [N, *]
-    episode: np.ndarray | None = None  # [N] i64: steps of one episode have one number; None: an end begins the next
-    t: np.ndarray | None = None  # [N] i64: the step in its episode; None: as the rows stand
+    episode: np.ndarray | None = None  # [N] i64, number of the row's episode; None: a new episode follows each end
+    t: np.ndarray | None = None  # [N] i64, index of the step in its episode; None: rows are in order
     columns: Mapping[str, PyTree] = {}  # [N, *] each
-    labels: Mapping[str, np.ndarray] = {}  # [N] each, the same for all steps of an episode
+    labels: Mapping[str, np.ndarray] = {}  # [N] each, equal for all steps of an episode
 
 
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
 
 
-def store_of(
+def build_store(
     steps: Transitions, observation: Space, action: Space, *, meta: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> EpisodeStore:
-    """Returns the episodes of a table.
+    """Return the episodes of a table.
 
-    The rows of an episode may stand apart. It ends where they say so, where a step is missing, and where the next
-    observation of a row is not the observation of the following one, up to float32's rounding: no transition becomes
-    another one. Without next observations a true end repeats the last observation, and of any other end the last
-    transition is left out.
+    An episode ends at a terminated or truncated row, before a missing step, and where a row's next observation differs
+    from the following row's observation by more than float32's rounding. Without next observations, a true end repeats
+    the last observation, and an episode with another end loses its last transition.
 
+    Args:
+      steps: transitions; the rows of an episode need not be adjacent.
+      observation, action: spaces.
+      meta, notes: fields of the store.
     Raises:
-      InputError: there is no transition in it, or its columns are not arrays of numbers of the same length.
+      InputError: the table has no transition, or its columns are not arrays of numbers of the same length.
     """
-    name, told = meta.get("path", "the data set"), list(notes)
+    name, all_notes = meta.get("path", "the data set"), list(notes)
     _check(steps, observation, action, name)
-    order = _order(steps.episode, steps.t)
+    order = _find_order(steps.episode, steps.t)
     if order is not None:
-        steps = _rows(steps, order)
-    last = _ends(steps, told)
+        steps = _take_rows(steps, order)
+    last = _find_last_steps(steps, all_notes)
     if steps.next_obs is None:
-        steps, last = _with_next_obs(steps, last, told)
+        steps, last = _add_next_obs(steps, last, all_notes)
         if not len(last):
-            raise InputError(f"{name}: there is no whole transition in it: write new_obs, too")
+            raise InputError(f"{name}: expected transitions with next observations, got none: write new_obs, too")
     lengths = np.diff(np.flatnonzero(last), prepend=-1)  # steps [E]
     offsets = np.concatenate([[0], np.cumsum(lengths + 1)]).astype(np.int64)
     firsts, final = np.cumsum(lengths) - lengths, offsets[1:] - 1
@@ -75,31 +78,30 @@ def store_of(
         columns={k: jax.tree.map(padded, column) for k, column in steps.columns.items()},
         labels={k: label[firsts] for k, label in steps.labels.items()},
         meta=dict(meta),
-        notes=tuple(told),
+        notes=tuple(all_notes),
     )
 
 
-def _with_next_obs(steps: Transitions, last: np.ndarray, notes: list[str]) -> tuple[Transitions, np.ndarray]:
-    """Returns the steps with the next observations that they have, without those of which it is not known."""
+def _add_next_obs(steps: Transitions, last: np.ndarray, notes: list[str]) -> tuple[Transitions, np.ndarray]:
+    """Return the steps with a known next observation, with that observation, and their flags of the last step."""
     unknown = last & ~steps.terminated
     if count := int(unknown.sum()):
-        which = f"of {counted(count, 'episode')} without a true end the last transition was left out"
-        notes.append(f"new_obs is missing: {which}, whose next observation is not known")
+        which = f"the last transition of {counted(count, 'episode')} without a true end was left out"
+        notes.append(f"new_obs is missing: {which}, because its next observation is unknown")
     if (last & steps.terminated).any():
-        what = "the final observation of true ends, which nothing reads, is the last one again"
-        notes.append(f"new_obs is missing: {what}")
+        notes.append("new_obs is missing: true ends repeat their last observation as final observation, never read")
     next_obs = jax.tree.map(lambda x: x[np.arange(len(last)) + ~last], steps.obs)
-    ends = unknown[1:] & ~last[:-1]  # rows before one that is left out end its episode
+    ends = unknown[1:] & ~last[:-1]  # the row before a row that is left out ends the episode
     truncated = steps.truncated.copy()
     truncated[:-1] |= ends & steps.truncated[1:]
     last[:-1] |= ends
-    return _rows(steps._replace(next_obs=next_obs, truncated=truncated), ~unknown), last[~unknown]
+    return _take_rows(steps._replace(next_obs=next_obs, truncated=truncated), ~unknown), last[~unknown]
 
 
-def table_of(store: EpisodeStore) -> Transitions:
-    """Returns the table of all steps of a store, one episode after the other."""
+def build_table(store: EpisodeStore) -> Transitions:
+    """Return the table of all transitions of a store, in the order of its episodes."""
     is_step, lengths = store.is_step(), store.lengths()
-    steps, follows = store.map_rows(lambda x: x[is_step]), np.flatnonzero(is_step) + 1
+    steps, next_rows = store.map_rows(lambda x: x[is_step]), np.flatnonzero(is_step) + 1
     last = np.cumsum(lengths) - 1
     terminated, truncated = np.zeros((2, store.num_steps), bool)
     terminated[last], truncated[last] = store.terminated, store.truncated
@@ -109,17 +111,17 @@ def table_of(store: EpisodeStore) -> Transitions:
         reward=steps.reward,
         terminated=terminated,
         truncated=truncated,
-        next_obs=jax.tree.map(lambda x: x[follows], store.obs),
+        next_obs=jax.tree.map(lambda x: x[next_rows], store.obs),
         episode=np.repeat(np.arange(store.num_episodes), lengths),
-        t=np.arange(len(follows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),
+        t=np.arange(len(next_rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),
         columns=steps.columns,
     )
 
 
 def _check(steps: Transitions, observation: Space, action: Space, name: str) -> None:
-    """Raises InputError: a column is not an array of numbers with a row for each step, of its space's shape."""
+    """Check that each column is an array of numbers with a row for each step. Raises InputError."""
     if not (size := len(steps.reward)):
-        raise InputError(f"{name}: there is no transition in it")
+        raise InputError(f"{name}: expected transitions, got none")
     elements = [("observations", steps.obs, observation), ("actions", steps.action, action)]
     elements += [("next observations", steps.next_obs, observation)] if steps.next_obs is not None else []
     expected: Any = (
@@ -129,20 +131,20 @@ def _check(steps: Transitions, observation: Space, action: Space, name: str) -> 
         *((f"column {k}", x, None, "biuf") for k, x in steps.columns.items()),
         *((f"label {k}", x, (), "biufUS") for k, x in steps.labels.items()),
     )  # fmt: skip
-    faults = [fault for what, tree, space in elements for fault in element_faults(what, tree, space, size)]
-    faults += [array_fault(what, x, size, *how) for what, tree, *how in expected for x in jax.tree.leaves(tree)]
+    faults = [fault for what, tree, space in elements for fault in find_element_faults(what, tree, space, size)]
+    faults += [find_array_fault(what, x, size, *how) for what, tree, *how in expected for x in jax.tree.leaves(tree)]
     if faults := list(filter(None, faults)):
-        raise InputError(f"data: {name} is damaged: {'; '.join(faults[:8])}: write it anew")
+        raise InputError(f"data: {name} is damaged: {'; '.join(faults[:8])}: write it again")
 
 
-def numbered(*keys: np.ndarray) -> np.ndarray:
-    """Returns numbers [N] i64 that are equal where all keys [N] are, in the order in which they first appear."""
+def number_groups(*keys: np.ndarray) -> np.ndarray:
+    """Return the group of each row, [N] i64: rows with equal keys [N] are a group, numbered by first appearance."""
     size = len(keys[0])
     begins = np.zeros(size, bool)
     begins[:1] = True
     for key in keys:
         begins[1:] |= key[1:] != key[:-1]
-    runs = np.flatnonzero(begins)  # few beside the rows: what is sorted are they
+    runs = np.flatnonzero(begins)  # sorting runs, not rows: runs are few
     found = np.zeros(len(runs), np.int64)
     for key in keys:
         _, inverse = np.unique(key[runs], return_inverse=True)
@@ -154,71 +156,71 @@ def numbered(*keys: np.ndarray) -> np.ndarray:
     return np.repeat(found, np.diff(runs, append=size))
 
 
-def guessed(fn: Callable[[Any], Space], tree: PyTree) -> Space:
-    """Returns the space of the elements of a tree of arrays [N, *], by `fn` of each array."""
+def guess_space(fn: Callable[[Any], Space], tree: PyTree) -> Space:
+    """Return the space of a tree of arrays [N, *]; `fn` returns the space of each array."""
     if isinstance(tree, dict):
-        return Dict(tuple((name, guessed(fn, part)) for name, part in tree.items()))
+        return Dict(tuple((name, guess_space(fn, part)) for name, part in tree.items()))
     if isinstance(tree, tuple):
-        return Tuple(tuple(guessed(fn, part) for part in tree))
+        return Tuple(tuple(guess_space(fn, part) for part in tree))
     return fn(tree)
 
 
-def _rows(steps: Transitions, index: np.ndarray) -> Transitions:
+def _take_rows(steps: Transitions, index: np.ndarray) -> Transitions:
     return Transitions(*(jax.tree.map(lambda x: x[index], part) for part in steps))
 
 
-def _order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | None:
-    """Returns the order of rows by episode and step; None: as they stand. Numbers of steps that repeat are ignored."""
+def _find_order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | None:
+    """Return the order of rows by episode and step; None: no change. Episodes with repeated `t` keep their order."""
     if episode is None or not len(episode):
         return None
     runs = episode[np.concatenate([[True], episode[1:] != episode[:-1]])]
-    together = len(np.unique(runs)) == len(runs)
-    if together and (t is None or ((t[1:] > t[:-1]) | (episode[1:] != episode[:-1])).all()):
+    is_adjacent = len(np.unique(runs)) == len(runs)
+    if is_adjacent and (t is None or ((t[1:] > t[:-1]) | (episode[1:] != episode[:-1])).all()):
         return None
     if t is not None:
         order = np.lexsort((t, episode))
         same = (episode[order][1:] == episode[order][:-1]) & (t[order][1:] == t[order][:-1])
         repeated = np.unique(episode[order][1:][same])
         return np.lexsort((np.where(np.isin(episode, repeated), 0, t), episode))
-    return None if together else np.argsort(episode, kind="stable")
+    return None if is_adjacent else np.argsort(episode, kind="stable")
 
 
-def _ends(steps: Transitions, notes: list[str]) -> np.ndarray:
+def _find_last_steps(steps: Transitions, notes: list[str]) -> np.ndarray:
     last = steps.terminated | steps.truncated
     last[-1] = True
     if steps.episode is not None:
         last[:-1] |= steps.episode[1:] != steps.episode[:-1]
     if steps.t is not None:
         gaps = ~last[:-1] & (steps.t[1:] != steps.t[:-1] + 1)
-        _tell(notes, gaps, "steps of an episode do not follow each other: it was cut there")
+        _add_note(notes, gaps, "a step is missing: the episode was cut there")
         last[:-1] |= gaps
     if steps.next_obs is not None:
         differs = np.zeros(len(last) - 1, bool)
         for x, following in zip(jax.tree.leaves(steps.obs), jax.tree.leaves(steps.next_obs), strict=True):
-            differs |= _differs(following[:-1], x[1:])
+            differs |= _find_differences(following[:-1], x[1:])
         differs &= ~last[:-1]
-        _tell(notes, differs, "the next observation is not that of the following step: the episode was cut there")
+        _add_note(notes, differs, "the next observation differs from the following step's: the episode was cut there")
         last[:-1] |= differs
     return last
 
 
-def _tell(notes: list[str], where: np.ndarray, what: str) -> None:
+def _add_note(notes: list[str], where: np.ndarray, what: str) -> None:
     if count := int(where.sum()):
         notes.append(f"at {counted(count, 'place')} {what}")
 
 
-def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN equals itself.
+def _find_differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return which rows [N, *] of two arrays differ, [N] bool; NaN equals NaN.
 
-    Floats may differ by a few roundings of float32: programs compute an observation twice, or store one copy of it in
-    another dtype. Near 0 the rounding is that of the numbers that a feature usually has.
+    Floats may differ by a few roundings of float32: a program may compute an observation twice, or store one copy in
+    another dtype. The tolerance near 0 is the rounding of the feature's usual size.
     """
-    found = np.zeros(len(a), bool)
+    differs = np.zeros(len(a), bool)
     usual: Any = 0.0
     if {a.dtype.kind, b.dtype.kind} & {"f"}:
         some = b[:: max(1, len(b) // 2**16)].astype(np.float64)
         usual = abs(np.where(np.isfinite(some), some, 0)).mean(0)
-    for start in range(0, len(a), 2**14):  # so many that they stay in the cache
+    for start in range(0, len(a), 2**14):  # blocks that fit the CPU's cache
         x, y = a[start : start + 2**14], b[start : start + 2**14]
         unlike = x != y
         if unlike.any():
@@ -226,5 +228,5 @@ def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             if x.dtype.kind == "f" or y.dtype.kind == "f":
                 with np.errstate(all="ignore"):
                     unlike &= ~(abs(x - y) <= _ROUNDING * (np.maximum(abs(x), abs(y)) + usual))
-            found[start : start + 2**14] = unlike.reshape(len(x), -1).any(1)
-    return found
+            differs[start : start + 2**14] = unlike.reshape(len(x), -1).any(1)
+    return differs

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.fields.paths import as_typed
+from jrl.fields.paths import resolve_as_typed
 from jrl.host import command
 from jrl.metrics import plots
 from jrl.report import figures
@@ -54,9 +54,9 @@ def plot(
     Raises:
       InputError: a directory is no run, or has no row with both metrics.
     """
-    directories = [as_typed(run, "plot", "any") for run in runs]
+    directories = [resolve_as_typed(run, "plot", "any") for run in runs]
     if png is not None or len(directories) > 1:
-        png = as_typed(png or "learning_curve.png", "--out", "new file")
+        png = resolve_as_typed(png or "learning_curve.png", "--out", "new file")
     else:
         png = directories[0] / "learning_curve.png"
     try:

@@ -342,7 +342,7 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
     assert lines["clip_eps: 0.2"] == "default"
     assert lines["id: Acrobot-v1"].startswith("--env; ")
     assert lines["frame_skip: 4"] == "file"
-    assert lines["num_envs: 8"] == "default; environments in all, over all devices; in [1, 16777216]"
+    assert lines["num_envs: 8"] == "default; environments in total, over all devices; in [1, 16777216]"
     assert lines["env_steps: 100000"] == "file"
     assert lines["episode/return: 1"] == "--stop"
     again = tmp_path / "again.yaml"

@@ -105,7 +105,7 @@ def write(path, data):
         (b"x" * 5_000_000, "larger than 4 MiB"),
         ("a: " + "[" * 3_000, "more than 60 levels of nesting"),
         ("{a: " * 100_000, "more than 60 levels of nesting"),
-        ("a: " + "9" * 5_000, "is no int"),
+        ("a: " + "9" * 5_000, "is not of type int"),
         ("algo: {name: 0x" + "f" * 5_000 + "}", "expected a number of at most 2e+308, got a int"),
         ("a: -" + "9" * 400, "expected a number of at most 2e+308, got -99"),
         ("a: &a [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1 or ''}, *a{i - 1 or ''}]\n" for i in range(1, 40)),

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from jrl.config.sections import RunConfig
-from jrl.fields.validation import either, keys_of
+from jrl.fields.validation import typed_dict, union_of
 
 
 def json_schema() -> dict[str, Any]:
@@ -13,8 +13,8 @@ def json_schema() -> dict[str, Any]:
 
     from jrl import algos
 
-    named = [keys_of(algos.get_config_class(name), (("name", Literal[name]),)) for name in algos.names()]
-    found: Any = _finite(TypeAdapter(keys_of(RunConfig, (("algo", either(named)),))).json_schema())
+    named = [typed_dict(algos.get_config_class(name), (("name", Literal[name]),)) for name in algos.names()]
+    found: Any = _finite(TypeAdapter(typed_dict(RunConfig, (("algo", union_of(named)),))).json_schema())
     algo = found["$defs"].get("sections_RunConfig", found)["properties"]["algo"]
     algo["oneOf"] = algo.pop("anyOf")
     found["properties"]["sweep"] = {"type": "object", "description": "spaces and options of `python -m jrl.sweep FILE`"}

@@ -30,7 +30,7 @@ from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
-from jrl.fields.plain_yaml import as_plain, limited
+from jrl.fields.plain_yaml import as_plain, check_limits
 from jrl.fields.schema import Problem
 from jrl.host import files
 
@@ -194,7 +194,7 @@ def read(
                     raise ValueError
                 assignments.append((flag, prefix + key.strip(), schema.parse(value)))
             except (ValueError, yaml.YAMLError) as e:
-                why = f"{schema.fault_of_yaml(e)}: " if isinstance(e, yaml.YAMLError) else ": "
+                why = f"{schema.describe_yaml_error(e)}: " if isinstance(e, yaml.YAMLError) else ": "
                 mend = "expected key=value, such as rollout.length=256"
                 problems.append(Problem(key, f"{flag} {shown(text)}{why}{mend}"))
     problems += _unknown_criteria(from_file, assignments)
@@ -263,9 +263,9 @@ def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]
     Raises:
       InputError: the data are too large or too deep for a config.
     """
-    limited(data)
+    check_limits(data)
     found, odd = as_plain(data)
-    limited(found)
+    check_limits(found)
     expected = "expected numbers, text, lists or mappings, which YAML holds"
     make = "make it where the environment is made: jrl.api.register_env(NAME, lambda context: ...), with env.id=NAME"
     return found, [(key, f"{shown(key)}: {expected}, got a {type(value).__name__}: {make}") for key, value in odd]

@@ -1,4 +1,4 @@
-"""Documentation of the fields of a section: the comments in its source."""
+"""Documentation of a section's fields, taken from the comments in its source."""
 
 import ast
 import dataclasses
@@ -15,7 +15,7 @@ from jrl.fields import bounds
 
 @functools.cache
 def docs(cls: type) -> Mapping[str, str]:
-    """Returns field -> the comment on its line, or the lines directly above it. Empty where there is no source."""
+    """Return field -> comment on its line, or on the lines directly above. Empty if the source is not available."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
@@ -31,7 +31,7 @@ def docs(cls: type) -> Mapping[str, str]:
         body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)).body
         for node in body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                if "ClassVar" in ast.unparse(node.annotation):  # no field
+                if "ClassVar" in ast.unparse(node.annotation):  # not a field
                     continue
                 first = node.lineno
                 while first - 1 in own_line:
@@ -44,7 +44,7 @@ def docs(cls: type) -> Mapping[str, str]:
 
 
 def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
-    """Returns dotted key -> comment and range, of a dataclass instance and of the sections within it."""
+    """Return dotted key -> comment and range, for a dataclass instance and the sections inside."""
     ranges = {name: bounds.range_words(hint) for name, hint in bounds.hints(type(tree)).items()}
     found = {prefix + name: words for name, words in ranges.items() if words}
     cls: type = type(tree)

@@ -1,30 +1,24 @@
-"""Refused combinations of keys, as rows of a table."""
+"""Refused combinations of config keys, as rows of a table."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """A combination of values that cannot be run.
+    """A refused combination of values.
 
-        Row("rollout.max_policy_lag rollout.mode", lambda c: c.rollout.mode == "sync" and c.rollout.max_policy_lag,
-            "rollout.max_policy_lag: without rollout.mode async no policy lags: set that, or leave this out")
-
-    Where a row reads a key that is at fault itself, it is left out.
+    Row("env.soft_horizon env.horizon", lambda cfg: cfg.env.soft_horizon and cfg.env.horizon is None,
+        "env.soft_horizon: expected env.horizon, got null: set env.horizon=100, or leave env.soft_horizon out")
     """
 
-    keys: str  # that it reads, with spaces between; the first is the one at fault
-    refuses: Callable[..., Any]  # config -> whether it is refused; or the message, or a list of them
-    message: str = ""  # of a row whose function does not say it
+    keys: str  # keys that the condition reads, separated by spaces; the error belongs to the first
+    refuses: Callable[..., Any]  # condition: (config, ...) -> bool, a message, or a list of messages
+    message: str = ""  # message, if the condition returns a bool
 
 
-def refused(rows: Iterable[Row], *given: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the keys and the message of each row that refuses a config.
-
-    Args:
-      given: the config, and what else the rows are asked about.
-    """
+def refused(rows: Iterable[Row], *args: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the keys and the message of each row whose condition holds for `args`, the config and further values."""
     for row in rows:
-        if found := row.refuses(*given):
-            for message in found if isinstance(found, list) else [row.message or found]:
+        if result := row.refuses(*args):
+            for message in result if isinstance(result, list) else [row.message or result]:
                 yield tuple(row.keys.split()), message

@@ -107,7 +107,7 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
         try:
             data[name] = schema.parse(value)
         except (ValueError, yaml.YAMLError) as e:  # ValueError: bytes that are not UTF-8
-            why = schema.fault_of_yaml(e) if isinstance(e, yaml.YAMLError) else ""
+            why = schema.describe_yaml_error(e) if isinstance(e, yaml.YAMLError) else ""
             raise InputError(f"--set external.{shown(name)}: not valid YAML{why}") from None
     problems: list[schema.Problem] = []
     known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]

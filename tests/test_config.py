@@ -186,7 +186,7 @@ def test_algo_name_is_in_the_data_once_also_where_the_config_has_the_field():
 
 
 def test_algo_name_must_be_clear():
-    with pytest.raises(InputError, match="PPO is registered 2 times, must be once"):
+    with pytest.raises(InputError, match="algo: expected one name of PPO, got"):
         config.algo_name(made(), algos={"ppo": PPO, "a2c": PPO})
 
 

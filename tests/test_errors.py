@@ -233,7 +233,7 @@ def test_numbers_and_arrays_of_numpy_are_plain_in_a_config():
 def test_an_option_that_yaml_cannot_hold_is_one_error_with_the_way_to_do_it(value):
     data = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1", "options": {"x": {"y": [value]}}}}
     (found,) = errors(config.from_dict, data)
-    assert found.startswith("env.options.x.y.0: expected numbers, text, lists or mappings, which YAML holds, got a ")
+    assert found.startswith("env.options.x.y.0: expected numbers, text, lists or mappings, as in YAML, got a ")
     assert "jrl.api.register_env(NAME, lambda context: ...)" in found and "\n" not in found
     from jrl.api import PPOConfig
 

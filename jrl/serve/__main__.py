@@ -114,7 +114,7 @@ def _section(overrides: Sequence[str]) -> ExternalConfig:
     found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
     if problems:
         raise InputError(*(p.message for p in problems))
-    return path_keys.external(found)
+    return path_keys.resolve_external(found)
 
 
 def _write_client(path: str) -> None:

@@ -188,7 +188,7 @@ def begin(
         return_stats=normalize.init(()) if cfg.normalize_reward else (),
         env_steps=jnp.zeros((), jnp.uint32),
         updates=jnp.zeros((), jnp.uint32),
-        own={**own, **parameter_noise.begin(cfg.exploration, key)},
+        own={**own, **parameter_noise.init_noise(cfg.exploration, key)},
     )
 
 
@@ -209,7 +209,7 @@ def actor(cfg: Common, agent: Agent, state: State) -> Actor:
         params,
         state.obs_stats,
         state.env_steps if explorer(cfg, agent).reads_env_steps else (),
-        parameter_noise.perturbed(cfg.exploration, state.own, params, state.env_steps),
+        parameter_noise.perturb(cfg.exploration, state.own, params, state.env_steps),
     )
 
 
@@ -383,9 +383,9 @@ def ingest(cfg: Common, agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: State, rollout: Rollout) -> State:
-    """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapted`."""
+    """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapt`."""
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
-    return parameter_noise.adapted(
+    return parameter_noise.adapt(
         cfg.exploration,
         policy,
         state,

@@ -301,8 +301,8 @@ def test_ppo_learns_for_a_team():
 @pytest.mark.parametrize(
     ("observed", "action", "words"),
     [
-        (Box((3,)), Discrete(2), r"not for one: .* multi_agent\.group"),
-        (Box((3,)), MultiDiscrete((2, 2)), r"not for one: .* multi_agent\.group"),
+        (Box((3,)), Discrete(2), r"not for a single agent: .* multi_agent\.group"),
+        (Box((3,)), MultiDiscrete((2, 2)), r"not for a single agent: .* multi_agent\.group"),
         (joint_observation(Box((3,)), 2), MultiDiscrete((2, 3)), r"not the joint action MultiDiscrete\(nvec=\(2, 3\)"),
         (joint_observation(Box((3,)), 2), MultiDiscrete((2, 2, 2)), "not the joint action MultiDiscrete"),
         (joint_observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0), "not the joint action Box.* sac or td3"),

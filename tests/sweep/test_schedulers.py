@@ -344,7 +344,7 @@ def test_a_search_whose_package_is_missing_is_refused_with_the_mend(search, tmp_
 def test_an_objective_that_no_row_has_is_refused_where_it_is_looked_for(scheduler, steps, tmp_path, capsys):
     args = "--samples=2", "--budget=96", "--objective=loss/polcy", f"--scheduler={scheduler}"
     assert run(tmp_path / "x", *args) == 2
-    told = "got 'loss/polcy', which they do not have: did you mean loss/policy?"
+    told = "got 'loss/polcy': did you mean loss/policy?"
     assert f"--objective: expected a key of the result rows, {told}" in capsys.readouterr().err
     assert json.loads((tmp_path / "x" / "population.json").read_text())["decisions"] == []
     assert steps <= rows(tmp_path / "x" / "members" / "00")[-1]["env_steps"] < steps + 32
@@ -371,4 +371,4 @@ sweep:
     with pytest.raises(InputError, match=r"unknown key sweep\.sedes: did you mean sweep\.seeds"):
         settings.read(config.mapping(path), {}, [])
     assert train.main([str(path)]) == 2
-    assert "sweep: the file is of a sweep: `python -m jrl.sweep" in capsys.readouterr().err
+    assert "sweep: the file describes a sweep: run `python -m jrl.sweep" in capsys.readouterr().err

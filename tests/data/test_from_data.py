@@ -343,7 +343,7 @@ def test_a_mix_has_its_share_of_each(written, tmp_path):
     ("overrides", "message"),
     [
         (["data.input=nowhere"], "nowhere does not exist"),
-        (["data.input=null", "data.where={policy: main}", "env.id=CartPole-v1"], "whose episodes it selects, got null: set data.input"),
+        (["data.input=null", "data.where={policy: main}", "env.id=CartPole-v1"], "selects, got null: set data.input"),
         (["env.id=Acrobot-v1", "env.backend=jax"], "leave env.id out"),
         (["algo.name=ppo", "replay=null"], "learns from its own rollouts"),
         (["evaluation.every=10"], "evaluations need an environment"),

@@ -1,6 +1,6 @@
-"""jrl: a reinforcement-learning engine in JAX. Start at `python -m jrl.train --help`, or at `jrl.algos.ppo`.
+"""jrl: a reinforcement-learning engine in JAX. Start with `python -m jrl.train --help`, or with `jrl.algos.ppo`.
 
-`jrl.load(path)` gives a trained policy (`jrl.play.actor`); `jrl.check_env(env)` lists the faults of an environment.
+`jrl.load(path)` returns a trained policy (`jrl.play.actor`); `jrl.check_env(env)` lists the faults of an environment.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Policy", "__version__", "check_env", "load"]
 
-# name -> module, and its name there
-_WHERE = {
+# name -> (module, name in the module); imported on first use, because commands answer `--help` without jax
+_LAZY = {
     "Policy": ("jrl.play.actor", "Actor"),
     "check_env": ("jrl.envs.checker", "check_env"),
     "load": ("jrl.play.actor", "load"),
@@ -27,9 +27,9 @@ _WHERE = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("jrl.host.machine").version("jrl") or "unknown"
-    if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
-        module, own = _WHERE[name]
-        return getattr(importlib.import_module(module), own)
+    if name in _LAZY:
+        module, attribute = _LAZY[name]
+        return getattr(importlib.import_module(module), attribute)
     if importlib.util.find_spec(f"jrl.{name}") is None:  # `from jrl import types` asks for a package's name first
         hints = importlib.import_module("jrl.rllib.hints")
         if name in hints.HINTS["jrl"]:

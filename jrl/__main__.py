@@ -14,7 +14,7 @@ from jrl.host import command, foreign_options, machine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the module of the command. Returns the exit status: the command's; 2 for an unknown command."""
+    """Runs the module of the command; returns its exit status, or 2 for an unknown command."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     own = "python -m jrl" if Path(sys.argv[0]).name == "__main__.py" else "jrl"
     if name in ("-h", "--help"):
@@ -25,21 +25,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if (name := name.replace("_", "-")) not in command.COMMANDS:
         near = difflib.get_close_matches(name, command.COMMANDS, 1)
-        mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(command.COMMANDS)}"
-        mend = foreign_options.COMMANDS.get(name, mend)
-        print(f"error: {own} {shown(name)}: unknown command: {mend}", file=sys.stderr)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(command.COMMANDS)}"
+        hint = foreign_options.COMMANDS.get(name, hint)
+        print(f"error: {own} {shown(name)}: unknown command: {hint}", file=sys.stderr)
         return 2
     command.set_prefix(f"{own} ")
-    package = f"jrl.{name.replace('-', '_')}"
-    found = importlib.util.find_spec(package)
-    is_room = found is not None and found.submodule_search_locations is not None
-    return importlib.import_module(f"{package}.__main__" if is_room else package).main(rest)
+    module = f"jrl.{name.replace('-', '_')}"
+    spec = importlib.util.find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return importlib.import_module(f"{module}.__main__" if is_package else module).main(rest)
 
 
 def script() -> int:
-    """Runs the installed `jrl`. The user's own modules are found where it is typed, as by `python -m`."""
+    """Runs the installed `jrl`. Modules in the working directory can be imported, as with `python -m`."""
     if not sys.flags.safe_path:
-        with contextlib.suppress(FileNotFoundError):  # a directory that was deleted: the command tells
+        with contextlib.suppress(FileNotFoundError):  # a deleted directory: the command reports it
             sys.path.insert(0, os.getcwd())
     return command.run(main)
 

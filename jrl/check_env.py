@@ -1,4 +1,4 @@
-"""python -m jrl.check_env ID: whether an environment keeps to what it says of itself; see `jrl.envs.checker`."""
+"""python -m jrl.check_env ID: step an environment and report its faults; see `jrl.envs.checker`."""
 
 import argparse
 import sys
@@ -13,10 +13,10 @@ from jrl.host import command
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("check-env", "Step an environment with random actions and report its faults.")
-    p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
+    p.add_argument("id", help="env.id of a config: an id, or package.module:Class")
     p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or jax")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")
-    p.add_argument("--action-mask-info", metavar="NAME", help="as env.action_mask_info: the entry of the infos")
+    p.add_argument("--action-mask-info", metavar="NAME", help="env.action_mask_info of a config")
     p.add_argument("--steps", type=int, default=200, help="steps of each environment (default 200)")
     p.add_argument("--envs", type=int, default=2, help="environments side by side (default 2)")
     p.add_argument("--seed", type=int, default=0, help="seed of environments and actions (default 0)")
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line per finding; exit status 0, or 2 where there is a problem."""
+    """Prints a line per finding; returns the exit status 0, or 2 if there is a problem."""
     args = parser().parse_args(argv)
     try:
         options = _options(args.options)
@@ -53,17 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(given: Sequence[str]) -> dict[str, Any]:
     from jrl.fields import schema
 
-    found = {}
+    options = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise InputError(f"--set {text}: expected NAME=VALUE, such as --set size=9")
-        found[name] = schema.parse(value)
-    return found
+        options[name] = schema.parse(value)
+    return options
 
 
 class _Command(types.ModuleType):
-    """This module has the name of the function `jrl.check_env`, and takes its place once it is imported."""
+    """Callable module: importing it replaces the function `jrl.check_env`, which has the same name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from jrl.envs.checker import check_env

@@ -1,10 +1,9 @@
-"""python -m jrl.debug BUNDLE: repeats the update in which a run stopped being finite, and names what broke it.
+"""python -m jrl.debug BUNDLE: repeat a non-finite update; name its first bad operation and the transitions behind it.
 
-    explanation = explain(algo, state, batch, key)    # what `algo.update(state, batch, key)` does wrong, and why
-    print(explanation)
+    print(explain(algo, state, batch, key))    # explains `algo.update(state, batch, key)`
 
-Transitions are found by repeating the update with fewer rows, the operation by jax's own check of each result
-(`jax_debug_nans`, `jax_debug_infs`) while the update runs operation by operation.
+The transitions are found by repeating the update with fewer rows. The operation is found by running the update
+operation by operation, with jax's check of each result (`jax_debug_nans`, `jax_debug_infs`).
 """
 
 import argparse
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 Row = tuple[int, ...]  # index of a transition in the batch: (row,) or (step, environment)
 
-_MOST_ROWS = 4  # that are printed
+_MOST_ROWS = 4  # printed rows
 _STEP_ARRAYS = ("action", "reward", "terminated", "truncated")  # arrays of a Rollout with an entry for each step
 _PACKAGE = str(Path(__file__).parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -62,7 +61,7 @@ class Transition(NamedTuple):
     row: Row
     fields: Mapping[str, Any]  # obs, action, reward, ...
     non_finite: tuple[str, ...]  # fields that are not finite
-    alone: bool  # whether the update is non-finite with this row and no other
+    alone: bool  # the update is non-finite with this row only
 
     def __str__(self) -> str:
         where = f"row {self.row[0]}" if len(self.row) == 1 else "step {} of column {}".format(*self.row)
@@ -77,7 +76,7 @@ class Explanation(NamedTuple):
     """Explanation of an update that is not finite."""
 
     bad: tuple[str, ...]  # results that are not finite: parts of the state, losses; () if the update is finite
-    operation: str = ""  # the first bad one and its line; "": such numbers were given, or only arise once compiled
+    operation: str = ""  # first bad operation and its line; "": the inputs are not finite, or only the compiled update
     transitions: tuple[Transition, ...] = ()
     note: str = ""
 
@@ -101,10 +100,10 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     """Repeats `algo.update(state, batch, key)` and finds the operation and the rows that make it non-finite.
 
     Args:
-      algo: made without axis_name.
-      state: before the update.
-      batch: what the update learned from: Batch [N], Rollout [T, B]. Of a SequenceBatch no rows are looked for.
-      key: of the update.
+      algo: Algo made without axis_name.
+      state: State before the update.
+      batch: data of the update: Batch [N], Rollout [T, B], or a SequenceBatch, whose rows are not searched.
+      key: PRNG key of the update.
     Returns:
       An Explanation; `finite` if the state after the update and the metrics `loss/...` are finite.
     """
@@ -149,7 +148,7 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     if cause_is_state:
         note = "Without any row the update is not finite either: the state is the cause."
     elif not is_bad(rows):
-        return Explanation(names, note="Finite if masked rows are cleared: what they hold gets into the result.")
+        return Explanation(names, note="Finite if masked rows are cleared: masked rows affect the result.")
     else:
         found, alone, note = _causes(is_bad, rows)
         if len(alone) == _MOST_ROWS and not count[tuple(zip(*alone, strict=True))].any():
@@ -159,15 +158,15 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
         largest = [(float(np.max(np.abs(x), initial=0)), name) for name, x in _named(state) if _is_float(x)]
         note += " The largest number in the state is {:.4g}, in {}.".format(*max(largest, default=(0.0, "")))
     operation, cleared = "", _only(batch, valid)
-    if given := _not_finite_before(state, cleared):
-        note = f"{given} {note}".strip()
+    if before_update := _not_finite_before(state, cleared):
+        note = f"{before_update} {note}".strip()
     else:
         operation = _first_bad_operation(update, state, cleared, True)
+        # the same infinities without any row belong to a mask: search for NaN only
         if operation and operation == _first_bad_operation(update, state, _only(batch, valid & False), True):
-            operation = _first_bad_operation(
-                update, state, cleared, False
-            )  # infinities came from a mask: look for NaN alone
-        note = note if operation else f"Operation by operation the update is finite: the compiled one overflows. {note}"
+            operation = _first_bad_operation(update, state, cleared, False)
+        overflows = "The update is finite operation by operation: only the compiled update overflows."
+        note = note if operation else f"{overflows} {note}"
     transitions = [
         Transition(
             row=row,
@@ -181,21 +180,21 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
 
 
 def _not_finite_before(state: Any, batch: Any) -> str:
-    """Says which arrays were not finite before the update; "" for none."""
-    given = [name for name, x in _named({"state": state, "batch": batch}) if not is_finite(x)]
-    are = "is" if len(given) == 1 else "are"
-    return f"{' and '.join(given[:3])} {are} not finite before the update." if given else ""
+    """Returns a sentence about arrays that were not finite before the update; "" if there are none."""
+    names = [name for name, x in _named({"state": state, "batch": batch}) if not is_finite(x)]
+    are = "is" if len(names) == 1 else "are"
+    return f"{' and '.join(names[:3])} {are} not finite before the update." if names else ""
 
 
 # ---------------------------------------------------------------- the rows
 
 
 def _causes(is_bad: Callable[[list[Row]], bool], rows: list[Row]) -> tuple[list[Row], list[Row], str]:
-    """Returns the rows that make the update non-finite, those of them that do so alone, and a note."""
+    """Returns the rows that make the update non-finite, the rows that do so alone, and a note."""
     rest, alone = rows, list[Row]()
     while len(alone) < _MOST_ROWS and is_bad(rest):
         fewest = rest
-        while len(fewest) > 1:  # until no half of them is enough
+        while len(fewest) > 1:  # until neither half is enough
             half = (len(fewest) + 1) // 2
             part = next((part for part in (fewest[:half], fewest[half:]) if is_bad(part)), None)
             if part is None:
@@ -209,7 +208,7 @@ def _causes(is_bad: Callable[[list[Row]], bool], rows: list[Row]) -> tuple[list[
 
 
 def _only(batch: Any, keep: Any) -> Any:
-    """Returns the batch with every row masked and zero that is not in `keep`, [N] or [T, B] bool."""
+    """Returns the batch with all rows masked and zero except those of `keep`, [N] or [T, B] bool."""
     import jax
     import jax.numpy as jnp
 
@@ -219,7 +218,7 @@ def _only(batch: Any, keep: Any) -> Any:
     where = lambda rows, tree: jax.tree.map(lambda x: select(rows, x, jnp.zeros_like(x)), tree)
     if isinstance(batch, Batch):
         return dataclasses.replace(where(keep, batch), index=batch.index)
-    # the row after a kept one holds its next observation; what is not finite there is that row's fault, if it counts
+    # the row after a kept row holds its next observation; clear non-finite numbers that belong to a row of its own
     after = jnp.concatenate([jnp.zeros_like(keep[:1]), keep[:-1]])
     finite = lambda x: select(after & batch.mask & ~keep, jnp.nan_to_num(x, posinf=0.0, neginf=0.0), x)
     seen = lambda tree: where(keep | after, jax.tree.map(finite, tree))
@@ -229,7 +228,7 @@ def _only(batch: Any, keep: Any) -> Any:
 
 
 def _table(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the fields of all rows by name, [N, *] or [T, B, *], and which of them are not finite, [N] or [T, B]."""
+    """Returns (name -> array of all rows [N, *] or [T, B, *], name -> bool [N] or [T, B], not finite)."""
     import jax
 
     from jrl.types import Batch
@@ -241,7 +240,7 @@ def _table(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         parts = {name: getattr(batch, name) for name in ("obs", *_STEP_ARRAYS)} | batch.extras
         join = lambda x, last: np.concatenate([x[1:], last[None]])
         parts["next_obs"] = jax.tree.map(join, batch.obs, batch.last_obs)
-        is_own = ~join(batch.mask, np.zeros_like(batch.mask[0]))  # else that number is of the row that follows
+        is_own = ~join(batch.mask, np.zeros_like(batch.mask[0]))  # otherwise the number belongs to the next row
     table = dict(_named(parts))
     rows = batch.reward.ndim
     wrong = {name: ~np.isfinite(x).reshape(*x.shape[:rows], -1).all(-1) for name, x in table.items() if _is_float(x)}
@@ -252,7 +251,7 @@ def _table(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _first_bad_operation(update: Callable, state: Any, batch: Any, infinities: bool) -> str:
-    """Evaluates the update operation by operation until a result is NaN (or infinite, if asked for); names its line."""
+    """Runs the update operation by operation until a result is NaN (or infinite); returns its description, or ""."""
     import jax
 
     with jax.disable_jit(), jax.debug_nans(True), jax.debug_infs(infinities):
@@ -269,7 +268,7 @@ def _first_bad_operation(update: Callable, state: Any, batch: Any, infinities: b
     frames += forward
     if not frames:
         return f"first bad operation: {message}, in an unknown function"
-    short = lambda f: f"{f.filename.removeprefix(_PACKAGE.removesuffix('jrl'))}:{f.lineno}"  # ours from jrl/ on
+    short = lambda f: f"{f.filename.removeprefix(_PACKAGE.removesuffix('jrl'))}:{f.lineno}"  # jrl/... for own files
     place, *callers = dict.fromkeys(map(short, reversed(frames)))
     line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip()
     lines = [f"first bad operation: {message}, in {frames[-1].name}", f"  {place}", f"    {line}"]
@@ -284,10 +283,10 @@ def _is_library(name: str) -> bool:
 
 
 def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | SequenceBatch | Rollout", "Key"]]:
-    """Reads the metadata of a bundle, or of the latest in a run directory, and the arguments of `explain`.
+    """Reads the metadata of a bundle, or of a run directory's latest bundle, and the arguments of `explain`.
 
     Raises:
-      InputError: there is none, it is damaged, or does not fit this version.
+      InputError: there is no bundle, or the bundle is damaged or does not fit this version.
     """
     import jax
     import jax.numpy as jnp
@@ -302,7 +301,10 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     found = checkpoint.locate(within if within.is_dir() else path)
     meta = checkpoint.read_meta(found)
     if "nonfinite" not in meta:
-        raise InputError(f"{found} is a checkpoint, no bundle of a non-finite update: give <run>/nonfinite/<iteration>")
+        raise InputError(
+            f"debug: expected the bundle of a non-finite update, got the checkpoint {found}: give "
+            "<run>/nonfinite/<iteration>"
+        )
     cfg = config.override(meta["config"], [])
     runtime.apply(cfg.runtime)
     spec = checkpoint.spec(meta)
@@ -318,7 +320,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
 def _sample_like(
     algo: "Algo", spec: "EnvSpec", rollout: "Rollout", extras: "dict[str, PyTree]"
 ) -> "Batch | SequenceBatch":
-    """Returns the containers of a replay's sample with these extras; their leaves are of any shape."""
+    """Returns the structure of a replay's sample with these extras; the shapes of its leaves do not matter."""
     from jrl.types import NEXT_ACTION, Batch, SequenceBatch, Window, element
 
     obs, action, any_ = element(spec.observation), element(spec.action), rollout.reward

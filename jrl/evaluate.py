@@ -1,4 +1,4 @@
-"""python -m jrl.evaluate CHECKPOINT: plays episodes with a trained policy."""
+"""python -m jrl.evaluate CHECKPOINT: play episodes with a trained policy and report their returns."""
 
 import argparse
 import dataclasses
@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("evaluate", "Play episodes with a trained policy.")
     command.add_checkpoint_arguments(p)
-    p.add_argument("--algo", "--run", help="the checkpoint's algorithm, which is refused if it is another")
+    p.add_argument("--algo", "--run", help="expected algorithm of the checkpoint; another algorithm is an error")
     p.add_argument("--env", help="short for --set env.id=...")
     p.add_argument("--episodes", type=int, default=100, help="number of episodes, exactly (default 100)")
     p.add_argument("--unit", choices=("episodes", "timesteps"), default="episodes", help="unit of --episodes")
@@ -32,47 +32,48 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line, or one JSON object; exit status 0, 1 where an environment fails, 2 for bad input."""
+    """Prints lines, or one JSON object; returns the exit status 0, 1 if an environment fails, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
-        found = evaluate(args)
+        result = evaluate(args)
     except InputError as e:
         return command.report_input_error(e)
     except EnvironmentFailed as e:
         return command.report_failure(e)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
     else:
-        print(*lines(found), sep="\n")
+        print(*lines(result), sep="\n")
     return 0
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what `evaluate` found, in words."""
-    for i, (total, steps) in enumerate(zip(found.get("returns", ()), found.get("lengths", ())), start=1):
+def lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of text for a result of `evaluate`."""
+    for i, (total, steps) in enumerate(zip(result.get("returns", ()), result.get("lengths", ())), start=1):
         yield f"episode {i}: return {total:g}, {counted(steps, 'step')}"
-    where = f"{found['checkpoint']} after {found['env_steps']:,} steps of training"
-    if not found["episodes"]:
-        yield f"no episode has ended in {found['timesteps']:,} steps: {where}"
+    where = f"{result['checkpoint']} after {result['env_steps']:,} steps of training"
+    if not result["episodes"]:
+        yield f"no episode has ended in {result['timesteps']:,} steps: {where}"
         return
-    spread = f"{found['return_min']:g} to {found['return_max']:g}"
-    for name, value in found.items():
+    spread = f"{result['return_min']:g} to {result['return_max']:g}"
+    for name, value in result.items():
         kind, _, rest = name.partition("/")
-        # a policy of one agent of its own name is that agent
-        if kind == "agent" or (kind == "policy" and f"agent/{rest}" not in found):
+        # omit a policy with the name of its only agent
+        if kind == "agent" or (kind == "policy" and f"agent/{rest}" not in result):
             yield f"{kind} {rest.removesuffix('/return')}: return {value:.2f}"
     yield (
-        f"return {found['return']:.2f} ± {found['return_std']:.2f} ({spread}), "
-        f"length {found['length']:.1f} ± {found['length_std']:.1f}, {counted(found['episodes'], 'episode')}"
+        f"return {result['return']:.2f} ± {result['return_std']:.2f} ({spread}), "
+        f"length {result['length']:.1f} ± {result['length_std']:.1f}, {counted(result['episodes'], 'episode')}"
     )
     yield where
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Evaluates a checkpoint in environments as the run evaluates in.
+    """Evaluates a checkpoint in the environments of the run's evaluations.
 
-    Returns mean, deviation and range of the returns, mean and deviation of the lengths, with several agents the mean
-    return of each agent and policy, and with `args.per_episode` the `returns` and `lengths` themselves.
+    Returns:
+      Mean, deviation and range of the returns, mean and deviation of the lengths; with several agents the mean return
+      of each agent and policy; with `args.per_episode` the lists `returns` and `lengths`.
     """
     if args.episodes < 1:
         raise InputError(f"--episodes: expected at least 1, got {args.episodes}")
@@ -92,9 +93,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     settings += [] if args.seed is None else [f"run.seed={args.seed}"]
     settings += args.overrides
     cfg = config.override(meta["config"], settings)
-    asked = (args.algo or "").lower()
-    ours = ALGORITHMS[asked].name if asked in ALGORITHMS else asked
-    if asked and config.algo_name(cfg) not in (args.algo, asked, ours):
+    algo = (args.algo or "").lower()
+    name = ALGORITHMS[algo].name if algo in ALGORITHMS else algo
+    if algo and config.algo_name(cfg) not in (args.algo, algo, name):
         expected = f"{config.algo_name(cfg)}, the checkpoint's algorithm"
         raise InputError(f"--algo: expected {expected}, got {short(args.algo)}: leave it out")
     runtime.apply(cfg.runtime)

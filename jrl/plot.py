@@ -1,4 +1,4 @@
-"""python -m jrl.plot RUN ...: learning curves of run directories, the seeds of one config together."""
+"""python -m jrl.plot RUN ...: draw learning curves of run directories; the seeds of a config are one curve."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.fields.paths import as_typed
+from jrl.fields.paths import resolve_as_typed
 from jrl.host import command
 from jrl.metrics import plots
 from jrl.report import figures
@@ -17,20 +17,20 @@ from jrl.report.runs import MEMBERS
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line; nothing heavy is imported for it."""
-    p = command.parser("plot", "Draw the learning curve of a run, or of several: the seeds of one config are a group.")
+    p = command.parser("plot", "Draw the learning curves of runs. The seeds of a config are one curve.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
-    p.add_argument("--out", help="PNG (default: learning_curve.png, of one run in its directory)")
+    p.add_argument("--out", help="PNG file (default: learning_curve.png, for a single run in its directory)")
     p.add_argument(
         "--y",
         metavar="METRIC",
-        help="key of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
+        help="key of the result rows (default episode/return; evaluation/return for a population with evaluations)",
     )
     p.add_argument("--x", default="env_steps", metavar="METRIC", help="axis, such as time_s (default env_steps)")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the path of the picture; exit status 0, or 2 for bad input."""
+    """Draws the picture and prints its path; returns the exit status 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         print(plot(args.runs, args.out, x=args.x, y=args.y))
@@ -42,39 +42,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plot(
     runs: Iterable[str | Path], png: str | Path | None = None, *, x: str = "env_steps", y: str | None = None
 ) -> Path:
-    """Draws the learning curves of run directories: of one its band and evaluations, too; of more, and of a population,
-    the interquartile means of each config's seeds with their intervals.
+    """Draws the learning curves of run directories.
+
+    A single run has its curve with a percentile band and its evaluations. Several runs and populations have the
+    interquartile mean over the seeds of each config, with its interval.
 
     Args:
-      runs: run directories. Those whose configs differ in the seed alone are a group.
-      png: is written; None: learning_curve.png, of one run or population in its directory.
-      x, y: metrics of the result rows; y None: `episode/return`, of a population `evaluation/return` if rows have it.
+      runs: run directories; runs whose configs differ only in the seed are one curve.
+      png: file to write; None: learning_curve.png, for a single run or population in its directory.
+      x, y: metrics of the result rows; y None: `episode/return`, for a population `evaluation/return` if rows have it.
     Returns:
       The path of the picture.
     Raises:
-      InputError: a directory is no run, or has no row with both metrics.
+      InputError: a directory is not a run, or has no row with both metrics.
     """
-    directories = [as_typed(run, "plot", "any") for run in runs]
+    directories = [resolve_as_typed(run, "plot", "any") for run in runs]
     if png is not None or len(directories) > 1:
-        png = as_typed(png or "learning_curve.png", "--out", "new file")
+        png = resolve_as_typed(png or "learning_curve.png", "--out", "new file")
     else:
         png = directories[0] / "learning_curve.png"
     try:
-        return _drawn(directories, png, x=x, y=y)
+        return _draw(directories, png, x=x, y=y)
     except OSError as e:
         raise InputError(f"plot: {e.filename or png}: {e.strerror or e}: choose another --out, or other runs") from e
 
 
-def _drawn(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> Path:
+def _draw(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> Path:
     if len(directories) == 1 and (directories[0] / MEMBERS).is_dir():
         return figures.plot_runs(directories, png, x=x, y=y)
     y = y or "episode/return"
     configs = [_config(directory) for directory in directories]
     for directory in directories:
         if not len(plots.read_curve(directory / "result.jsonl", x=x, y=y)[0]):
-            found = sorted({name for row in plots.read_rows(directory / "result.jsonl") for name in row})
-            having = f": it has {', '.join(found)}" if found else ": it has no rows yet"
-            raise InputError(f"{directory}: no result row has both {x} and {y}{having}")
+            keys = sorted({name for row in plots.read_rows(directory / "result.jsonl") for name in row})
+            available = f": it has {', '.join(keys)}" if keys else ": it has no rows yet"
+            raise InputError(f"{directory}: no result row has both {x} and {y}{available}")
     stops = [config.get("stop") or {} for config in configs]
     if len(directories) == 1:
         names = schema.flatten(configs[0])
@@ -86,7 +88,9 @@ def _drawn(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> 
 
 def _config(directory: Path) -> Mapping[str, Any]:
     if not (directory / "config.yaml").is_file() or not (directory / "result.jsonl").is_file():
-        raise InputError(f"{directory} is no run directory, with config.yaml and result.jsonl: give the --out of a run")
+        raise InputError(
+            f"{directory} is not a run directory, with config.yaml and result.jsonl: give the --out of a run"
+        )
     return schema.read_yaml(directory / "config.yaml")
 
 

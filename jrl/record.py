@@ -1,4 +1,4 @@
-"""python -m jrl.record CHECKPOINT --out video.mp4: a video of episodes of a trained policy."""
+"""python -m jrl.record CHECKPOINT --out video.mp4: write a video of episodes of a trained policy."""
 
 import argparse
 import sys
@@ -17,13 +17,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", default="video.mp4", help="FILE.mp4, or FILE.gif (default video.mp4)")
     p.add_argument("--episodes", type=int, default=1, help="episodes, one after the other in one file (default 1)")
     p.add_argument("--seed", type=int, help="seed of the environment (default: the run's, never those of training)")
-    p.add_argument("--fps", type=float, help="steps per second (default: as the environment says)")
-    p.add_argument("--max-steps", type=int, default=10_000, help="cut an episode there (default 10000)")
+    p.add_argument("--fps", type=float, help="steps per second (default: the environment's)")
+    p.add_argument("--max-steps", type=int, default=10_000, help="most steps of an episode (default 10000)")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the return of each episode and which file was written; 0, 1 where one fails, 2 for bad input."""
+    """Runs the command; returns the exit status 0, 1 if an environment fails, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         record(args)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def record(args: argparse.Namespace) -> Path:
-    """Plays the episodes and writes the file; returns its path."""
+    """Plays the episodes, prints their returns, and writes the video; returns its path."""
     for name in ("episodes", "max_steps", "fps"):
         value = getattr(args, name)
         if value is not None and not value > 0:

@@ -48,7 +48,7 @@ def odd(hint):
     if bounds.is_union(hint):
         return [x for one in typing.get_args(hint) for x in odd(one)]
     if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] in (int, float):
-        within = bounds.range_of(typing.get_args(hint)[1:])
+        within = bounds.parse_range(typing.get_args(hint)[1:])
         low = [within.low - 1] if within.low > -math.inf else []
         return [math.nan, *low, *([within.high + 1] if within.high < math.inf else [])]
     return []
@@ -132,7 +132,7 @@ def test_an_array_in_a_static_field_and_a_value_of_another_type_name_the_field(n
         if "float" in str(hint):
             assert jax.eval_shape(make, 0.5) is not None
         else:
-            words = f"^{field.name}: expected .*, got a traced array: it decides which program is made: make one for"
+            words = f"^{field.name}: expected .*, got a traced array: the program depends on it: build one program per"
             with pytest.raises(InputError, match=words):
                 jax.vmap(make)(jnp.array([1, 2]))
             with pytest.raises(InputError, match=rf"^{field.name}: expected .*, got an array of shape \(2,\)"):

@@ -186,7 +186,7 @@ def test_algo_name_is_in_the_data_once_also_where_the_config_has_the_field():
 
 
 def test_algo_name_must_be_clear():
-    with pytest.raises(InputError, match="PPO is registered 2 times, must be once"):
+    with pytest.raises(InputError, match="algo: expected one name of PPO, got"):
         config.algo_name(made(), algos={"ppo": PPO, "a2c": PPO})
 
 
@@ -343,7 +343,7 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
     assert lines["clip_eps: 0.2"] == "default"
     assert lines["id: Acrobot-v1"].startswith("--env; ")
     assert lines["frame_skip: 4"] == "file"
-    assert lines["num_envs: 8"] == "default; environments in all, over all devices; in [1, 16777216]"
+    assert lines["num_envs: 8"] == "default; environments in total, over all devices; in [1, 16777216]"
     assert lines["env_steps: 100000"] == "file"
     assert lines["episode/return: 1"] == "--stop"
     again = tmp_path / "again.yaml"

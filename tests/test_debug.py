@@ -306,7 +306,7 @@ def test_bad_input_is_named(tmp_path, capsys):
     meta.pop("nonfinite")
     checkpoint.write(plain, {"learner": checkpoint.read(path, "learner")}, meta)
     assert debug.main([str(plain)]) == 2
-    assert "no bundle of a non-finite update" in capsys.readouterr().err
+    assert "expected the bundle of a non-finite update" in capsys.readouterr().err
 
 
 def test_a_rollout_that_does_not_fit_is_named(tmp_path, capsys):

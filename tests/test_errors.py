@@ -105,7 +105,7 @@ def write(path, data):
         (b"x" * 5_000_000, "larger than 4 MiB"),
         ("a: " + "[" * 3_000, "more than 60 levels of nesting"),
         ("{a: " * 100_000, "more than 60 levels of nesting"),
-        ("a: " + "9" * 5_000, "is no int"),
+        ("a: " + "9" * 5_000, "is not of type int"),
         ("algo: {name: 0x" + "f" * 5_000 + "}", "expected a number of at most 2e+308, got a int"),
         ("a: -" + "9" * 400, "expected a number of at most 2e+308, got -99"),
         ("a: &a [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1 or ''}, *a{i - 1 or ''}]\n" for i in range(1, 40)),
@@ -233,7 +233,7 @@ def test_numbers_and_arrays_of_numpy_are_plain_in_a_config():
 def test_an_option_that_yaml_cannot_hold_is_one_error_with_the_way_to_do_it(value):
     data = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1", "options": {"x": {"y": [value]}}}}
     (found,) = errors(config.from_dict, data)
-    assert found.startswith("env.options.x.y.0: expected numbers, text, lists or mappings, which YAML holds, got a ")
+    assert found.startswith("env.options.x.y.0: expected numbers, text, lists or mappings, as in YAML, got a ")
     assert "jrl.api.register_env(NAME, lambda context: ...)" in found and "\n" not in found
     from jrl.api import PPOConfig
 

@@ -71,7 +71,7 @@ def test_iterations_of_a_run_of_ours():
         ("BC", {"input_read_method": "read_tfrecords"}, "input_read_method: read_json, read_parquet"),
         ("BC", {"input_filesystem": "gcs"}, "input_filesystem: data.input names files of this machine"),
         ("BC", {"off_policy_estimation_methods": {"is": {"type": "my.Own"}}}, "unknown estimator own"),
-        ("BC", {"evaluation_interval": 1}, "evaluations are played in an environment"),
+        ("BC", {"evaluation_interval": 1}, "evaluations need an environment"),
         ("MARWIL", {"lambda": 0.9}, "lambda: marwil has returns to the episode's end, as lambda 1"),
         ("DT", {"loss_coef_obs": 0.5}, "loss_coef_obs: DT learns only actions"),
         ("CQL", {"lagrangian": True, "min_q_weight": 0}, "min_q_weight: expected a number, got 0"),

@@ -124,7 +124,7 @@ def test_all_paths_of_a_config_are_absolute(here, monkeypatch):
     names = config.load(None, ["data.input=[a, sub/*.npz]"], algo="bc", stop=["updates=9"]).data.input
     assert names == (f"{here}/a", f"{here}/sub/*.npz")
     assert config.load(None, ["data.input=mine:read"], algo="bc", stop=["updates=9"]).data.input == "mine:read"
-    with pytest.raises(InputError, match=r"data\.input: a and \./a are one path: give one"):
+    with pytest.raises(InputError, match=r"data\.input: expected different paths, got a and \./a, which are one path"):
         config.load(None, ["data.input={a: 0.5, ./a: 0.5}"], algo="bc", stop=["updates=9"])
 
 

@@ -80,7 +80,7 @@ def test_dump_aligns_comments_behind_the_leaves():
 
 def test_docs_are_the_comments_of_the_fields():
     assert schema.docs(PPO) == {"lr": "step size of Adam", "gamma": "discount"}
-    assert schema.docs(EnvConfig)["clip_rewards"].startswith("null or false: as they are; true: the sign")
+    assert schema.docs(EnvConfig)["clip_rewards"].startswith("null: sign for Atari only; false: not clipped")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from jrl import registry
 from jrl.agents import fixed, policies
 from jrl.agents.fixed import Group
 from jrl.config import Sizes, multi_agent
-from jrl.config.policy_mapping import TABLE, NewEpisode, asking
+from jrl.config.policy_mapping import TABLE, NewEpisode, with_episode
 from jrl.envs.agent_options import GAME, OBS
 from jrl.errors import InputError
 from jrl.learn import parallel
@@ -277,7 +277,7 @@ class ByGame(policies.Policies):
     @functools.cached_property
     def _mapping(self) -> Any:
         assert self.cfg.multi_agent is not None and isinstance(self.cfg.multi_agent.mapping, str)
-        return asking(registry.load(self.cfg.multi_agent.mapping, "multi_agent.mapping"))
+        return with_episode(registry.load(self.cfg.multi_agent.mapping, "multi_agent.mapping"))
 
     def _answers(self, number: int, game: int) -> list[int]:
         """Returns the number of the policy of each agent in one game of an environment."""

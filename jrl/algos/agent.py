@@ -185,7 +185,7 @@ def begin(
     if isinstance(cfg.exploration, ParameterNoise):
         from jrl.algos import parameter_noise
 
-        own |= parameter_noise.begin(cfg.exploration, key)
+        own |= parameter_noise.init_noise(cfg.exploration, key)
     optimizer = agent.optimizer(cfg)
     opt_state = {name: optimizer.init(part) for name, part in params.items()} if by_part else optimizer.init(params)
     return State(
@@ -216,7 +216,7 @@ def actor(cfg: Common, agent: Agent, state: State) -> Actor:
     if isinstance(cfg.exploration, ParameterNoise):
         from jrl.algos import parameter_noise
 
-        noisy = parameter_noise.perturbed(cfg.exploration, state.own, params, state.env_steps)
+        noisy = parameter_noise.perturb(cfg.exploration, state.own, params, state.env_steps)
     return Actor(params, state.obs_stats, state.env_steps if explorer(cfg, agent).reads_env_steps else (), noisy)
 
 
@@ -422,13 +422,13 @@ def ingest(cfg: Common, agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: State, rollout: Rollout) -> State:
-    """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapted`."""
+    """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapt`."""
     if not isinstance(cfg.exploration, ParameterNoise):
         return state
     from jrl.algos import parameter_noise
 
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
-    return parameter_noise.adapted(
+    return parameter_noise.adapt(
         cfg.exploration,
         policy,
         state,

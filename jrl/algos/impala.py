@@ -5,11 +5,11 @@
     out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B], of any policy
 
-`rollout.extras["log_prob"]` is that of the policy that acted, however old: the importance weights are the ratio to it
-of the policy that learns, anew at every gradient step. Sequences stay whole, so a minibatch is a share of the columns.
-The loss is A2C's; of a rollout by the very policy that learns, so is the gradient. Adam instead of the paper's RMSProp.
-With memory (`network.core`) the network runs over the whole rollout from the memory that acted before its first row;
-`network.max_seq_len` bounds how many steps a gradient goes back.
+`rollout.extras["log_prob"]` is the acting policy's log-probability, of any age. Each gradient step computes the
+importance weights again, as the ratio of the present policy's probability to it. Sequences stay whole: minibatches
+split the columns. The loss is A2C's; on a rollout of the present policy the gradients are equal. The optimizer is Adam
+instead of the paper's RMSProp. With memory (`network.core`) the network runs over the whole rollout, from the acting
+memory before the first row; `network.max_seq_len` limits the steps of backpropagation.
 Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
@@ -41,17 +41,17 @@ DEFAULT_NETWORK = NetworkConfig()
 class Config(Common):
     """Hyper-parameters of IMPALA; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    whole_sequences: ClassVar[bool] = True  # a minibatch is a share of the environments, not of the rows
-    corrects: ClassVar[bool] = True  # V-trace weighs each step by how likely the present policy is to take it
+    whole_sequences: ClassVar[bool] = True  # minibatches split the environments, not the rows
+    corrects: ClassVar[bool] = True  # V-trace weighs each step by the present policy's probability of its action
     has_critic: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 1e-3
-    vtrace_lambda: Unit = 1.0  # decay of the traces, as GAE's lambda; the paper has 1
-    clip_rho: Clip = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
-    clip_c: Clip = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
+    vtrace_lambda: Unit = 1.0  # decay of the traces, as GAE's lambda; 1 in the paper
+    clip_rho: Clip = 1.0  # bound of the importance weights of TD errors; selects the policy that the value estimates
+    clip_c: Clip = 1.0  # bound of the importance weights along a trace; limits the reach of corrections
     clip_pg_rho: Clip = 1.0  # bound of the importance weights of the policy gradient
     num_epochs: Count = 1  # passes over each rollout
-    num_minibatches: Count = 1  # gradient steps per pass, each on that share of the environments
+    num_minibatches: Count = 1  # gradient steps per pass, each on a share of the environments
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegativeSchedule = 0.01  # weight of the entropy bonus
     max_grad_norm: Positive | None = 40.0
@@ -61,12 +61,12 @@ class Config(Common):
 
 @struct.dataclass
 class Columns:
-    """Whole sequences of some environments, as the loss reads them."""
+    """Whole sequences of b environments for the loss."""
 
-    obs: PyTree  # [T, b, *], as networks read it
-    last_obs: PyTree  # [1, b, *], as networks read it
+    obs: PyTree  # [T, b, *], normalised
+    last_obs: PyTree  # [1, b, *], normalised
     action: PyTree  # [T, b, *]
-    log_prob: Array  # [T, b] f32, of the acting policy
+    log_prob: Array  # [T, b] f32, the acting policy's
     reward: Array  # [T, b] f32
     terminated: Array  # [T, b] bool
     done: Array  # [T, b] bool
@@ -75,8 +75,8 @@ class Columns:
     carry: PyTree  # [1, b, ...], memory before row 0; () without a core
 
 
-def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Columns:
-    """Returns a rollout [T, B] as the loss reads it."""
+def to_columns(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Columns:
+    """Returns the Columns of a rollout [T, B]."""
     observer = agent.observer
     action, log_prob = parts.zero_masked(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
     return Columns(
@@ -94,7 +94,7 @@ def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Col
 
 
 def evaluate(agent: Agent, params: PyTree, columns: Columns) -> tuple[Any, Array, Callable[[], Array]]:
-    """Returns (distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], a function that gives V(last_obs) [1, b])"""
+    """Returns the distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], and a function () -> V(last_obs) [1, b]."""
     net = agent.net
     if not agent.network.recurrent:
         return *net.apply(params, columns.obs), lambda: net.value(params, columns.last_obs)
@@ -104,9 +104,9 @@ def evaluate(agent: Agent, params: PyTree, columns: Columns) -> tuple[Any, Array
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, columns: Columns, *, ent_coef: Any) -> tuple[Array, Metrics]:
-    """Returns the actor-critic loss on V-trace's advantages and targets (section 4), the mean over Columns [T, b].
+    """Returns the mean actor-critic loss over Columns [T, b], with V-trace's advantages and targets (section 4).
 
-    One forward pass gives what learns and, without gradient, what it learns towards.
+    One forward pass gives the outputs and, without gradient, their targets.
     """
     dist, value, last_value = evaluate(agent, params, columns)
     log_prob = jnp.where(columns.mask, dist.log_prob(columns.action), columns.log_prob)
@@ -123,7 +123,7 @@ def loss(cfg: Config, agent: Agent, params: PyTree, columns: Columns, *, ent_coe
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """Epochs of minibatches of whole sequences.
+    """Makes the epochs of minibatches of whole sequences.
 
     Raises:
       InputError: num_minibatches does not divide the environments.
@@ -132,7 +132,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     if num_envs % cfg.num_minibatches:
         raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
     state = agents.with_return_stats(agent, state, rollout)
-    columns = columns_of(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
+    columns = to_columns(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
     lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
     own = functools.partial(loss, cfg, agent, ent_coef=ent_coef)
     columns_loss = custom_loss.over_rows(agent.loss, own, agent.net)
@@ -143,8 +143,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
         gradient, metrics = parts.pmean(jax.grad(columns_loss, has_aux=True)(params, batch), agent.axis_name)
         return agents.descend(cfg, agent, lr, gradient, opt_state, params), metrics
 
-    # of one row per environment, what is dealt out is the environments
-    start, grid = (state.params, state.opt_state), (1, num_envs)
+    start, grid = (state.params, state.opt_state), (1, num_envs)  # minibatches split the environments
     (params, opt_state), metrics = agents.epochs(cfg, agent, step, start, lambda index: index, grid, key)
     state = replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
     return agents.observed(agent, state, rollout), UpdateAux(jax.tree.map(jnp.mean, metrics) | {"train/lr": lr})
@@ -158,7 +157,7 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """Makes IMPALA, an on-policy Algo whose rollouts may be of older policies. Arguments and errors: see `jrl.algos`.
+    """Makes IMPALA, an on-policy Algo that accepts rollouts of older policies. Arguments and errors: see `jrl.algos`.
 
     A user's loss gets Columns [T, b], whole sequences; with a core the network reads their `window`. `update` raises
     InputError if num_minibatches does not divide the columns.
@@ -168,7 +167,7 @@ def make(
 
 
 def window(columns: Columns) -> Window:
-    """Returns the sequences and the observation after each [b, T + 1], as a network with a core reads them."""
+    """Returns the Window [b, T + 1] of the sequences and their last observations, for networks with a core."""
     join = lambda rows, last: jnp.swapaxes(jnp.concatenate([rows, last]), 0, 1)
     obs = jax.tree.map(join, columns.obs, columns.last_obs)
     reset = join(~columns.mask, jnp.zeros_like(columns.mask[:1]))
@@ -184,4 +183,4 @@ def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
     )
 
 
-__all__ = ["Columns", "Config", "columns_of", "evaluate", "loss", "make", "update", "window"]
+__all__ = ["Columns", "Config", "evaluate", "loss", "make", "to_columns", "update", "window"]

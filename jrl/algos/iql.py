@@ -1,28 +1,28 @@
-"""Implicit Q-learning, IQL (arXiv:2110.06169): it never asks what an action is worth that the data do not have.
+"""Implicit Q-learning, IQL (arXiv:2110.06169): never evaluates an action outside of the data.
 
     algo = iql.make(iql.Config(), spec)
     state = algo.init(key)
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, *]
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
-With u = min Q'(s, a) - V(s), of the critics' slow copies Q' and the actions of the data, one update descends
+With u = min Q'(s, a) - V(s), from the critics' target copies Q' and the actions of the data, an update minimises
 
     V:   |expectile - 1(u < 0)| u^2                       an expectile of Q over the data's actions (eq. 5)
-    Q:   (r + discount V(s') - Q(s, a))^2 / 2             no action is drawn for the target (eq. 6)
-    pi:  -min(exp(beta u), weight_clip) log pi(a | s)     the better of the data's actions weigh more (eq. 7)
+    Q:   (r + discount V(s') - Q(s, a))^2 / 2             no action is sampled for the target (eq. 6)
+    pi:  -min(exp(beta u), weight_clip) log pi(a | s)     better actions of the data have larger weights (eq. 7)
 
-An expectile of 0.5 is the mean, towards 1 it comes to the best that the data have; a beta of 0 is behaviour cloning.
-u and V(s') are computed once, from the parameters before the update, and serve all three.
+An expectile of 0.5 is the mean; towards 1 it approaches the best action of the data. A beta of 0 is behaviour cloning.
+All three losses use the same u and V(s'), computed with the parameters before the update.
 
-In a Box of [-1, 1] the policy is a Gaussian around tanh of a network, with a deviation that no observation changes
-unless `network.state_dependent_std` (appendix B of the paper). A squashed Gaussian gives actions on the bounds,
-of which data are full, log-probabilities without bound; this one has a density there as anywhere, and its samples are
-clipped. Of Discrete actions the policy is a categorical distribution over those that an action mask allows.
+For a Box of [-1, 1] the policy is a Gaussian around tanh of a network. Its deviation does not depend on the observation
+unless `network.state_dependent_std` is set (appendix B of the paper). Data contain many actions on the bounds, where a
+squashed Gaussian has unbounded log-probabilities; this Gaussian has a finite density there, and its samples are
+clipped. For Discrete actions the policy is a categorical distribution over the allowed actions.
 
-It learns from data sets and from replay, so that it goes on online as it is. With memory (`network.core`) it learns
-from a SequenceBatch: the policy's memory before it is the one that acted, those of critics and value that of an
-episode's start, and all run over the K rows of the burn-in. Gradients and metrics are reduced over
-`make(..., axis_name="d")`. An update draws nothing.
+It learns from data sets and from replay, so training can continue online. With memory (`network.core`) it learns from a
+SequenceBatch: the policy starts from the acting memory, critics and value from the memory of an episode's start, and
+all run over the burn-in rows first. Gradients and metrics are reduced over `make(..., axis_name="d")`. An update uses
+no random numbers.
 """
 
 import math
@@ -62,7 +62,7 @@ from jrl.types import (
 )
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(256, 256), activation="relu")
-_LOG_STD_RANGE = (-5.0, 2.0)  # below it one action that is not the mean's outweighs all others
+_LOG_STD_RANGE = (-5.0, 2.0)  # with a smaller log_std, one action far from the mean outweighs all others
 
 
 @hyperparams
@@ -73,12 +73,12 @@ class Config(Common):
     acts_in: ClassVar[Any] = Discrete | Box
     has_critic: ClassVar[bool] = True
 
-    actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
-    value_lr: NonNegativeSchedule | None = None  # of V; null: lr
-    tau: Share = 0.005  # share of the way to the critics that their targets move with each step
-    num_critics: Few = 2  # networks that value actions; the least of their values counts
+    actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
+    value_lr: NonNegativeSchedule | None = None  # step size of V; null: lr
+    tau: Share = 0.005  # step size of the target critics towards the critics
+    num_critics: Few = 2  # number of Q networks; the least of their values counts
     expectile: Annotated[float, Interval(ge=0.01, le=0.99)] = 0.7  # 0.5: V is the mean over the data's actions
-    beta: NonNegative = 3.0  # how much more an action weighs that is better than V; 0: behaviour cloning
+    beta: NonNegative = 3.0  # influence of the advantage on an action's weight; 0: behaviour cloning
     weight_clip: Positive = 100.0  # greatest weight of an action
     exploration: OverDistributions = Stochastic()
 
@@ -88,7 +88,7 @@ class Config(Common):
 
 @struct.dataclass
 class ClippedGaussian(distributions.DiagGaussian):
-    """Normal variables around means in [-1, 1] whose samples are clipped to it; densities are those before clipping."""
+    """Normal variables with means in [-1, 1]. Samples are clipped to [-1, 1]; densities are those before clipping."""
 
     def sample(self, key) -> jax.Array:
         return jnp.clip(super().sample(key), -1.0, 1.0)
@@ -99,7 +99,7 @@ class ClippedGaussian(distributions.DiagGaussian):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """Returns a clipped Gaussian or a Categorical; the first one is nearly the same for all observations."""
+    """Returns a policy with clipped Gaussians or Categoricals, initially nearly the same for all observations."""
     spec = observer.spec
     if isinstance(spec.action, Box):
         return _gaussian(spec, spec.action, network)
@@ -109,7 +109,7 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
 
 
 def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.Policy:
-    """The network's parameters have `log_std` [elements of an action] beside them unless the network predicts it."""
+    """Returns the Gaussian policy; its parameters have `log_std` [action elements] unless the network predicts it."""
     size, free = math.prod(space.shape), not network.state_dependent_std
     net = nets.build(spec, network, {"policy": Head(size if free else 2 * size, 0.01)})
     plain = critics.policy_of(net, lambda outputs, obs: outputs)
@@ -134,7 +134,7 @@ def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.Poli
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """Returns the State at the start: a copy of the critics as targets."""
+    """Returns the initial State, with copies of the critics as targets."""
     params = critics.initial_params(agent, key)
     return agents.begin(cfg, agent, key, params, target_params={"critic": params["critic"]}, by_part=True)
 
@@ -143,7 +143,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 
 
 def target_q(agent: Agent, state: State, batch: Batch) -> Array:
-    """Returns min Q'(obs, action) of the critics' slow copies [N]; of Sequences [N, L]."""
+    """Returns min Q'(obs, action) of the target critics, [N]; of Sequences [N, L]."""
     params = state.target_params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
     return critics.q_taken(agent, params, replace(batch, obs=obs)).min(0)
@@ -152,7 +152,12 @@ def target_q(agent: Agent, state: State, batch: Batch) -> Array:
 def value_gradient(
     cfg: Config, agent: Agent, params: PyTree, batch: Batch, q: Array
 ) -> tuple[tuple[Array, Array], PyTree]:
-    """Returns the expectile loss of V and V(obs) [N], and the gradient (eq. 5); `params` are those of V, q is [N]."""
+    """Returns (expectile loss of V, V(obs) [N]) and the gradient (eq. 5).
+
+    Args:
+      params: parameters of V.
+      q: [N] f32, `target_q`.
+    """
     obs = critics.values_read(agent.net.value, params, batch.obs, critics.burn_in(batch))
 
     def loss(params):
@@ -166,11 +171,11 @@ def value_gradient(
 def policy_gradient(
     agent: Agent, params: PyTree, batch: Batch, advantage_weight: Array
 ) -> tuple[tuple[Array, Array], PyTree]:
-    """Returns the weighted negative log-likelihood of the data's actions and the entropy, and the gradient (eq. 7).
+    """Returns (weighted negative log-likelihood of the data's actions, entropy) and the gradient (eq. 7).
 
     Args:
-      params: of the policy.
-      advantage_weight: of each action [N] f32, beside the `weight` of the batch.
+      params: parameters of the policy.
+      advantage_weight: [N] f32, weight of each action, beside the `weight` of the batch.
     """
     obs = critics.policy_reads(agent.net.policy, params, batch.obs, critics.burn_in(batch))
 
@@ -187,9 +192,9 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
     params, burn_in, mean = state.params, critics.burn_in(batch), lambda x: jnp.mean(batch.weight * x)
     q = target_q(agent, state, batch)
-    (value_loss, v), of_value = value_gradient(cfg, agent, params["value"], batch, q)
+    (value_loss, v), value_grad = value_gradient(cfg, agent, params["value"], batch, q)
     weight = jnp.minimum(jnp.exp(cfg.beta * (q - v)), cfg.weight_clip)
-    (policy_loss, entropy), of_policy = policy_gradient(agent, params["actor"], batch, weight)
+    (policy_loss, entropy), policy_grad = policy_gradient(agent, params["actor"], batch, weight)
     metrics: Metrics = {
         "loss/expectile": value_loss,
         "loss/policy": policy_loss,
@@ -197,11 +202,11 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
         "policy/weight": mean(weight),
         "value/v": mean(v),
     }
-    of_value, of_policy, metrics = parts.pmean((of_value, of_policy, metrics), agent.axis_name)
-    ahead = critics.values_read(agent.net.value, params["value"], batch.next_obs, burn_in)
-    next_v = critics.select_following(batch, agent.net.value.apply(params["value"], ahead))
+    value_grad, policy_grad, metrics = parts.pmean((value_grad, policy_grad, metrics), agent.axis_name)
+    next_obs = critics.values_read(agent.net.value, params["value"], batch.next_obs, burn_in)
+    next_v = critics.select_following(batch, agent.net.value.apply(params["value"], next_obs))
     obs = critics.critics_read(agent.net.critic, params["critic"], batch.obs, burn_in)
-    of_critics, own, priority = critics.td_gradient(
+    critic_grad, critic_metrics, priority = critics.td_gradient(
         lambda params, batch: critics.q_taken(agent, params, batch),
         params["critic"],
         replace(batch, obs=obs),
@@ -210,25 +215,26 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
         loss=agent.loss,
         net=agent.net.critic,
     )
-    lr = lambda own: cfg.lr if own is None else own
-    state = critics.descend(cfg, agent, state, "value", lr(cfg.value_lr), of_value)
-    state = critics.descend(cfg, agent, state, "actor", lr(cfg.actor_lr), of_policy)
-    state = critics.descend(cfg, agent, state, "critic", cfg.lr, of_critics)
+    lr = lambda part_lr: cfg.lr if part_lr is None else part_lr
+    state = critics.descend(cfg, agent, state, "value", lr(cfg.value_lr), value_grad)
+    state = critics.descend(cfg, agent, state, "actor", lr(cfg.actor_lr), policy_grad)
+    state = critics.descend(cfg, agent, state, "critic", cfg.lr, critic_grad)
     target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     state = replace(state, target_params={"critic": target}, updates=state.updates + 1)
-    return state, UpdateAux(own | metrics | {"train/lr": schedules.value(cfg.lr, state.env_steps)}, priority)
+    metrics = critic_metrics | metrics | {"train/lr": schedules.value(cfg.lr, state.env_steps)}
+    return state, UpdateAux(metrics, priority)
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Returns the networks' outputs at an episode's start; `q` of Discrete actions, those that are not allowed, too."""
+    """Returns the networks' outputs at an episode's start; for Discrete actions also `q` of all actions."""
     batch_size = spaces.batch_shape(agent.spec.observation, obs)[0]
     obs, net, params = agent.observer.see(state.obs_stats, obs), agent.net, state.params
     dist, _ = net.policy.step(params["actor"], obs, net.policy.carry(batch_size))
     value, _ = net.value.step(params["value"], obs, net.value.carry(batch_size))
-    found = {"distribution": dist, "value": value}
+    result = {"distribution": dist, "value": value}
     if isinstance(agent.spec.action, Discrete):
-        found["q"] = jnp.min(critics.at_start(net.critic, params["critic"], obs), 0)
-    return found
+        result["q"] = jnp.min(critics.at_start(net.critic, params["critic"], obs), 0)
+    return result
 
 
 def make(

@@ -1,11 +1,11 @@
-"""Implicit quantile networks (Dabney et al., arXiv:1806.06923): the return's quantiles at levels that are drawn.
+"""Implicit quantile networks (Dabney et al., arXiv:1806.06923): quantiles of the return at random levels.
 
     q(s, a; level) = f(psi(s) * phi(level))_a,   phi(level) = relu(W cos(pi i level) + b), i = 0 .. 63     (eq. 3 and 4)
 
-psi is the torso and a layer of `width`, f another such layer and the outputs. Each use of the network draws
-`num_quantiles` levels of its own, the paper's N, N' and K at once, for all rows of a batch together, so that devices
-that share a batch draw the same; greedy acting takes the levels (i + 1/2) / K.
-All else is DQN's: targets, double, munchausen, memory, masks, replay.
+psi is the torso and a layer of `width`; f is another such layer and the output layer. Each evaluation of the network
+draws `num_quantiles` levels (the paper's N, N' and K). All rows of a batch share the levels, so devices that share a
+batch draw the same levels. Greedy acting takes the levels (i + 1/2) / K.
+Targets, double, munchausen, memory, masks and replay are those of DQN.
 
     algo = iqn.make(iqn.Config(), spec)
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
@@ -37,11 +37,11 @@ _COSINES = 64  # number of cosine features of a level (section 4)
 class Config(dqn.QLearning):
     """Hyper-parameters of IQN; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    num_quantiles: Annotated[int, Interval(ge=1, le=1024)] = 32  # levels that each use of the network draws
-    width: Annotated[int, Interval(ge=1, le=65_536)] = 128  # of the layers that observations and levels meet in
+    num_quantiles: Annotated[int, Interval(ge=1, le=1024)] = 32  # levels per evaluation of the network
+    width: Annotated[int, Interval(ge=1, le=65_536)] = 128  # width of the layers of psi, phi and f
 
     def q_head(self) -> QHead:
-        """Returns the head of K returns per action, and the K levels of these quantiles."""
+        """Returns the head with K quantiles and their K levels per action."""
         num = self.num_quantiles
         mean = lambda outputs: jnp.mean(outputs[..., :num], -1)
 
@@ -59,7 +59,7 @@ class Config(dqn.QLearning):
 
 
 def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """Returns networks with one output `q` [A * 2K]: for each action the returns and their levels."""
+    """Returns networks with one output `q` [A * 2K]: for each action the quantiles and their levels."""
     assert isinstance(observer.spec.action, Discrete)
     num_actions, width = observer.spec.action.n, cfg.width
     base = nets.build(observer.spec, replace(network, shared=True), {"embedding": Head(width, math.sqrt(2))})
@@ -70,7 +70,7 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
         return {"base": base.init(key)} | {name: layer(k, *sizes[name]) for name, k in zip(sizes, keys, strict=True)}
 
     def quantiles(params: PyTree, embedding: Array, key: Key | None) -> tuple[Array]:
-        """Returns [..., A * 2K] of embeddings [..., width], at levels [K] that all rows share."""
+        """Returns outputs [..., A * 2K] for embeddings [..., width]; all rows share the levels [K]."""
         num, x = cfg.num_quantiles, jax.nn.relu(embedding.reshape(-1, 1, width))
         middles = (jnp.arange(num, dtype=jnp.float32) + 0.5) / num
         levels = middles if key is None else random.uniform(key, (num,))

@@ -5,33 +5,32 @@
     state, aux = jax.jit(algo.update)(state, batch, key)        # batch: jrl.types.Batch; one gradient step
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key, explore=False)    # out.action [B, *]
 
-It imitates the actions of a data set, the more the better they turned out:
+It imitates the actions of a data set, with larger weights for actions with higher returns:
 
     y = reward + discount V(next_obs)          the return to the end of the episode; bootstrapped where it was cut
     A = y - V(obs)
     c^2 <- c^2 + adv_norm_rate (mean A^2 - c^2)
     loss = -w(A) log pi(a | s) + vf_coef (V(obs) - y)^2 / 2 - ent_coef entropy
 
-of which y, A, c and w carry no gradient. A data set gives it batches whose `reward` is the discounted return to the
-episode's end and whose `next_obs` is what was seen there (`Config.to_end`); of other batches y is the n-step target.
+y, A, c and w have no gradient. In batches of data sets, `reward` is the discounted return to the episode's end and
+`next_obs` is the final observation (`Config.to_end`); in other batches y is the n-step target.
 
-    weight: exp        w = min(exp(beta A / c), weight_clip)              at beta = 0: bc, with a value beside it
-    weight: softmax    w = the same exponentials over their mean in the batch, bounded likewise     at beta = 0: bc, too
-    weight: binary     w = 1 where A > 0, else 0, whatever beta
+    weight: exp        w = min(exp(beta A / c), weight_clip)                           beta = 0: BC with a value
+    weight: softmax    w = min(exp(beta A / c) / its mean in the batch, weight_clip)   beta = 0: BC with a value
+    weight: binary     w = 1 if A > 0, else 0, for any beta
 
-With `adv_norm_start: 1, adv_norm_rate: 0` c is 1 and beta the inverse of a temperature. Of other algorithms it has the
-weights, not the advantages:
+With `adv_norm_start: 1, adv_norm_rate: 0`, c is 1 and beta an inverse temperature. The weights are those of other
+algorithms, but the advantages are not:
 
-    AWR (arXiv:1910.00177)     `weight: exp`, with a bound as there. Its values are of TD(lambda) returns; here lambda
-                               is 1.
+    AWR (arXiv:1910.00177)     `weight: exp`, with its bound. AWR uses TD(lambda) returns; here lambda is 1.
     AWAC (arXiv:2006.09359)    `weight: softmax`: exp(A / temperature), normalised over the batch as implementations do.
     CRR (arXiv:2006.15134)     `weight: binary`, or `exp`: its two filters.
 
-AWAC and CRR take A of a critic Q of the policy that learns, which TD teaches; here A is of returns and of V of the
-policies that acted, so that nothing is stitched together of several episodes.
+AWAC and CRR take A from a critic Q of the learned policy, trained by TD. Here A comes from returns and from V of the
+acting policies, so parts of several episodes are never combined.
 
-With memory (`network.core`) it learns from a SequenceBatch as BC does (`jrl.algos.bc`); targets bootstrap inside of the
-sequence. Gradients, metrics, c and the softmax are over all devices of `make(..., axis_name="d")`.
+With memory (`network.core`) it learns from a SequenceBatch as BC does (`jrl.algos.bc`); targets bootstrap inside the
+sequence. Gradients, metrics, c and the softmax are reduced over `make(..., axis_name="d")`.
 """
 
 import functools
@@ -60,21 +59,21 @@ class Config(bc.Cloning):
     has_critic: ClassVar[bool] = True
     to_end: ClassVar[bool] = True  # the rewards of its batches are returns to the end of the episode
 
-    beta: NonNegative = 1.0  # how much more a better action counts; 0: as much as any other, which is bc
-    weight: Literal["exp", "binary", "softmax"] = "exp"  # of a row, by its advantage
-    weight_clip: Clip = 20.0  # bound of that weight
+    beta: NonNegative = 1.0  # influence of the advantage on an action's weight; 0: equal weights, as in bc
+    weight: Literal["exp", "binary", "softmax"] = "exp"  # function from a row's advantage to its weight
+    weight_clip: Clip = 20.0  # bound of the weight
     vf_coef: NonNegative = 1.0  # weight of the value loss
-    adv_norm_start: Positive = 100.0  # c^2, the mean square of advantages by which they are scaled, before the first
-    adv_norm_rate: Unit = 1e-2  # share of the way to a batch's mean square that it moves with each update
+    adv_norm_start: Positive = 100.0  # initial c^2, the running mean square of advantages, which scales them
+    adv_norm_rate: Unit = 1e-2  # step size of c^2 towards a batch's mean square
 
 
 @struct.dataclass
 class Rows(actor_critic.Rows):
-    imitation: Array  # f32, w(A): how much the row's action is imitated
+    imitation: Array  # f32, w(A), the weight of the row's action
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """Returns the State at the start; `own` has c^2."""
+    """Returns the initial State; `own` has c^2."""
     adv_norm = jnp.asarray(cfg.adv_norm_start, jnp.float32)
     return agents.begin(cfg, agent, key, agent.net.init(key), adv_norm=adv_norm)
 
@@ -83,18 +82,18 @@ def values(agent: Agent, params: PyTree, batch: Batch) -> tuple[Array, Array]:
     """Returns V(obs) and V(next_obs), both [N]; of Sequences [N, L]."""
     net, steps = agent.net, critics.burn_in(batch)
     after = net.value(params, bc.from_start(net, params, batch.next_obs, steps))
-    # the Window of next_obs has that of obs in it
+    # the Window of next_obs contains the one of obs
     value = after[:, :-1] if isinstance(batch, critics.Sequences) else net.value(params, batch.obs)
     return value, critics.select_following(batch, after)
 
 
 def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Array, axis_name: str | None) -> Array:
-    """Returns w(A) of each row, like `advantage`; any finite number where `weight` is 0.
+    """Returns w(A) of each row, shaped like `advantage`; any finite number where `weight` is 0.
 
     Args:
       advantage, weight: [N] or [N, L] f32.
       adv_norm: [] f32, c^2.
-      axis_name: of the mapped axis over devices; None outside of one.
+      axis_name: mapped axis over devices, or None.
     """
     if cfg.weight == "binary":
         return (advantage > 0).astype(jnp.float32)
@@ -108,7 +107,7 @@ def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Arr
 
 
 def targets(cfg: Config, agent: Agent, state: State, batch: Batch) -> tuple[Rows, Array, Metrics]:
-    """Returns rows, c^2 after them, and metrics; nothing has a gradient."""
+    """Returns rows, the next c^2, and metrics, all without gradient."""
     value, after = values(agent, state.params, batch)
     target = batch.reward + batch.discount * after
     advantage, mean = target - value, lambda x: parts.pmean(jnp.mean(batch.weight * x), agent.axis_name)
@@ -122,7 +121,7 @@ def targets(cfg: Config, agent: Agent, state: State, batch: Batch) -> tuple[Rows
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
-    """Returns -w(A) log pi(a | s) + vf_coef (V(s) - y)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
+    """Returns the mean over Rows [N] of -w(A) log pi(a | s) + vf_coef (V(s) - y)^2 / 2 - ent_coef entropy."""
     dist, value = agent.net.apply(params, rows.obs)
     weighted = replace(rows, advantage=rows.imitation)
     total, metrics = actor_critic.policy_gradient(

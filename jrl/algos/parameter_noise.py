@@ -1,11 +1,11 @@
-"""Noise on the parameters that act, whose deviation adapts to what it does to the policy (arXiv:1706.01905).
+"""Parameter noise for exploration, with a deviation that adapts to its effect on the policy (arXiv:1706.01905).
 
-    own = begin(cfg.exploration, key)                                             # of `State.own`
-    noisy = perturbed(cfg.exploration, state.own, state.params, state.env_steps)  # parameters that act
-    state = adapted(cfg.exploration, agent, policy, state, params, obs)           # once for each rollout
+    own = init_noise(cfg.exploration, key)                                      # part of `State.own`
+    noisy = perturb(cfg.exploration, state.own, state.params, state.env_steps)  # acting act
+    state = adapt(cfg.exploration, policy, state, params, obs, axis_name=None)  # once per rollout
 
-All is a function of the State: the noise follows from a seed and the count of environment steps, so that nothing of its
-size is stored, and whoever has the State knows the parameters that acted.
+The noise follows from a seed and the number of environment steps, so only the seed and the deviation are stored, and
+the State is enough to compute the acting parameters again.
 """
 
 from collections.abc import Callable
@@ -33,26 +33,25 @@ class Noise:
 
 
 def refuse_memory(cfg: ParameterNoise, network: NetworkConfig) -> None:
-    """Raises InputError for parameter noise where the network has a memory: the distance that the noise is to have is
-    one of policies on single observations."""
+    """Raises InputError for parameter noise with memory: its distance compares policies on single observations."""
     if network.recurrent:
         other = "epsilon_greedy" if isinstance(cfg, ParameterNoiseQ) else "gaussian"
         raise InputError(f"algo.exploration {cfg.name}: not with network.core {network.core.name}: use {other}")
 
 
-def begin(cfg: ParameterNoise, key: Key) -> dict[str, Noise]:
-    """Returns the initial noise, by its name in `State.own`."""
+def init_noise(cfg: ParameterNoise, key: Key) -> dict[str, Noise]:
+    """Returns {"noise": initial noise} for `State.own`."""
     # another stream than the parameters, which use the same key
     seed = jax.random.bits(jax.random.fold_in(key, 0x6E6F6973))
     return {"noise": Noise(jnp.asarray(cfg.std, jnp.float32), seed)}
 
 
-def perturbed(cfg: ParameterNoise, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
-    """Returns the parameters with the noise of these environment steps."""
-    return _drawn(cfg, own["noise"], params, env_steps)
+def perturb(cfg: ParameterNoise, own: dict[str, PyTree], params: PyTree, env_steps: Array) -> PyTree:
+    """Returns the parameters with the noise of this number of environment steps."""
+    return _add_noise(cfg, own["noise"], params, env_steps)
 
 
-def adapted(
+def adapt(
     cfg: ParameterNoise,
     policy: Callable[[PyTree, PyTree], Array],
     state: Any,
@@ -62,17 +61,18 @@ def adapted(
     *,
     axis_name: str | None,
 ) -> Any:
-    """Returns a State whose noise is nearer to the distance that it is to have.
+    """Returns the State with a deviation of the noise that is adapted towards the target distance of the policies.
 
     Args:
       cfg: exploration of the algorithm; floats may be traced.
       policy: (params, obs [B, *]) -> Q values [B, A], or actions [B, *].
-      state: a State with `env_steps` and `own`.
-      params: that act without noise.
-      obs, mask: [B, *] as networks read it, and [B, A] bool, the actions that can be taken there; None: all.
-      axis_name: of the mapped axis over devices; None outside of one.
+      state: State with `env_steps` and `own`.
+      params: parameters without noise.
+      obs: [B, *], normalised.
+      mask: [B, A] bool, allowed actions; None: all.
+      axis_name: mapped axis over devices, or None.
     """
-    noise, noisy_params = state.own["noise"], perturbed(cfg, state.own, params, state.env_steps)
+    noise, noisy_params = state.own["noise"], perturb(cfg, state.own, params, state.env_steps)
     exact, noisy = policy(params, obs), policy(noisy_params, obs)
     target, distance = _distance(cfg, state.env_steps, exact, noisy, mask, axis_name)
     std = ops.adapted_std(noise.std, distance, target, cfg.factor)
@@ -80,18 +80,18 @@ def adapted(
 
 
 def metrics(cfg: Exploration, own: dict[str, PyTree]) -> Metrics:
-    """Returns the deviation of the noise; {} with another exploration."""
+    """Returns the metric of the noise's deviation; {} for another exploration."""
     return {"policy/noise_std": own["noise"].std} if isinstance(cfg, ParameterNoise) else {}
 
 
-@jax.jit  # acting from the host asks for it outside of any program
-def _drawn(cfg: ParameterNoise, noise: Noise, params: PyTree, env_steps: Array) -> PyTree:
+@jax.jit  # acting from the host calls it outside of any program
+def _add_noise(cfg: ParameterNoise, noise: Noise, params: PyTree, env_steps: Array) -> PyTree:
     key = jax.random.fold_in(jax.random.key(noise.seed), env_steps // jnp.uint32(cfg.redraw_every))
     return ops.perturbed(params, key, noise.std)
 
 
 def _distance(cfg: Any, env_steps, exact, noisy, mask, axis_name) -> tuple[Array, Array]:
-    """Returns (the wanted distance, the present one)."""
+    """Returns (target distance, present distance)."""
     if isinstance(cfg, ParameterNoiseQ):
         mask = by_choice(mask, exact)
         epsilon = schedules.value(cfg.epsilon, env_steps)
@@ -104,4 +104,4 @@ def _distance(cfg: Any, env_steps, exact, noisy, mask, axis_name) -> tuple[Array
     return schedules.value(cfg.target_std, env_steps), jnp.sqrt(mean_square)
 
 
-__all__ = ["Noise", "adapted", "begin", "metrics", "perturbed", "refuse_memory"]
+__all__ = ["Noise", "adapt", "init_noise", "metrics", "perturb", "refuse_memory"]

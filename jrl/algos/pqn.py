@@ -5,17 +5,16 @@
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B], out.extras: value
     state, aux = jax.jit(algo.update)(state, rollout, key)                 # rollout: jrl.types.Rollout [T, B]
 
-Layer norm makes this stable (`network.layer_norm`, on in DEFAULT_NETWORK): without it Q-learning may diverge. The
-targets are Peng's Q(lambda): lambda-returns whose values are max_a Q, which acting has computed already. The optimizer
-is Adam; the paper's RAdam was not better on CartPole. Gradients and statistics are reduced over
-`make(..., axis_name="d")`; float hyper-parameters are leaves of Config and can be vmapped.
+Layer norm makes Q-learning stable here (`network.layer_norm`, on in DEFAULT_NETWORK); without it, it may diverge. The
+targets are Peng's Q(lambda): lambda-returns with the values max_a Q from acting. The optimizer is Adam; the paper's
+RAdam was not better on CartPole. Gradients and statistics are reduced over `make(..., axis_name="d")`; float
+hyper-parameters are leaves of Config and can be vmapped.
 
-Where observations have an action mask, max_a is over the allowed actions, and only those are taken. With memory
-(`network.core`) minibatches are of sequences, `network.max_seq_len` steps long, which start from the memory that acting
-had there.
+With an action mask, max_a is over the allowed actions, and only allowed actions are taken. With memory (`network.core`)
+minibatches consist of sequences of `network.max_seq_len` steps, which start from the acting memory.
 
-With a `mixer` it acts for a team (`jrl.envs.team`): PQN-VDN (`mixer: sum`) and PQN-QMIX, whose Q is the value that the
-mixer makes of the agents' own (`jrl.algos.teams`), at the agents' best actions in targets. All else is the same.
+With a `mixer` it acts for a team (`jrl.envs.team`): PQN-VDN (`mixer: sum`) or PQN-QMIX. Then Q is the mixer's value of
+the agents' Q values (`jrl.algos.teams`), and targets take each agent's best action.
 """
 
 import functools
@@ -63,21 +62,21 @@ class Config(teams.Mixing, Common):
     """Hyper-parameters of PQN; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     acts_in: ClassVar[Any] = Discrete
-    uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
+    uncorrected: ClassVar[bool] = True  # treats rollouts of older policies (rollout.mode async) as the present policy's
 
     lr: NonNegativeSchedule = 5e-4
-    q_lambda: Unit = 0.65  # of the lambda-returns: 0 is one-step Q-learning, 1 the return of the whole rollout
+    q_lambda: Unit = 0.65  # decay of the lambda-returns; 0: one-step Q-learning, 1: the return of the whole rollout
     num_epochs: Count = 2  # passes over each rollout
     num_minibatches: Count = 4  # gradient steps per pass
     loss: Literal["mse", "huber"] = "mse"  # half the squared error, or huber
     exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))
     max_grad_norm: Positive | None = 10.0
-    # what joins the values of a team's agents: their sum (VDN), or QMIX's network; none: a single agent acts
+    # function of a team's Q values: their sum (VDN), or QMIX's network; none: a single agent
     mixer: Literal["none", "sum", "qmix"] = "none"
 
     @property
     def action_kinds(self) -> Any:
-        """Returns the kinds of action spaces in which it acts, with the options that it has."""
+        """Returns the types of the supported action spaces, given the options."""
         return self.acts_in if self.mixer == "none" else MultiDiscrete
 
     def reading(self, agent: Agent) -> "Reading":
@@ -85,14 +84,14 @@ class Config(teams.Mixing, Common):
         if self.mixer == "none":
             return Reading(lambda heads: heads[0], lambda heads, mask: best(heads[0], mask), taken)
 
-        def of_best(heads: Any, mask: Array | None) -> Array:
-            outputs = teams.joined(heads)
+        def best_value(heads: Any, mask: Array | None) -> Array:
+            outputs = teams.concatenate_heads(heads)
             return teams.taken(self, agent, outputs, teams.best(agent, outputs, mask))
 
         return Reading(
-            lambda heads: teams.by_agent(agent, teams.joined(heads)),
-            of_best,
-            lambda heads, action: teams.taken(self, agent, teams.joined(heads), action),
+            lambda heads: teams.by_agent(agent, teams.concatenate_heads(heads)),
+            best_value,
+            lambda heads, action: teams.taken(self, agent, teams.concatenate_heads(heads), action),
         )
 
 
@@ -108,14 +107,14 @@ class Reading(NamedTuple):
 class Rows:
     """One row per environment step for the loss: N rows, or with a core sequences [N, L]."""
 
-    obs: PyTree  # as the network reads it: normalised, and of sequences a Window
-    action: Array  # [N] i32, of a team [N, agents]
+    obs: PyTree  # normalised; a Window for sequences
+    action: Array  # [N] i32, for a team [N, agents]
     target: Array  # [N] f32
     weight: Array  # [N] f32, 0 on masked rows, 1 on average
 
 
 def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """Returns one network with the head `q` [A]; of a team see `teams.networks`."""
+    """Returns a network with the head `q` [A]; for a team see `teams.networks`."""
     if cfg.mixer != "none":
         return teams.networks(cfg, observer, network)
     assert isinstance(observer.spec.action, Discrete)
@@ -151,7 +150,7 @@ def taken(heads: Any, action: Array) -> Array:
 
 
 def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """Returns Q values [B, A], of a team [B, agents, A], and max_a Q for the rollout's extras."""
+    """Returns Q values [B, A], for a team [B, agents, A], the memory, and extras with max_a Q."""
     heads, memory = agent.net.step(actor.params, obs, memory, "q")
     reading = cfg.reading(agent)
     # values of the learned parameters, even if perturbed parameters act
@@ -175,7 +174,7 @@ def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollou
     """Returns max_a Q(obs_t) [T, B], recorded while acting because Q does not change during a rollout."""
     mask_of, best = agent.observer.mask, cfg.reading(agent).best
 
-    def anew():
+    def compute():
         if not agent.network.recurrent:
             return jax.lax.map(lambda x: best(heads_of(agent, state.params, x), mask_of(x)), obs)
         length, memory = sequences.length_of(agent.network, len(rollout.reward)), agents.split_carry(rollout.carry)[0]
@@ -186,7 +185,7 @@ def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollou
 
         return sequences.along(unroll, obs, rollout.mask, memory, length)[0]
 
-    return observers.values_seen(rollout, rollout.extras["value"], anew)
+    return observers.values_seen(rollout, rollout.extras["value"], compute)
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
@@ -248,7 +247,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Returns Q values of observations [B, *] at an episode's start; of a team the agents' [B, agents, A]."""
+    """Returns Q values of observations [B, *] at an episode's start; for a team [B, agents, A]."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     heads, _ = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory, "q")
     return {"q": cfg.reading(agent).q(heads)}
@@ -259,7 +258,7 @@ def _check_team(cfg: Config, spec: EnvSpec) -> None:
     if cfg.mixer != "none":
         teams.team_of(spec, f"pqn with algo.mixer {cfg.mixer}")
     elif teams.is_team(spec):
-        raise InputError("algo.mixer: expected sum or qmix for a team of agents, got none: choose one of them")
+        raise InputError("algo.mixer: expected sum or qmix for a team of agents, got none: set algo.mixer=sum or qmix")
 
 
 def make(

@@ -5,17 +5,17 @@
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, *]
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
-The action space decides: in a Box of [-1, 1] the policy is a squashed Gaussian, of Discrete actions a categorical
-distribution, whose expectations are sums instead of samples (arXiv:1910.07207), over those actions that an action mask
-allows. Many critics of which each target takes a random few, the policy their mean, and many updates per step make it
-REDQ (arXiv:2101.05982). `conservative` makes it CQL (arXiv:2006.04779), for data that other policies left; see
+For a Box of [-1, 1] the policy is a squashed Gaussian. For Discrete actions the policy is a categorical distribution
+over the allowed actions, with exact expectations instead of samples (arXiv:1910.07207). Many critics, with random
+subsets in targets (`target_critics`), their mean for the policy (`actor_q`) and many updates per step make REDQ
+(arXiv:2101.05982). `conservative` makes CQL (arXiv:2006.04779), for data of other policies; see
 `jrl.algos.conservative`.
 
 With a core it learns from a SequenceBatch. The policy starts with the acting policy's recurrent state, the critics with
 the initial state; the K burn-in rows update both before the loss.
 
-Gradients and metrics are averaged over `make(..., axis_name="d")`. With the same `key` on all devices, the result is
-that of one device with all rows.
+Gradients and metrics are averaged over `make(..., axis_name="d")`. With the same `key` on all devices, the result
+equals the result of one device with all rows.
 """
 
 import functools
@@ -68,26 +68,26 @@ class Config(Common):
     acts_in: ClassVar[Any] = Discrete | Box
     has_critic: ClassVar[bool] = True
 
-    actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
-    ent_coef_lr: NonNegativeSchedule | None = None  # of the temperature; null: lr
-    tau: Share = 0.005  # share of the way to the critics that their targets move with each step
-    num_critics: Few = 2  # networks that value actions
-    target_critics: Few | None = None  # so many, drawn anew for each step, give the target; null: all
-    actor_q: Literal["min", "mean"] = "min"  # what the policy takes of the critics' values; a target takes the least
-    policy_every: Count = 1  # critic steps to one of the policy and the temperature
-    learn_ent_coef: bool = True  # adapts ent_coef so that the entropy comes to target_entropy
-    ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; where it is learned, its start
-    # null: minus the action's elements; Discrete: 0.98 of the greatest entropy that the allowed actions can have
+    actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
+    ent_coef_lr: NonNegativeSchedule | None = None  # step size of the temperature; null: lr
+    tau: Share = 0.005  # step size of the target critics towards the critics
+    num_critics: Few = 2  # number of Q networks
+    target_critics: Few | None = None  # size of the random subset of critics in each target; null: all
+    actor_q: Literal["min", "mean"] = "min"  # the policy's reduction over critics; targets always take the least value
+    policy_every: Count = 1  # critic steps per step of the policy and the temperature
+    learn_ent_coef: bool = True  # adapt ent_coef so that the entropy approaches target_entropy
+    ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; the initial value if it is learned
+    # null: minus the number of action elements; Discrete: 0.98 of the greatest entropy of the allowed actions
     target_entropy: float | None = None
     deterministic_backup: bool = False  # targets without the entropy of the next action
-    # updates in which the critics alone learn, before a policy that was trained elsewhere follows critics that were not
+    # first updates in which only the critics learn, so that a pre-trained policy does not follow untrained critics
     policy_after: Amount = 0
-    bc_updates: Amount = 0  # so many first updates the policy learns the data's actions, by their log-likelihood
-    conservative: bool = False  # CQL: brings the values of actions down that the data do not have
-    cql_weight: NonNegative = 5.0  # of CQL's term in the critics' loss; with cql_target_gap where it starts
-    cql_actions: Few = 10  # sampled of each: the Box, the policy at an observation, the policy at the next one
-    cql_temperature: Positive = 1.0  # of the soft maximum over actions
-    cql_target_gap: float | None = None  # soft maximum minus value that a learned cql_weight brings about; null: none
+    bc_updates: Amount = 0  # first updates in which the policy learns the data's actions, by their log-likelihood
+    conservative: bool = False  # CQL: lower the values of actions outside of the data
+    cql_weight: NonNegative = 5.0  # weight of CQL's term in the critics' loss; its initial value with cql_target_gap
+    cql_actions: Few = 10  # samples from each of the Box, the policy at obs, and the policy at next_obs
+    cql_temperature: Positive = 1.0  # temperature of the soft maximum over actions
+    cql_target_gap: float | None = None  # target of soft maximum minus value for a learned cql_weight; null: fixed
     cql_max_q_backup: bool = False  # targets take the best of cql_actions next actions
     exploration: OverDistributions = Stochastic()
 
@@ -123,9 +123,7 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
-    """Returns the State at the start: a copy of the critics as targets; `own` has metrics of the policy's latest
-    step.
-    """
+    """Returns the initial State: copies of the critics as targets; `own` has metrics of the policy's latest step."""
     params = critics.initial_params(agent, key)
     if cfg.learn_ent_coef:
         params["log_ent_coef"] = jnp.log(schedules.value(cfg.ent_coef, 0))
@@ -151,14 +149,13 @@ def chosen(agent: Agent, actor_params: PyTree, obs: PyTree, burn_in: int) -> Any
 def under_policy(
     agent: Agent, dist: Any, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
 ) -> tuple[Any, Any]:
-    """Returns Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of
-    Windows.
+    """Returns Q and log pi [N] of a sampled action, or exact expectations for Discrete actions; [N, L] of Windows.
 
     Args:
-      dist: of the policy at `obs`, see `chosen`.
-      noise: standard normal numbers of which a sample is made; None for Discrete actions.
-      over: takes the values of the critics [C, ...] together along axis 0, such as jnp.min.
-      burn_in: rows of a Window that only warm the memory up.
+      dist: the policy's distributions at `obs`, see `chosen`.
+      noise: standard normal numbers for the sample; None for Discrete actions.
+      over: reduction of the critics' values [C, ...] along axis 0, such as jnp.min.
+      burn_in: rows of a Window that only restore the memory.
     """
     critic = agent.net.critic
     obs = critics.critics_read(critic, critic_params, obs, burn_in)
@@ -205,11 +202,13 @@ def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
 def critic_step(
     cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any, key: Key
 ) -> tuple[State, Metrics, Array]:
-    """Towards reward + discount (min Q(next_obs, action) - ent_coef log pi) (arXiv:1812.05905, eq. 5 and 6).
+    """Makes a step of the critics towards reward + discount (min Q(next_obs, action) - ent_coef log pi).
+
+    Source: arXiv:1812.05905, eq. 5 and 6.
 
     Args:
-      noise: of the next actions, see `under_policy`.
-      key: draws the critics that give the target, and what CQL samples.
+      noise: noise of the next actions, see `under_policy`.
+      key: PRNG key of the target's subset of critics and of CQL's samples.
     Returns:
       State, metrics, and priority [N].
     """

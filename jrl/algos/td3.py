@@ -1,26 +1,27 @@
-"""Twin delayed deep deterministic policy gradient, TD3 (arXiv:1802.09477); its flags make it DDPG (arXiv:1509.02971),
-TD3+BC (arXiv:2106.06860) and ReBRAC (arXiv:2305.09836).
+"""Twin delayed deep deterministic policy gradient, TD3 (arXiv:1802.09477).
+
+Its options also make DDPG (arXiv:1509.02971), TD3+BC (arXiv:2106.06860) and ReBRAC (arXiv:2305.09836).
 
     algo = td3.make(td3.Config(), spec)
     state = algo.init(key)
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, *] in [-1, 1]
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
-DDPG is `num_critics: 1, policy_every: 1, target_noise: 0` (configs/ddpg.yaml). What a data set does not show, critics
-overrate: there the policy is held to the actions a of the data, s being observations and s' those that follow,
+DDPG is `num_critics: 1, policy_every: 1, target_noise: 0` (configs/ddpg.yaml). Critics overestimate actions outside of
+a data set. Two options keep the policy near the actions a of the data, at observations s with next observations s':
 
     TD3+BC, bc_alpha:    policy   -bc_alpha Q(s, pi(s)) / mean |Q| + mean (pi(s) - a)^2       over an action's elements
     ReBRAC, actor_bc:    policy   -Q(s, pi(s)) / mean |Q| + actor_bc |pi(s) - a|^2
             critic_bc:   target   reward + discount (min Q'(s', a') - critic_bc |a' - b|^2)   b: the data's at s'
 
-with a' the target policy's action and its noise, and b the action `types.NEXT_ACTION`, which replay gives where the
-Config `reads` it; behind an episode's last step there is none, and no penalty. ReBRAC has layer norm in its critics,
-too: `network.critic_layer_norm`.
+with the target policy's noisy action a', and b from `types.NEXT_ACTION`, which replay provides if the Config `reads`
+it. The last step of an episode has no next action and no penalty. ReBRAC also has layer norm in its critics:
+`network.critic_layer_norm`.
 
-With memory (`network.core`) it learns
-from a SequenceBatch: the memory of both policies before it is the one that acted, the critics' that of an episode's
-start, and all run over the K rows of the burn-in before anything is learned. Gradients and metrics are reduced over
-`make(..., axis_name="d")`. If `key` is the same on all devices, they learn what one device learns from all their rows.
+With memory (`network.core`) it learns from a SequenceBatch. Both policies start from the acting memory, the critics
+from the memory of an episode's start; all run over the K burn-in rows before the loss. Gradients and metrics are
+averaged over `make(..., axis_name="d")`. With the same `key` on all devices, the result equals the result of one device
+with all rows.
 """
 
 import functools
@@ -70,23 +71,23 @@ class Config(Common):
     acts_in: ClassVar[Any] = Box
     has_critic: ClassVar[bool] = True
 
-    actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
-    tau: Share = 0.005  # share of the way that the target networks move with each step of the policy
-    num_critics: Few = 2  # the least of their values is the target; 1: DDPG
-    policy_every: Count = 2  # critic steps to one of the policy and of the target networks; 1: DDPG
+    actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
+    tau: Share = 0.005  # step size of the target networks, with each step of the policy
+    num_critics: Few = 2  # number of Q networks; targets take the least of their values; 1: DDPG
+    policy_every: Count = 2  # critic steps per step of the policy and the target networks; 1: DDPG
     target_noise: NonNegative = 0.2  # deviation of the noise on the target policy's actions; 0: DDPG
-    target_noise_clip: NonNegative = 0.5  # bound of that noise
-    # updates in which the critics alone learn, before a policy that was trained elsewhere follows critics that were not
+    target_noise_clip: NonNegative = 0.5  # bound of the target noise
+    # first updates in which only the critics learn, so that a pre-trained policy does not follow untrained critics
     policy_after: Amount = 0
-    bc_alpha: Positive | None = None  # TD3+BC: how much more the critics count than the actions of the data; null: off
-    # ReBRAC: weights of the squared distance to the actions of the data; null: off
-    actor_bc: NonNegative | None = None  # of the policy's
-    critic_bc: NonNegative | None = None  # of the target policy's, to the data's next action, in the critics' target
+    bc_alpha: Positive | None = None  # TD3+BC: weight of the critics relative to the data's actions; null: off
+    # ReBRAC: weights of squared distances to the data's actions; null: off
+    actor_bc: NonNegative | None = None  # distance of the policy's action, in the policy's loss
+    critic_bc: NonNegative | None = None  # distance of the target policy's next action, in the critics' target
     exploration: OverActions = Gaussian()
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names what replay gives beside transitions, see `jrl.fields.data.reads`."""
+        """Returns the extras of samples beside transitions, see `jrl.fields.data.Traits`."""
         return () if self.critic_bc is None else (NEXT_ACTION,)
 
     def validate(self) -> list[str]:
@@ -139,8 +140,12 @@ def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -
 
 
 def next_distance(batch: Batch, action: Array) -> Array:
-    """Returns |a' - b|^2 of actions a' for `batch.next_obs` [N, *] and the data's (arXiv:2305.09836, eq. 5), 0 where
-    the data have none: [N] f32; of Sequences, of [N, L + 1, *] those that follow, [N, L].
+    """Returns |a' - b|^2 between actions a' for `batch.next_obs` and the data's next actions (arXiv:2305.09836, eq. 5).
+
+    Args:
+      action: [N, *]; for Sequences [N, L + 1, *].
+    Returns:
+      [N] f32 (Sequences: [N, L]), 0 where the data have no next action.
     """
     if NEXT_ACTION not in batch.extras:
         raise InputError(
@@ -157,8 +162,8 @@ def distance(batch: Batch, action: Array, other: Array) -> Array:
     return jnp.sum(jnp.square(action - other), axes)
 
 
-def held_to_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Array) -> Array:
-    """Returns the policy's loss of each transition where it is held to the data's actions [N], or [N, L].
+def loss_near_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Array) -> Array:
+    """Returns the policy's loss with TD3+BC or ReBRAC, [N] or [N, L].
 
     Args:
       action: pi(obs) [N, *].
@@ -184,7 +189,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
         q = critic.apply(first, obs, action)[0]
         if cfg.bc_alpha is None and cfg.actor_bc is None:
             return -jnp.mean(batch.weight * q)
-        return jnp.mean(batch.weight * held_to_data(cfg, agent, batch, action, q))
+        return jnp.mean(batch.weight * loss_near_data(cfg, agent, batch, action, q))
 
     value, gradient = parts.pmean(jax.value_and_grad(policy_loss)(state.params["actor"]), agent.axis_name)
     lr: Any = cfg.lr if cfg.actor_lr is None else cfg.actor_lr
@@ -256,8 +261,8 @@ __all__ = [
     "Config",
     "chosen",
     "distance",
-    "held_to_data",
     "init",
+    "loss_near_data",
     "make",
     "move_critic_targets",
     "next_distance",

@@ -1,21 +1,21 @@
-"""Parts of a team's Q-learning: one network for all agents, and what joins their values (VDN, QMIX).
+"""Q-learning of a team: a network shared by all agents, and the mixer of their values (VDN, QMIX).
 
-One network, which all agents share, gives each agent the Q values of its own actions by what it sees; the value of what
-all do together is made of those of the actions that they take:
+The network returns Q values of each agent's actions from the agent's observation. The mixer computes the value of the
+joint action from the values of the agents' actions:
 
     mixer sum    Q_tot = sum_i Q_i(o_i, a_i)                                          VDN, arXiv:1706.05296
     mixer qmix   Q_tot = |w2(s)| . elu(|W1(s)| Q + b1(s)) + v(s)                      QMIX, arXiv:1803.11485
-                 the weights by hypernetworks of the state s
+                 with weights from hypernetworks of the state s
 
-Both rise with each Q_i, so that the best joint action is each agent's own best: acting needs no mixer, nor any state.
-An agent that is not `present` adds nothing. With a core each agent has a memory of its own.
+Both increase with each Q_i, so the best joint action consists of each agent's best action: acting needs neither mixer
+nor state. An agent that is not `present` has the value 0. With a core each agent has its own memory.
 
     net = networks(cfg, observer, network)                   # cfg: a Config with the fields of Mixing and a `mixer`
-    outputs = joined(net.apply(params, obs))                 # [..., A * n + W]
+    outputs = concatenate_heads(net.apply(params, obs))      # [..., A * n + W]
     by_agent(agent, outputs), best(agent, outputs, mask)     # [..., A, n] and [..., A] i32
     taken(cfg, agent, outputs, action)                       # Q_tot [...]
 
-`jrl.algos.vdn` learns from replay with them, `jrl.algos.pqn` from rollouts.
+`jrl.algos.vdn` learns from replay with these functions, `jrl.algos.pqn` from rollouts.
 """
 
 import math
@@ -56,19 +56,19 @@ class Mixing:
     """Hyper-parameters of a mixer."""
 
     mixer_embed: Annotated[int, Interval(ge=1, le=65_536)] = 32  # width of QMIX's hidden layer
-    hypernet_hidden: Annotated[int, Interval(ge=0, le=65_536)] = 64  # of the layer before its weights; 0: none
-    agent_id: bool = True  # of teams: the network is told, one-hot, whose observation it reads
+    hypernet_hidden: Annotated[int, Interval(ge=0, le=65_536)] = 64  # hidden width of its hypernetworks; 0: no layer
+    agent_id: bool = True  # for teams: the network reads the agent's index, one-hot
 
 
 # ---------------------------------------------------------------- the team
 
 
 class Team(NamedTuple):
-    """Facts known of a team by its spaces."""
+    """Sizes and observation space of a team."""
 
-    size: int  # A
-    num_actions: int  # n, of each agent
-    agent: Space  # what one of them sees
+    size: int  # A, number of agents
+    num_actions: int  # n, actions of each agent
+    agent: Space  # observation space of each agent
 
 
 def is_team(spec: EnvSpec) -> bool:
@@ -78,10 +78,13 @@ def is_team(spec: EnvSpec) -> bool:
 
 
 def team_of(spec: EnvSpec, name: str = "a mixer") -> Team:
-    """Returns the team that acts in the spaces of a spec; `name` is who wants to know, for the error.
+    """Returns the Team of a spec.
 
+    Args:
+      spec: spec of a team (`jrl.envs.team`).
+      name: algorithm or option that needs a team, for the error.
     Raises:
-      InputError: they are not those of a team.
+      InputError: the spaces are not those of a team.
     """
     action, observation = spec.action, spec.observation
     named = dict(observation.items) if isinstance(observation, Dict) else {}
@@ -95,8 +98,8 @@ def team_of(spec: EnvSpec, name: str = "a mixer") -> Team:
             "impala or appo, or for a Box sac or td3"
         )
     raise InputError(
-        f"{name} acts for a team of agents, not for one: make a team of an environment's agents by multi_agent.group, "
-        "or use dqn, or pqn without a mixer, for each of them"
+        f"{name} acts for a team of agents, not for a single agent: join the agents of an environment by "
+        "multi_agent.group, or use dqn, or pqn without a mixer, for each agent"
     )
 
 
@@ -104,9 +107,9 @@ def team_of(spec: EnvSpec, name: str = "a mixer") -> Team:
 
 
 def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> Network:
-    """Heads `q` [A * n], and with mixer qmix `mix` [W], the weights that QMIX makes of the state; see `mixed`.
+    """Returns a network with the heads `q` [A * n] and, with mixer qmix, `mix` [W], QMIX's weights; see `mix`.
 
-    Parameters are a dict: `agents`, and with qmix `mixer`. Memory is [B, A, ...].
+    Parameters are a dict with `agents` and, with qmix, `mixer`. Memory is [B, A, ...].
     """
     spec = observer.spec
     team = team_of(spec)
@@ -127,8 +130,8 @@ def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> Network:
         keys = jax.random.split(key)
         return {"agents": base.init(keys[0]), "mixer": mixer.init(keys[1])}
 
-    def of_each(obs: PyTree, lead: int) -> PyTree:
-        """Returns what each agent reads, [..., A, *] of the `lead` leading axes."""
+    def agent_obs(obs: PyTree, lead: int) -> PyTree:
+        """Returns each agent's observation [..., A, *], after `lead` leading axes."""
         x = obs[AGENTS]
         split = lambda leaf, x: x.reshape(*x.shape[:lead], size, *leaf.shape)
         x = spaces.map_leaves(split, team.agent, x)
@@ -139,7 +142,7 @@ def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> Network:
         return {**(x if isinstance(team.agent, Dict) else {"obs": x}), "agent_id": ids}
 
     def heads(params: PyTree, obs: PyTree, q: Array) -> tuple[Array, ...]:
-        """Returns the heads of q [..., A, n]: those of absent agents are 0."""
+        """Returns the heads for q [..., A, n]; values of absent agents become 0."""
         if PRESENT in obs:
             q = jnp.where(obs[PRESENT][..., None] != 0, q, 0.0)
         lead = q.shape[:-2]
@@ -156,17 +159,17 @@ def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> Network:
         if isinstance(obs, Window):
             return unroll(params, obs)[0]
         axes = len(spaces.batch_shape(spec.observation, obs))
-        return heads(params, obs, base.apply(params["agents"], of_each(obs, axes))[0])
+        return heads(params, obs, base.apply(params["agents"], agent_obs(obs, axes))[0])
 
     def step(params, obs, carry, *names, key=None):
-        (q,), carry = base.step(params["agents"], fold(of_each(obs, 1)), fold(carry))
+        (q,), carry = base.step(params["agents"], fold(agent_obs(obs, 1)), fold(carry))
         return heads(params, obs, unfold(q)), unfold(carry)
 
     def unroll(params, window: Window, *names, key=None):
         rows, length = window.reset.shape
         by_stream = lambda x: jnp.swapaxes(x, 1, 2).reshape(rows * size, length, *x.shape[3:])
         streams = Window(
-            jax.tree.map(by_stream, of_each(window.obs, 2)),
+            jax.tree.map(by_stream, agent_obs(window.obs, 2)),
             fold(window.carry),
             jnp.repeat(window.reset, size, axis=0),
         )
@@ -183,9 +186,7 @@ class _Mixer(NamedTuple):
 
 
 def _hypernetworks(cfg: Any, spec: EnvSpec, network: NetworkConfig, size: int) -> _Mixer:
-    """Returns QMIX's: of the state, or where there is none of all that the agents see, the weights that `mixed`
-    reads.
-    """
+    """Returns QMIX's hypernetworks, from the state (or all observations without a state) to the weights of `mix`."""
     assert isinstance(spec.observation, Dict)
     named = dict(spec.observation.items)
     name = STATE if STATE in named else AGENTS
@@ -209,21 +210,20 @@ def _hypernetworks(cfg: Any, spec: EnvSpec, network: NetworkConfig, size: int) -
         state, out = read(obs), {}
         for name, layers in params.items():
             x = dense(layers[0], state)
-            for one in layers[1:]:
-                x = dense(one, jax.nn.relu(x))
+            for next_layer in layers[1:]:
+                x = dense(next_layer, jax.nn.relu(x))
             out[name] = x
         return jnp.concatenate([out[name] for name in shapes], -1)
 
     return _Mixer(init, apply)
 
 
-def mixed(cfg: Any, q: Array, weights: Array) -> Array:
-    """Returns Q_tot of the agents' values, which rises with each of them (arXiv:1706.05296, eq. 2; 1803.11485, section
-    4.1).
+def mix(cfg: Any, q: Array, weights: Array) -> Array:
+    """Returns Q_tot, which increases with each agent's value (arXiv:1706.05296, eq. 2; 1803.11485, section 4.1).
 
     Args:
-      q:       [..., A] f32, of the actions taken.
-      weights: [..., W] f32, A * E + E + E + 1 outputs of the hypernetworks, one after the other; of mixer sum [..., 0].
+      q:       [..., A] f32, values of the agents' actions.
+      weights: [..., W] f32, outputs of the hypernetworks, A * E + E + E + 1; [..., 0] for mixer sum.
     Returns:
       [...] f32.
     """
@@ -236,16 +236,16 @@ def mixed(cfg: Any, q: Array, weights: Array) -> Array:
     return jnp.sum(hidden * jnp.abs(w2), -1) + v[..., 0]
 
 
-# ---------------------------------------------------------------- how its outputs are read
+# ---------------------------------------------------------------- readers of the outputs
 
 
-def joined(heads: Any) -> Array:
-    """Joins all heads side by side, [..., A * n + W]."""
+def concatenate_heads(heads: Any) -> Array:
+    """Returns all heads in one array [..., A * n + W]."""
     return jnp.concatenate(heads, -1)
 
 
 def by_agent(agent: Agent, outputs: Array) -> Array:
-    """Returns the agents' Q values [..., A, n] of what `joined` gives."""
+    """Returns the agents' Q values [..., A, n] from concatenated heads."""
     team = team_of(agent.observer.spec)
     return outputs[..., : team.size * team.num_actions].reshape(*outputs.shape[:-1], team.size, team.num_actions)
 
@@ -254,13 +254,13 @@ def taken(cfg: Any, agent: Agent, outputs: Array, action: Array) -> Array:
     """Returns Q_tot [...] of actions [..., A]."""
     q = by_agent(agent, outputs)
     chosen = jnp.sum(jax.nn.one_hot(action, q.shape[-1]) * q, -1)
-    return mixed(cfg, chosen, outputs[..., math.prod(q.shape[-2:]) :])
+    return mix(cfg, chosen, outputs[..., math.prod(q.shape[-2:]) :])
 
 
 def best(agent: Agent, outputs: Array, mask: Array | None) -> Array:
-    """Returns the actions [..., A] that are each agent's best, of those that the mask [..., A * n] allows."""
+    """Returns each agent's best action [..., A] among those that the mask [..., A * n] allows."""
     q = by_agent(agent, outputs)
     return ops.masked_argmax(q, by_choice(mask, q))
 
 
-__all__ = ["Mixing", "Team", "best", "by_agent", "is_team", "joined", "mixed", "networks", "taken", "team_of"]
+__all__ = ["Mixing", "Team", "best", "by_agent", "concatenate_heads", "is_team", "mix", "networks", "taken", "team_of"]

@@ -1,4 +1,4 @@
-"""Uniformly random actions of any space, of those that a mask allows, and how probable each is."""
+"""Uniformly random allowed actions of any space, and their log-probabilities."""
 
 import math
 
@@ -12,42 +12,39 @@ from jrl.types import Array, Box, Dict, Discrete, Key, Leaf, MultiBinary, MultiD
 
 
 def sample(space: Space, key: Key, batch: tuple[int, ...], mask: Array | None = None) -> PyTree:
-    """Actions of a Box are uniform between its bounds, those of an element without two finite ones in [-1, 1].
+    """Returns random actions. Box elements are uniform between their bounds, or in [-1, 1] without finite bounds.
 
     Args:
-      space: of the actions.
+      space: action space.
       key: PRNG key.
       batch: leading axes.
-      mask: [*batch, K] bool, the actions that can be taken (`jrl.spaces`); None: all.
+      mask: [*batch, K] bool, allowed actions (`jrl.spaces`); None: all.
     Returns:
       [*batch, *], an element of the space in its dtypes.
     """
     if not isinstance(space, Dict | Tuple):
-        return _of_leaf(space, key, batch, mask).astype(space.dtype)
+        return _sample_leaf(space, key, batch, mask).astype(space.dtype)
     parts = [leaf for _, leaf in spaces.leaves(space)]
     keys = jax.random.split(key, len(parts))
-    drawn = zip(parts, keys, _masks(parts, mask), strict=True)
-    return spaces.from_leaves(space, [sample(leaf, k, batch, one) for leaf, k, one in drawn])
+    leaves = zip(parts, keys, _masks(parts, mask), strict=True)
+    return spaces.from_leaves(space, [sample(leaf, k, batch, leaf_mask) for leaf, k, leaf_mask in leaves])
 
 
 def log_prob(space: Space, mask: Array | None = None) -> Array | float:
-    """Returns the log-probability of each action of `sample`, a density where it is continuous.
-
-    It is one number, or [*batch] f32 under a mask.
-    """
+    """Returns the log-probability (a log density for a Box) of any action of `sample`; [*batch] with a mask."""
     parts = [leaf for _, leaf in spaces.leaves(space)]
-    terms = [_log_prob_of_leaf(leaf, one) for leaf, one in zip(parts, _masks(parts, mask), strict=True)]
+    terms = [_leaf_log_prob(leaf, leaf_mask) for leaf, leaf_mask in zip(parts, _masks(parts, mask), strict=True)]
     return sum(terms[1:], start=terms[0])
 
 
 def covers(space: Space, action: PyTree) -> Array | bool:
-    """Returns whether `sample` can draw each action [*batch, *] where no mask forbids it: bool [*batch], or for all."""
-    found: Array | bool = True
+    """Returns whether `sample` without a mask can draw each action [*batch, *]: bool [*batch], or one bool for all."""
+    is_covered: Array | bool = True
     for (_, leaf), x in zip(spaces.leaves(space), jax.tree.leaves(action), strict=True):
         if isinstance(leaf, Box):
             low, high = _finite_bounds(leaf)
-            found &= jnp.all((x >= low) & (x <= high), tuple(range(x.ndim - len(leaf.shape), x.ndim)))
-    return found
+            is_covered &= jnp.all((x >= low) & (x <= high), tuple(range(x.ndim - len(leaf.shape), x.ndim)))
+    return is_covered
 
 
 def _masks(parts: list[Leaf], mask: Array | None) -> list[Array | None]:
@@ -56,10 +53,10 @@ def _masks(parts: list[Leaf], mask: Array | None) -> list[Array | None]:
         return [None] * len(parts)
     choices = [spaces.num_choices(leaf) for leaf in parts]
     split = jnp.split(mask, np.cumsum(choices)[:-1].tolist(), axis=-1)
-    return [one if n else None for one, n in zip(split, choices, strict=True)]
+    return [part if n else None for part, n in zip(split, choices, strict=True)]
 
 
-def _of_leaf(space: Leaf, key: Key, batch: tuple[int, ...], mask: Array | None) -> Array:
+def _sample_leaf(space: Leaf, key: Key, batch: tuple[int, ...], mask: Array | None) -> Array:
     shape = (*batch, *space.shape)
     match space:
         case Discrete():
@@ -77,14 +74,14 @@ def _of_leaf(space: Leaf, key: Key, batch: tuple[int, ...], mask: Array | None) 
             return low + 0.5 * (action + 1.0) * (high - low)
 
 
-def _log_prob_of_leaf(space: Leaf, mask: Array | None) -> Array | float:
+def _leaf_log_prob(space: Leaf, mask: Array | None) -> Array | float:
     match space:
         case Discrete():
             return -math.log(space.n) if mask is None else _log_share(mask)
         case MultiDiscrete():
             if mask is None:
                 return -sum(math.log(n) for n in space.nvec)
-            terms = [_log_share(one) for one in jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)]
+            terms = [_log_share(part) for part in jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)]
             return sum(terms[1:], start=terms[0])
         case MultiBinary():
             return -math.prod(space.shape) * math.log(2)

@@ -1,14 +1,13 @@
-"""Value decomposition for a team, from replay (VDN, arXiv:1706.05296), and its monotone kind (QMIX, arXiv:1803.11485).
+"""Value decomposition for a team, from replay: VDN (arXiv:1706.05296) and QMIX (arXiv:1803.11485).
 
-One network, which all agents share, gives each agent Q values of its own; the mixer makes the team's of them
-(`jrl.algos.teams`). All else is DQN's: the TD error is that of Q_tot, with targets, double, n-step returns, priorities
-and memory.
+All agents share a network, which returns Q values for each agent. The mixer computes the team's value Q_tot from them
+(`jrl.algos.teams`). DQN learns Q_tot, with targets, double, n-step returns, priorities and memory.
 
     algo = vdn.make(vdn.Config(mixer="qmix"), spec)                        # spec: of a team, jrl.envs.team
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, agents]
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
-Each agent explores on its own. With `network.core` each has a memory of its own, in replay too.
+Each agent explores independently. With `network.core` each agent has its own memory, also in replay.
 """
 
 from dataclasses import replace
@@ -30,12 +29,12 @@ class Config(teams.Mixing, dqn.QLearning):
     acts_in: ClassVar[Any] = MultiDiscrete
     in_teams: ClassVar[bool] = True
 
-    mixer: Literal["sum", "qmix"] = "sum"  # what joins the agents' values: their sum (VDN), or QMIX's network
-    double: bool = True  # the online network picks the next actions
-    loss: Literal["mse", "huber"] = "mse"  # of the TD error of Q_tot
+    mixer: Literal["sum", "qmix"] = "sum"  # function of the agents' values: their sum (VDN), or QMIX's network
+    double: bool = True  # the online network selects the next actions
+    loss: Literal["mse", "huber"] = "mse"  # loss of the TD error of Q_tot
 
     def q_head(self) -> q_heads.QHead:
-        """Returns the head that is compared with a target: Q_tot."""
+        """Returns the head of Q_tot."""
         return q_heads.expected(self.loss)
 
     def reading(self) -> dqn.Reading:
@@ -54,21 +53,21 @@ class Config(teams.Mixing, dqn.QLearning):
         return errors + super().validate()
 
 
-# ---------------------------------------------------------------- how DQN reads it
+# ---------------------------------------------------------------- functions of the Reading for DQN
 
 
 def flat(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """Concatenates all heads, [M, A * n + W], with flattened leading axes."""
-    return teams.joined([x.reshape(-1, x.shape[-1]) for x in heads])
+    """Returns all heads concatenated, [M, A * n + W], with flattened leading axes."""
+    return teams.concatenate_heads([x.reshape(-1, x.shape[-1]) for x in heads])
 
 
 def taken(cfg: Config, agent: Agent, outputs: Array, action: Array) -> Array:
-    """Returns Q_tot of actions [M, A], [M, 1]."""
+    """Returns Q_tot [M, 1] of actions [M, A]."""
     return teams.taken(cfg, agent, outputs, action)[:, None]
 
 
 def backup(cfg: Config, agent: Agent, around: dqn.Around, action: Array, reward: Array, discount: Array) -> Array:
-    """Returns the target of Q_tot [M, 1]: Q_tot of each agent's best next action."""
+    """Returns the target of Q_tot [M, 1], from Q_tot of each agent's best next action."""
     best = teams.best(agent, around.chooser, around.allowed)
     return reward[:, None] + discount[:, None] * taken(cfg, agent, around.after, best)
 

@@ -1,20 +1,20 @@
-"""The config of a run: sections, reading and writing, derived numbers, combinations that are refused."""
+"""The config of a run: sections, reading and writing, derived numbers, refused combinations."""
 
 from jrl.config.plan import Sizes
 from jrl.config.reader import (
     DROP,
     algo_name,
     from_dict,
-    is_ours,
+    is_jrl_config,
     load,
     mapping,
     merge,
     override,
     plain,
     read,
-    renamed,
     to_dict,
     to_yaml,
+    with_present_names,
     without_loss,
     write,
 )
@@ -38,6 +38,6 @@ from jrl.fields.hyper import NetworkConfig
 __all__ = [
     "DROP", "CheckpointConfig", "CustomConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig",
     "InputError", "MultiAgentConfig", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings",
-    "RuntimeConfig", "Sizes", "algo_name", "from_dict", "is_ours", "load", "mapping", "merge", "override", "plain",
-    "read", "renamed", "to_dict", "to_yaml", "without_loss", "write",
+    "RuntimeConfig", "Sizes", "algo_name", "from_dict", "is_jrl_config", "load", "mapping", "merge", "override",
+    "plain", "read", "to_dict", "to_yaml", "with_present_names", "without_loss", "write",
 ]  # fmt: skip

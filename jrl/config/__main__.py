@@ -1,4 +1,4 @@
-"""python -m jrl.config list | show | validate | migrate | schema: the configs of runs, without running them."""
+"""python -m jrl.config list | show | validate | migrate | schema: work with configs without running them."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Shows, validates or migrates a config, and returns the exit status: 0, or 2 for bad input."""
+    """Run the command; return the exit status: 0, or 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "migrate":
         from jrl import migrate
@@ -23,11 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return migrate.main(argv[1:])
     parser = command.parser(
         "config",
-        "List the configs that come with jrl, show or validate one or your own, migrate RLlib's (see migrate --help), "
-        "or print the JSON Schema of all keys, by which editors complete and check them.",
+        "List the configs shipped with jrl, show or validate a config, migrate a config of RLlib (see migrate --help), "
+        "or print the JSON Schema of all keys, for completion and checks in editors.",
     )
     parser.add_argument("command", choices=("list", "show", "validate", "migrate", "schema"))
-    parser.add_argument("config", nargs="?", help="YAML file, or a name of `list`; without it: the defaults")
+    parser.add_argument("config", nargs="?", help="YAML file, or a name from `list`; without: the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
     parser.add_argument("--stop", action="append", default=[], metavar="metric=v")
     parser.add_argument("--algo", help="short for --set algo.name=...")
@@ -36,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--network",
         action="store_true",
-        help="with show: the networks' parameters instead, which needs one environment",
+        help="with show: show the networks' parameters instead; makes one environment",
     )
-    parser.add_argument("--out", metavar="FILE", help="with schema: write it there")
+    parser.add_argument("--out", metavar="FILE", help="with schema: file for the schema")
     args = parser.parse_args(argv)
     if args.out and args.command != "schema":
         parser.error(f"--out goes with schema, not with {args.command}")
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 part.write_text(text + "\n", encoding="utf-8")
             return 0
         flags = {"--algo": args.algo, "--env": args.env}
-        tell = lambda line: print(line, file=sys.stderr)
-        data = given(args.config, algo=args.algo, env=args.env, drop=args.drop, tell=tell)
+        print_note = lambda line: print(line, file=sys.stderr)
+        data = given(args.config, algo=args.algo, env=args.env, drop=args.drop, tell=print_note)
         sweep = None
         if "sweep" in data:
             from jrl.sweep import settings

@@ -1,4 +1,4 @@
-"""The config argument of a command: one of jrl's files, or one of RLlib's."""
+"""The config argument of a command: a config of jrl or of RLlib."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,16 +15,16 @@ def given(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None],
 ) -> Mapping[str, Any]:
-    """Returns plain data of the config that a command was given; RLlib's is migrated.
+    """Return the plain data of a command's config argument; a config of RLlib is migrated.
 
     Args:
-      source: a file, the name of one that comes with jrl, what one holds, or None.
+      source: path of a file, name of a shipped config, the data of a config, or None for defaults.
       algo, env, drop, over_it, tell: see `jrl.migrate.translated`.
     Raises:
-      InputError: all that is wrong.
+      InputError: all faults of the config.
     """
     data = source if isinstance(source, Mapping) else config.mapping(source)
-    if config.is_ours(data) and not (drop or over_it):
+    if config.is_jrl_config(data) and not (drop or over_it):
         return data
     from jrl import migrate
 

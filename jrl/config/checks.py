@@ -1,7 +1,7 @@
-"""The table of refused combinations: keys of a RunConfig that do not fit together, each with its mend.
+"""The table of refused combinations of config keys, each with its fix.
 
-A new refusal is one more row: the keys that it reads, when it refuses, and what the user is to do. Reads the config by
-its attributes only.
+To refuse another combination, add a row: the keys, the condition, the message with its fix. The checks read only
+attributes of the config.
 """
 
 import difflib
@@ -21,9 +21,9 @@ from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.env import ASYNCHRONOUS, PROCESSES
 from jrl.fields.validation import Row, refused
 
-Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
+Fault = tuple[tuple[str, ...], str]  # (keys that the check read, message)
 
-# what result rows have to tell of returns; first what a criterion most often names
+# section of a result row -> its metrics, the most common stop criteria first
 _SCORES = {
     "episode": ("return", "length", "return_min", "return_max", "return_p10", "return_p90", "count", "window"),
     "evaluation": (
@@ -42,33 +42,33 @@ _METRICS = (
 
 
 def faults(cfg: Any) -> Iterator[Fault]:
-    """Yields every combination of values that cannot be run, with its mend."""
+    """Yield a fault for each refused combination of values."""
     yield from refused(TABLE, cfg)
     yield from split_faults(cfg, Sizes(cfg).learners)
 
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
-    """Yields what cannot be split over so many devices that learn, and the devices or runners that collect."""
-    if found := list(refused(SIZES, cfg)):
-        yield from found  # sums of such sizes say nothing
+    """Yield a fault for each size that `learners` devices, and the collecting devices or runners, cannot split."""
+    if too_large := list(refused(SIZES, cfg)):
+        yield from too_large  # their products are meaningless
     else:
         yield from refused(SPLITS, cfg, learners)
 
 
-def endless(cfg: Any) -> Iterator[Fault]:
-    """Yields what is missing for a command, which has to end, and to evaluate, by itself."""
+def command_faults(cfg: Any) -> Iterator[Fault]:
+    """Yield a fault for each key that only commands need: an end of the run, and evaluations for its metrics."""
     yield from refused(COMMANDS, cfg)
     for key, name in (
         {f"stop.{n}": n for n in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
     ).items():
-        # without evaluations there is no best checkpoint, which is no fault
+        # the default of keep_best_by needs no evaluations: without them there is no best checkpoint
         if name is not None and (fault := metric_fault(cfg, key, name, evaluated=key.startswith("stop."))):
             more = ("evaluation.every", "evaluation.interval") if name.startswith("evaluation/") else ()
             yield (key, *more), fault
 
 
 def evaluates(cfg: Any) -> bool:
-    """Returns whether a run is evaluated as it learns."""
+    """Return whether a run is evaluated during training."""
     return bool(cfg.evaluation.every or cfg.evaluation.interval)
 
 
@@ -77,32 +77,32 @@ def _tenth(cfg: Any) -> int:
 
 
 def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> str:
-    """Returns why no result row has a metric that `key` names; "" where one may. The user's code may add names.
+    """Return a message if no result row can have the metric; "" if a row may have it, or if the user's code may add it.
 
     Args:
-      cfg: of the run.
-      key: what names it.
-      name: of the metric.
-      evaluated: whether those of evaluations need some.
+      cfg: config of the run.
+      key: config key with the name.
+      name: name of the metric.
+      evaluated: metrics of evaluations need evaluations.
     """
     if any(vars(cfg.custom).values()) or not type(cfg.algo).__module__.startswith("jrl."):
         return ""
     if evaluated and name.startswith("evaluation/") and not evaluates(cfg):
-        return f"{key}: there are no evaluations: set them, e.g. evaluation.every={_tenth(cfg)}"
+        return f"{key}: there are no evaluations: set evaluation.every={_tenth(cfg)}"
     if "/" in name and name.split("/")[0] not in _SCORES:
         return ""
     if name.startswith(("evaluation/agent/", "evaluation/policy/")) and name.endswith("/return"):
-        return ""  # of an agent or policy, whose names are known once the environments are
+        return ""  # names of agents and policies are not known before the environments
     return missing_metric(key, name, _METRICS)
 
 
 def missing_metric(key: str, name: str, rows: Sequence[str]) -> str:
-    """Returns why result rows with these keys have no metric that `key` names; "" where they do, or later will."""
+    """Return a message if result rows with keys `rows` lack the metric `name`; "" if they have it or later will."""
     if name in rows or name in _METRICS:
         return ""
     near = [k for k in rows if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, rows, 1)
-    mend = f"did you mean {' or '.join(near)}?" if near else "such as episode/return or evaluation/return"
-    return f"{key}: expected a key of the result rows, got {short(name)}, which they do not have: {mend}"
+    hint = f"did you mean {' or '.join(near)}?" if near else "use a key such as episode/return or evaluation/return"
+    return f"{key}: expected a key of the result rows, got {short(name)}: {hint}"
 
 
 def _value(cfg: Any, key: str) -> Any:
@@ -111,23 +111,23 @@ def _value(cfg: Any, key: str) -> Any:
     return cfg
 
 
-# of a key that is not set, or whose choice asks for nothing
+# values that change nothing
 _UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "truncate_episodes", "independent")
 
 
-def _left_out(given: str, when: Callable[[Any], Any], reasons: Mapping[str, str], words: str) -> list[Row]:
-    """Returns a row for each key that has to be left out.
+def _excluded(cause: str, when: Callable[[Any], Any], reasons: Mapping[str, str], message: str) -> list[Row]:
+    """Return a row for each key that another key excludes.
 
     Args:
-      given: the key that all rows read beside.
-      when: config -> whether that is given.
-      reasons: key -> why it has to be left out.
-      words: with {key}, {why} and {name}, the algorithm's.
+      cause: the other key.
+      when: condition (config) -> bool under which the other key excludes them.
+      reasons: excluded key -> reason.
+      message: template with {key}, {why} and {name}, the name of the algorithm.
     """
 
     def row(key: str, why: str) -> Row:
         is_set = lambda c: when(c) and _value(c, key) not in _UNSET
-        return Row(f"{given} {key}", lambda c: is_set(c) and words.format(key=key, why=why, name=_name(c)))
+        return Row(f"{cause} {key}", lambda c: is_set(c) and message.format(key=key, why=why, name=_name(c)))
 
     return [row(key, why) for key, why in reasons.items()]
 
@@ -140,18 +140,18 @@ def _name(cfg: Any) -> str:
 
 
 def _input_fault(cfg: Any) -> str:
-    """Returns why `data.input` itself cannot be; "" where it can, or is not given."""
-    kind, given, found = learns_from(cfg.algo), cfg.data.input, shares(cfg.data)
-    if kind is Fixed and (given is None or SAMPLER in found):
-        mend = "set it, e.g. data.input=runs/data/cartpole-expert" if given is None else f"leave {SAMPLER} out"
-        return f"data.input: {_name(cfg)} learns from a data set alone: {mend}"
-    if given is not None and (not found or not all(found)):
-        return "data.input names nothing: give a path, a list of paths, or {path: share}"
-    if set(found) == {SAMPLER}:
+    """Return the message about a faulty `data.input`; "" if it is valid or not set."""
+    kind, value, inputs = learns_from(cfg.algo), cfg.data.input, shares(cfg.data)
+    if kind is Fixed and (value is None or SAMPLER in inputs):
+        fix = "set it, e.g. data.input=runs/data/cartpole-expert" if value is None else f"leave {SAMPLER} out"
+        return f"data.input: {_name(cfg)} learns from a data set alone: {fix}"
+    if value is not None and (not inputs or not all(inputs)):
+        return "data.input: expected a path, a list of paths, or {path: share}, got nothing: give a path"
+    if set(inputs) == {SAMPLER}:
         return f"data.input: {SAMPLER} alone is a run without data: leave data.input out"
-    if given is not None and kind is Fresh:
-        mend = "use bc, marwil, iql, or sac, td3 or dqn with their flags for data sets"
-        return f"data.input: {_name(cfg)} learns from its own rollouts: {mend}"
+    if value is not None and kind is Fresh:
+        fix = "use bc, marwil, iql, or sac, td3 or dqn with their flags for data sets"
+        return f"data.input: {_name(cfg)} learns from its own rollouts: {fix}"
     return ""
 
 
@@ -178,13 +178,14 @@ _DATA = (
     Row("data.estimate data.input", lambda c: c.data.estimate and (c.data.input is None or SAMPLER in shares(c.data)),
         "data.estimate: it is for runs that learn from data.input alone"),
     Row("data.estimate.methods", lambda c: c.data.estimate and not c.data.estimate.methods,
-        "data.estimate.methods names nothing: leave data.estimate out"),
+        "data.estimate.methods: expected at least one method, got none: leave data.estimate out"),
     Row("data.estimate algo.top_fraction",
         lambda c: c.data.estimate and (getattr(c.algo, "top_fraction", None) or 1.0) < 1.0,
-        "data.estimate: episodes that were chosen by their returns say nothing of another policy: leave "
-        "algo.top_fraction or data.estimate out"),
+        "data.estimate: episodes selected by their returns cannot estimate another policy: leave algo.top_fraction or "
+        "data.estimate out"),
     Row("data.where data.input", lambda c: c.data.where and c.data.input is None and not _input_fault(c),
-        "data.where: it chooses among the episodes of data.input: set that, too"),
+        "data.where: expected data.input, whose episodes it selects, got null: set data.input, or leave data.where "
+        "out"),
     Row("env.id data.input", lambda c: c.data.input is None and not _input_fault(c) and _acts_nowhere(c),
         "env.id is missing: expected the name of an environment, such as CartPole-v1"),
     Row("env.id data.input", lambda c: _is_mixed(c) and _acts_nowhere(c),
@@ -193,7 +194,7 @@ _DATA = (
             learns_from(c.algo) is Fixed
             and _has_data(c)
             and c.replay.prioritized
-            and f"replay.prioritized: {_name(c)} gives no priorities, it draws all rows alike: leave it out"
+            and f"replay.prioritized: {_name(c)} has no priorities and draws all rows alike: leave it out"
         )),
     Row("data.input multi_agent", lambda c: (
             _has_data(c)
@@ -201,7 +202,7 @@ _DATA = (
             and f"data.input: {_name(c)} learns from a data set, which teaches one policy: leave multi_agent out"
         )),
     Row("data.input replay.batch_size", lambda c: _is_mixed(c) and len(shares(c.data)) > c.replay.batch_size,
-        "data.input: more inputs than rows of a batch: raise it"),
+        "data.input: there are more inputs than rows of a batch: raise replay.batch_size"),
     Row("data.validation data.input", lambda c: _is_mixed(c) and c.data.validation > 0,
         _OF_DATA_ALONE.format("validation", "leave it out, and judge by evaluation.every")),
     Row("data.validation_batches data.input",
@@ -212,8 +213,8 @@ _DATA = (
             "updates_per_iteration", "use replay.updates_per_step, the updates for each environment step"
         )),
     Row("data.placement data.input", lambda c: _is_mixed(c) and c.data.placement == "host",
-        _OF_DATA_ALONE.format("placement", "the data lie beside replay, on the devices: leave it out")),
-    *_left_out(
+        _OF_DATA_ALONE.format("placement", "here the data are on the devices, beside replay: leave it out")),
+    *_excluded(
         "data.input",
         _has_data_alone,
         {
@@ -232,12 +233,12 @@ _DATA = (
     ),
     Row("algo.normalize_reward data.input",
         lambda c: _has_data_alone(c) and getattr(c.algo, "normalize_reward", False),
-        "algo.normalize_reward: its statistics are of rewards as environments give them, and the run learns from "
-        "data.input alone: use data.reward.normalize"),
+        "algo.normalize_reward: its statistics need rewards of environments, and the run learns from data.input alone: "
+        "use data.reward.normalize"),
     Row("stop data.input", lambda c: (
             _has_data_alone(c)
             and [
-                f"stop.{stop}: a criterion is met by a value of at least that much, and a loss falls: leave it out; "
+                f"stop.{stop}: a criterion is met by a value of at least its number, but a loss falls: leave it out; "
                 f"checkpoint.keep_best_by={stop} with checkpoint.keep_best=min keeps the best weights"
                 for stop in c.stop
                 if stop.startswith("validation/loss")
@@ -249,12 +250,12 @@ _DATA = (
             and not datasets.plays(c)
             and not (c.data.estimate and c.data.estimate.every is None)
         ),
-        "env.id is missing: evaluations are played in an environment: set it, or leave evaluation.every and "
-        "evaluation.interval out, or estimate the policy by its data, data.estimate={}"),
+        "env.id is missing: evaluations need an environment: set env.id, or leave evaluation.every and "
+        "evaluation.interval out, or estimate the policy from data by data.estimate={}"),
     Row("data.placement replay.prioritized",
         lambda c: _has_data_alone(c) and c.data.placement == "host" and c.replay.prioritized,
-        "data.placement host: batches are drawn ahead, before the priorities of those under way are known: use "
-        "device, or leave replay.prioritized out"),
+        "data.placement host: batches are drawn ahead, before the latest priorities are known: use device, or leave "
+        "replay.prioritized out"),
 )
 # fmt: on
 
@@ -263,25 +264,24 @@ _DATA = (
 
 
 def _own_spaces(cfg: Any) -> list[str]:
-    """Returns the keys of spaces that `external` itself gives."""
-    given = cfg.external
-    return [key for key in ("observation", "action") if given is not None and getattr(given, key) is not None]
+    """Return the keys of spaces that are set in `external`."""
+    section = cfg.external
+    return [key for key in ("observation", "action") if section is not None and getattr(section, key) is not None]
 
 
-def _external(test: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a test of a config that is asked only where clients play."""
-    return lambda c: c.external is not None and test(c)
+def _if_external(condition: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda c: c.external is not None and condition(c)
 
 
-_SENT = "clients send what the policy sees"
-_TURNS = "clients play each agent by its own turns, so that rows of a game's agents do not stand side by side"
+_SENT = "clients send the policy's observations"
+_TURNS = "clients step each agent by its own turns, so the rows of a game's agents are not of the same steps"
 _PLAYED = "clients play the episodes"
 _WITH_EXTERNAL = "{key}: with external {why}: leave it out"
-_several = _external(lambda c: c.multi_agent is not None or c.external.agents is not None)
+_has_agents = _if_external(lambda c: c.multi_agent is not None or c.external.agents is not None)
 SEVERAL_CLIENTS = tuple(
-    _left_out(
+    _excluded(
         "external",
-        _several,
+        _has_agents,
         {
             "multi_agent.self_play": _TURNS,
             "multi_agent.group": _TURNS,
@@ -297,8 +297,8 @@ SEVERAL_CLIENTS = tuple(
 _EXTERNAL_ROWS = (
     Row("external algo.name", lambda c: (
             traits(c.algo).uncorrected
-            and f"external: {_name(c)} takes each step for its own policy's, and clients go on while weights change: "
-            "use ppo, appo or impala, or one that learns from replay"
+            and f"external: {_name(c)} treats each step as the present policy's, but clients act while weights change: "
+            "use ppo, appo or impala, or an algorithm with replay"
         )),
     Row("external algo.name", lambda c: (
             learns_from(type(c.algo)) is Fixed
@@ -312,30 +312,30 @@ _EXTERNAL_ROWS = (
             ]
         )),
     Row("external.observation external.action", lambda c: c.external.spaces is None and len(_own_spaces(c)) == 1,
-        "external: observation and action are given together: give the other, or name env.id"),
+        "external: expected observation and action, got one of them: set both, or env.id"),
     Row("external.observation external.action env.id",
         lambda c: c.external.spaces is None and not _own_spaces(c) and not c.env.id,
-        "external.observation is missing: say what clients observe and choose, e.g. external.observation={box: [4]} "
-        "and external.action={discrete: 2}, or name an environment with these spaces as env.id, or a run as "
+        "external.observation is missing: set the clients' spaces, e.g. external.observation={box: [4]} and "
+        "external.action={discrete: 2}, or name an environment with these spaces as env.id, or a run as "
         "external.spaces"),
     Row("env.id evaluation.every evaluation.interval",
         lambda c: (c.external.spaces or _own_spaces(c)) and not c.env.id and evaluates(c),
-        "evaluation: without env.id there is no environment to play in: leave evaluation.every and evaluation.interval "
-        "out"),
+        "evaluation: expected env.id, an environment for evaluations, got none: leave evaluation.every and "
+        "evaluation.interval out"),
     Row("external.agents external.observation",
         lambda c: c.external.agents is not None and c.external.observation is None,
-        "external.agents: say what they see and do in external.observation and external.action, or leave it out: "
-        "env.id and external.spaces know their agents"),
+        "external.agents: expected their spaces in external.observation and external.action, got none: set them, or "
+        "leave external.agents out and take the agents of env.id or external.spaces"),
     Row("external.agents", lambda c: (
             c.external.agents is not None
             and not 1 < len(c.external.agents) == len(set(c.external.agents))
             and f"external.agents: expected two different names or more, got {list(c.external.agents)}: leave it out "
-            "where an episode has one agent"
+            "if an episode has one agent"
         )),
     Row("external.agents evaluation.every evaluation.interval",
         lambda c: c.external.agents is not None and evaluates(c),
         "evaluation: external.agents names agents that env.id does not have: leave evaluation.every and "
-        "evaluation.interval out, or take the agents of env.id, without external.agents, observation and action"),
+        "evaluation.interval out, or leave external.agents, observation and action out, to take the agents of env.id"),
     Row("external.agents multi_agent.agents", lambda c: (
             c.external.agents is not None
             and _value(c, "multi_agent.agents") not in (None, c.external.agents)
@@ -343,20 +343,20 @@ _EXTERNAL_ROWS = (
         )),
     Row("external.private_key external.certificate",
         lambda c: c.external.private_key is not None and c.external.certificate is None,
-        "external.private_key: there is no certificate that it belongs to: set external.certificate"),
+        "external.private_key: expected its certificate, got none: set external.certificate"),
     Row("external env.frame_stack", lambda c: c.env.frame_stack != 1,
-        _WITH_EXTERNAL.format(key="env.frame_stack", why="clients send what the policy sees: let them stack frames")),
+        _WITH_EXTERNAL.format(key="env.frame_stack", why=f"{_SENT}: let them stack frames")),
 )
 # fmt: on
 _EXTERNAL = (
-    *(row._replace(refuses=_external(row.refuses)) for row in _EXTERNAL_ROWS),
+    *(row._replace(refuses=_if_external(row.refuses)) for row in _EXTERNAL_ROWS),
     *SEVERAL_CLIENTS,
-    *_left_out(
+    *_excluded(
         "external",
         lambda c: c.external is not None,
         {
             "env_runners.num": _PLAYED,
-            "rollout.mode": "clients are answered while it learns in any case",
+            "rollout.mode": "clients are always answered during learning",
             "rollout.batch_mode": "the length of episodes is not known",
             "rollout.collector": _PLAYED,
             "rollout.fake": _PLAYED,
@@ -366,7 +366,7 @@ _EXTERNAL = (
             "env.action_mask_info": "clients send masks as action_mask of the observation",
             "network.use_prev_action": _SENT,
             "network.use_prev_reward": _SENT,
-            "checkpoint.exact": "clients never do the same twice",
+            "checkpoint.exact": "clients cannot repeat their episodes",
             "custom.env_task": "there are no environments here",
             "devices.actors": "actions are chosen on the device that learns",
         },
@@ -424,10 +424,10 @@ def _device_fault(name: str) -> Callable[[Any], str]:
 def _variable_faults(cfg: Any) -> Iterator[str]:
     for name in cfg.runtime.env:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            yield f"runtime.env: {short(name)} is no name of an environment variable"
+            yield f"runtime.env: expected names of environment variables, got {short(name)}: use letters, digits and _"
         elif name.startswith("JAX_"):
-            mend = "set it before the command"
-            yield f"runtime.env: {name[:80]} is read when jax is imported, before any config is: {mend}"
+            fix = "set it before the command"
+            yield f"runtime.env: {name[:80]} is read when jax is imported, before the config is read: {fix}"
 
 
 # fmt: off
@@ -436,21 +436,24 @@ TABLE = (
     Row("stop.env_steps stop.updates data.input", _budget_fault),
     *_DATA,
     *_EXTERNAL,
-    Row("algo", lambda c: callable(own := getattr(c.algo, "validate", None)) and [f"algo: {one}" for one in own()]),
+    Row("algo", lambda c: (
+            callable(validate := getattr(c.algo, "validate", None)) and [f"algo: {message}" for message in validate()]
+        )),
     Row("checkpoint.exact", lambda c: (
             c.checkpoint.exact
             and c.checkpoint.every is None
-            and "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
-            f"set it, e.g. checkpoint.every={_tenth(c)}"
+            and "checkpoint.exact needs checkpoint.every: checkpoints by the clock cannot repeat their steps: set "
+            f"checkpoint.every={_tenth(c)}"
         )),
     Row("network.encoders network.flatten", lambda c: c.network.encoders and c.network.flatten,
-        "network.flatten puts all of an observation into one vector, without encoders: leave one of them out"),
+        "network.flatten makes one vector of an observation, without encoders: leave network.flatten or "
+        "network.encoders out"),
     Row("network.value_inputs network.critic_layer_norm network.critic_hidden network.shared algo.name",
         _critic_faults),
     Row("network.max_seq_len network.core.name",
         lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
-        "network.max_seq_len: without memory nothing is learned from sequences: set network.core.name to lstm, gru, "
-        "gtrxl or lru, or leave this out"),
+        "network.max_seq_len: expected a network with memory, got network.core none: set network.core.name to lstm, "
+        "gru, gtrxl or lru, or leave network.max_seq_len out"),
     Row("network.max_seq_len rollout.length", _sequence_length_fault),
     *environments.REFUSED,
     Row(f"rollout.batch_mode {' '.join(ASYNCHRONOUS)}",
@@ -465,36 +468,37 @@ TABLE = (
     Row("runtime.env", lambda c: list(_variable_faults(c))),
     Row("evaluation.every evaluation.interval",
         lambda c: c.evaluation.every is not None and c.evaluation.interval is not None,
-        "evaluation: every counts environment steps, interval result rows: choose one of them"),
+        "evaluation: expected every (environment steps) or interval (result rows), got both: leave one out"),
     Row("evaluation.duration evaluation.parallel",
         lambda c: c.evaluation.duration == "auto" and not c.evaluation.parallel,
-        "evaluation.duration auto lasts as long as the training beside it: set evaluation.parallel, or a number"),
+        "evaluation.duration auto lasts as long as training in parallel: set evaluation.parallel=true, or a number"),
     Row("evaluation.num_envs evaluation.duration", lambda c: (
             c.evaluation.unit == "episodes"
             and isinstance(c.evaluation.duration, int)
             and (c.evaluation.num_envs or 0) > c.evaluation.duration
-            and f"evaluation.num_envs {c.evaluation.num_envs}: {c.evaluation.duration} episodes need no more than so "
-            "many environments: lower it"
+            and f"evaluation.num_envs: expected at most evaluation.duration = {c.evaluation.duration} episodes, got "
+            f"{c.evaluation.num_envs}: lower it"
         )),
     Row("rollout.max_policy_lag rollout.mode",
         lambda c: c.rollout.mode == "sync" and c.rollout.max_policy_lag is not None,
-        "rollout.max_policy_lag: without rollout.mode async no policy lags: set that, or leave this out"),
+        "rollout.max_policy_lag: expected rollout.mode async, got sync, whose policy does not lag: set "
+        "rollout.mode=async, or leave rollout.max_policy_lag out"),
     Row("env_runners.ignore_env_runner_failures env_runners.recreate_failed_env_runners",
         lambda c: c.env_runners.ignore_env_runner_failures and c.env_runners.recreate_failed_env_runners,
-        "env_runners: ignore_env_runner_failures goes on without a runner, recreate_failed_env_runners starts another: "
-        "choose one of them"),
+        "env_runners: expected ignore_env_runner_failures (continue without a runner) or recreate_failed_env_runners "
+        "(start another runner), got both: leave one out"),
     Row("devices.actors env_runners.num", lambda c: c.env_runners.num and c.devices.actors is not None,
         "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0"),
     Row(f"checkpoint.exact env_runners.num {' '.join(ASYNCHRONOUS)}", lambda c: (
             c.checkpoint.exact
             and (c.env_runners.num or not c.env.waits)
-            and f"checkpoint.exact: {'env_runners' * bool(c.env_runners.num) or _UNEVEN} never do the same twice: turn "
-            "one of them off"
+            and f"checkpoint.exact: {'env_runners' * bool(c.env_runners.num) or _UNEVEN} cannot repeat their steps: "
+            "turn one of them off"
         )),
     Row("checkpoint.exact evaluation.parallel",
         lambda c: c.checkpoint.exact and c.evaluation.parallel and evaluates(c),
-        "checkpoint.exact: an evaluation beside training (evaluation.parallel) that is under way is not in a "
-        "checkpoint: turn one of them off"),
+        "checkpoint.exact: a running parallel evaluation is not part of a checkpoint: turn checkpoint.exact or "
+        "evaluation.parallel off"),
     Row("devices.learners devices.fake", _device_fault("learners")),
     Row("devices.actors devices.fake", _device_fault("actors")),
 )
@@ -506,18 +510,17 @@ def _no_end(cfg: Any) -> str:
         return ""
     key = Sizes(cfg).counts_by
     near = difflib.get_close_matches(key, cfg.stop, 1)
-    mend = f"rename stop.{near[0]}" if near else f"set it, e.g. stop.{key}=1000000"
-    return f"stop.{key} is missing: every run needs an end: {mend}"
+    fix = f"rename stop.{near[0]}" if near else f"set it, e.g. stop.{key}=1000000"
+    return f"stop.{key} is missing: every run needs an end: {fix}"
 
 
 # fmt: off
-COMMANDS = (  # which have to end, and to evaluate, by themselves
+COMMANDS = (  # checks for commands only: from Python, the caller ends the run and may evaluate
     Row("stop", _no_end),
     Row("evaluation.record evaluation.every evaluation.interval", lambda c: (
             c.evaluation.record > 0
             and not evaluates(c)
-            and "evaluation.record: expected evaluations to record, got none: set them, e.g. "
-            f"evaluation.every={_tenth(c)}"
+            and f"evaluation.record: expected evaluations to record, got none: set evaluation.every={_tenth(c)}"
         )),
 )
 # fmt: on
@@ -525,9 +528,9 @@ COMMANDS = (  # which have to end, and to evaluate, by themselves
 
 # ---------------------------------------------------------------- sizes that no machine has
 
-_MOST_BYTES = 2**40  # 1 TiB: what is smaller is measured once the spaces of the environments are known
-_ROW_BYTES = 16  # of a row without its observation
-_PROCESS_BYTES = 50e6  # of an environment in a process of its own
+_MOST_BYTES = 2**40  # 1 TiB; smaller sizes are checked when the spaces of the environments are known
+_ROW_BYTES = 16  # a row without its observation
+_PROCESS_BYTES = 50e6  # a worker process
 
 
 def _carry_bytes(cfg: Any) -> float:
@@ -547,19 +550,19 @@ def _most_steps(replay: Any) -> int:
 
 
 def _too_large(keys: str, size_of: Callable[[Any], float]) -> Row:
-    """Returns the row of a part of a run that needs at least so many bytes, by the config alone."""
+    """Return a row that refuses a part of a run whose least size, config -> bytes, exceeds 1 TiB."""
     first, *others = keys.split()
 
     def fault(cfg: Any) -> str:
         size = size_of(cfg)
-        mend = f"lower it, or {' or '.join(others)}"
-        return f"{first}: needs {size / 2**40:,.1f} TiB of memory or more: {mend}" if size > _MOST_BYTES else ""
+        fix = f"lower it, or {' or '.join(others)}"
+        return f"{first}: needs {size / 2**40:,.1f} TiB of memory or more: {fix}" if size > _MOST_BYTES else ""
 
     return Row(keys, fault)
 
 
 SIZES = (
-    Row(  # of a user's own Config, whose annotation has no range
+    Row(  # a Config of the user may lack the range in its annotation
         "algo.num_minibatches",
         lambda c: (
             isinstance(n := Sizes(c).passes.num_minibatches, int)
@@ -595,7 +598,7 @@ def _envs_fault(cfg: Any, devices: int) -> str:
 
 def _minibatch_fault(cfg: Any, devices: int) -> str:
     minibatches, own, length = Sizes(cfg).passes.num_minibatches or 1, Sizes(cfg).columns // devices, Sizes(cfg).length
-    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
+    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are padded to a size that divides
     if not isinstance(minibatches, int) or cfg.env.num_envs % devices:
         return ""
     limit, whole = Sizes(cfg).sequence_length, traits(cfg.algo).whole_sequences
@@ -613,8 +616,8 @@ def _minibatch_fault(cfg: Any, devices: int) -> str:
         below = max(n for n in divisors(own) if n <= minibatches)
         more = devices * (own + minibatches - own % minibatches)
         return (
-            f"algo.num_minibatches {minibatches} does not divide the {counted(own, 'environment')} of a device, and a "
-            f"minibatch is of whole sequences: use {below}, or env.num_envs {more}"
+            f"algo.num_minibatches {minibatches} does not divide the {counted(own, 'environment')} of a device, and "
+            f"minibatches need whole sequences: use {below}, or env.num_envs {more}"
         )
     rows = own * length
     if whole or padded or rows % minibatches == 0:
@@ -657,7 +660,7 @@ def _updates_fault(cfg: Any, devices: int) -> str:
     if updates > 0 and abs(updates - round(updates)) <= 1e-6 * updates:
         return ""
     ratios = " or ".join(f"{n / rows:.6g}" for n in (math.floor(updates), math.ceil(updates)) if n > 0)
-    # the fewest rows whose updates are whole, as a multiple of the environments
+    # least multiple of the environments with a whole number of updates
     whole = math.lcm(cfg.env.num_envs, Fraction(ratio).limit_denominator(10_000).denominator)
     return (
         f"replay.updates_per_step {ratio:g} x {counted(rows, 'row')} per iteration = {updates:g} updates, not a whole "
@@ -668,19 +671,20 @@ def _updates_fault(cfg: Any, devices: int) -> str:
 def _capacity_fault(cfg: Any, devices: int) -> str:
     if not _collects_into_replay(cfg) or _train_every_fault(cfg):
         return ""
-    replay, of = cfg.replay, ""
+    replay, sequences = cfg.replay, ""
     span = max(_most_steps(replay), replay.frame_stack or 1) + 1
     if cfg.network.recurrent:
         length = Sizes(cfg).sequence_length
         span = replay.burn_in + length + (replay.frame_stack or 1) + 1
-        of = f" and sequences of {replay.burn_in} (replay.burn_in) + {length} steps (network.max_seq_len)"
-    need = Sizes(cfg).columns * (Sizes(cfg).length + span)
-    few = f"replay.capacity {replay.capacity} is too small for {counted(cfg.env.num_envs, 'env')}{of}: at least {need}"
-    return few if replay.capacity < need else ""
+        sequences = f" and sequences of {replay.burn_in} (replay.burn_in) + {length} steps (network.max_seq_len)"
+    need, envs = Sizes(cfg).columns * (Sizes(cfg).length + span), counted(cfg.env.num_envs, "env")
+    if replay.capacity >= need:
+        return ""
+    return f"replay.capacity {replay.capacity} is too small for {envs}{sequences}: at least {need}"
 
 
 # fmt: off
-SPLITS = (  # asked about the number of devices that learn, too
+SPLITS = (  # conditions (config, number of learning devices)
     Row("env.num_envs devices.learners devices.fake env_runners.num devices.actors", _envs_fault),
     Row("algo.normalize_advantage env.num_envs rollout.length", lambda c, n: (
             Sizes(c).columns * Sizes(c).length == 1
@@ -688,8 +692,8 @@ SPLITS = (  # asked about the number of devices that learn, too
             and c.rollout.batch_mode == "truncate_episodes"
             and getattr(c.algo, "normalize_advantage", False)
         ),
-        "algo.normalize_advantage: of the one row of a rollout the advantage is its own mean, and 0: nothing would be "
-        "learned: use a rollout.length of 2 or more, more env.num_envs, or turn it off"),
+        "algo.normalize_advantage: a rollout of one row has the normalised advantage 0, so nothing would be learned: "
+        "use a rollout.length of 2 or more, more env.num_envs, or turn it off"),
     Row("algo.num_minibatches env.num_envs rollout.length devices.learners devices.fake network.max_seq_len",
         _minibatch_fault),
     Row("replay.train_every rollout.length env.num_envs", lambda c, n: _train_every_fault(c)),
@@ -711,15 +715,15 @@ SPLITS = (  # asked about the number of devices that learn, too
             _collects_into_replay(c)
             and "env_steps" in c.stop
             and c.replay.learning_starts >= c.stop["env_steps"]
-            and f"replay.learning_starts {c.replay.learning_starts} is not below stop.env_steps {c.stop['env_steps']}: "
-            "nothing would be learned, lower it"
+            and f"replay.learning_starts {c.replay.learning_starts} is not below stop.env_steps {c.stop['env_steps']}, "
+            "so nothing would be learned: lower it"
         )),
 )
 # fmt: on
 
 
 def _near(number: int, unit: int) -> str:
-    """Returns the multiples of a unit next to a number above 0, in words."""
+    """Return the two multiples of a unit around a number, as text."""
     return _either([number - number % unit, number + unit - number % unit])
 
 

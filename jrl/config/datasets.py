@@ -1,4 +1,4 @@
-"""The `data` section: data sets to learn from, in the place of environments or beside them."""
+"""The `data` section: data sets to learn from, instead of environments or together with them."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from annotated_types import Interval
 from jrl.fields.bounds import Amount, Count, Few, Name, Positive, Share, Steps, Widths
 from jrl.fields.validation import section
 
-SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
+SAMPLER = "sampler"  # input of a mix that stands for the run's own environments
 Weight = Annotated[float, Interval(ge=0, le=1)]
 
 
@@ -25,27 +25,27 @@ class DataRewardConfig:
 
 @section
 class OutputConfig:
-    """Output of the episodes that a run collects. Each file is there whole or not at all."""
+    """Files with the episodes that a run collects. A file is written whole or not at all."""
 
-    path: str | None = None  # directory; null: data in the run directory
-    # of the files; others can be made of them by `python -m jrl.data convert`
+    path: str | None = None  # directory; null: `data` in the run directory
+    # file format; `python -m jrl.data convert` makes other formats
     format: Literal["jrl", "d4rl", "rllib-json", "rllib-parquet"] = "jrl"
-    max_file_mb: Annotated[float, Interval(gt=0, le=2**20)] = 64.0  # of arrays; then the next file begins
-    # what acting records beside the action, such as [log_prob, value]; null: all, but memories
+    max_file_mb: Annotated[float, Interval(gt=0, le=2**20)] = 64.0  # size of a file's arrays; then a new file begins
+    # extras of acting to record beside the action, such as [log_prob, value]; null: all except memories
     columns: tuple[Name, ...] | None = None
-    compress: bool = True
+    compress: bool = True  # compress the files
 
 
 @section
 class FqeConfig:
-    """Fit of the action values of the judged policy, anew for each estimate."""
+    """Fitted Q evaluation: fits the action values of the evaluated policy, from scratch for each estimate."""
 
     updates: Count = 10_000  # gradient steps
-    batch_size: Count = 256  # transitions of each
-    lr: Positive = 1e-3  # Adam's step size at the start; it falls to 0
-    tau: Share = 0.05  # share of the way that the target network moves with each step
-    hidden: Widths | None = None  # of the network; null: as network.hidden
-    actions: Few = 8  # drawn at each observation where actions are not Discrete, to average over
+    batch_size: Count = 256  # transitions per gradient step
+    lr: Positive = 1e-3  # initial step size of Adam; it falls linearly to 0
+    tau: Share = 0.05  # step size of the target network towards the network
+    hidden: Widths | None = None  # widths of the network's dense layers; null: as network.hidden
+    actions: Few = 8  # sampled actions per observation for the mean, unless actions are Discrete
 
 
 Method = Literal["is", "wis", "pdis", "wpdis", "dm", "dr", "wdr"]
@@ -53,49 +53,49 @@ Method = Literal["is", "wis", "pdis", "wpdis", "dm", "dr", "wdr"]
 
 @section
 class EstimateConfig:
-    """Estimates of the policy's return from the data: rows estimate/*. Of the episodes held out, if there are any."""
+    """Estimates of the policy's return from data, in metrics estimate/*. Uses the validation episodes, if any."""
 
     # is, wis: importance sampling, plain and weighted; pdis, wpdis: per decision; dm: direct, by fitted Q evaluation;
     # dr, wdr: doubly robust
     methods: tuple[Method, ...] = ("is", "wis", "pdis", "dm", "dr")
-    # updates between two estimates; null: one with each evaluation, or without any a tenth of stop.updates
+    # updates between two estimates; null: as evaluations, or without them a tenth of stop.updates
     every: Steps | None = None
-    episodes: Count | None = None  # at most so many, drawn once; null: all
-    # the policy as it acts when exploring; null: where it has a distribution, its best actions elsewhere
+    episodes: Count | None = None  # most episodes, drawn once; null: all
+    # true: evaluate the exploring policy; false: its best actions; null: true if the policy is a distribution
     explore: bool | None = None
-    fqe: FqeConfig = FqeConfig()
+    fqe: FqeConfig = FqeConfig()  # options of dm, dr and wdr
 
 
 @section
 class DataConfig:
-    """Data sets to learn from. Without environments, what counts environment steps elsewhere counts updates."""
+    """Data sets to learn from. In a run without environments, keys that count environment steps count updates."""
 
-    # a path, a glob, or a list of them; {sampler: 0.5, PATH: 0.5}: so much of each batch, sampler for the run's own
-    # environments; package.module:name of a function () -> EpisodeStore. null: environments alone
+    # path, glob, or a list of them; {sampler: 0.5, PATH: 0.5}: share of each batch, sampler for the run's own
+    # environments; package.module:name of a function () -> EpisodeStore. null: environments only
     input: str | tuple[str, ...] | dict[str, Weight] | None = None
-    # of the files; null: as they show
+    # file format; null: recognised from the files
     format: Literal["jrl", "rllib-json", "rllib-parquet", "minari", "d4rl"] | None = None
-    # labels and the values that episodes have to have, such as {policy: main}; null: all episodes
+    # label -> required value, to select episodes, such as {policy: main}; null: all episodes
     where: dict[str, str | Amount] | None = None
-    # updates in one call of the program; null: chosen by how often something is reported, evaluated or saved
+    # updates in one call of the program; null: chosen by the intervals of reports, evaluations and checkpoints
     updates_per_iteration: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
-    validation: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # share of the steps, in whole episodes, that is held out
-    validation_batches: Annotated[int, Interval(ge=1, le=10_000)] = 4  # of it, in each call, for metrics validation/*
-    # Boxes of actions are in [-1, 1] and stand for the bounds; false: they are the environment's own; null: as the
-    # data say, those that say nothing have the environment's own
+    validation: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # share of the steps for validation, in whole episodes
+    validation_batches: Annotated[int, Interval(ge=1, le=10_000)] = 4  # batches per call for metrics validation/*
+    # true: Box actions are scaled to [-1, 1]; false: they are the environment's actions; null: as the data state, or
+    # false
     actions_in_input_normalized: bool | None = None
-    reward: DataRewardConfig = DataRewardConfig()
-    # where the data lie: on the devices that learn, or in the host's memory, from where batches are fetched ahead;
-    # auto: on the devices if they fit
+    reward: DataRewardConfig = DataRewardConfig()  # changes to the rewards of the data
+    # memory of the data. device: the learning devices; host: the host's memory, with batches fetched ahead; auto:
+    # device if the data fit
     placement: Literal["auto", "device", "host"] = "auto"
-    # how good the policy is, by what the data say; null: it is not estimated
+    # estimates of the policy's return from data; null: none
     estimate: EstimateConfig | None = None
-    # the run's own episodes, written as they are collected; null: they are not
+    # files with the run's own episodes; null: none
     output: OutputConfig | None = None
 
 
 def shares(data: DataConfig) -> dict[str, float]:
-    """Returns the inputs of a run and their shares of each batch, which sum to 1; {} without data."""
+    """Return the inputs of a run and their shares of each batch, which sum to 1; {} without data."""
     given = data.input
     if given is None:
         return {}
@@ -106,34 +106,34 @@ def shares(data: DataConfig) -> dict[str, float]:
 
 
 def is_mixed(data: DataConfig) -> bool:
-    """Returns whether a run learns from its environments and from data."""
-    return len(found := shares(data)) > 1 and SAMPLER in found
+    """Return whether a run learns from its environments and from data."""
+    return len(inputs := shares(data)) > 1 and SAMPLER in inputs
 
 
 def alone(cfg: Any) -> bool:
-    """Returns whether a run learns from data alone, without environments to collect from."""
+    """Return whether a run learns from data only and collects nothing."""
     return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg.data)
 
 
 def plays(cfg: Any) -> bool:
-    """Returns whether a run has environments to play evaluations in."""
+    """Return whether a run has environments for evaluations."""
     return bool(cfg.env.id) or not alone(cfg)
 
 
 def title(cfg: Any) -> str:
-    """Returns the id of a run's environment, or the name of its data."""
+    """Return the id of a run's environment, or the name of its data."""
     nameless = "data" if cfg.external is None else "clients"
     return cfg.env.id or next((Path(name).name for name in shares(cfg.data)), nameless)
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
-    """Returns the rows of a batch that each input gives: whole numbers that sum to the batch's size, 1 at least.
+    """Return the number of rows of each input in a batch, at least 1; they sum to the batch size.
 
     >>> counts({"sampler": 0.5, "a": 0.25, "b": 0.25}, 7)
     {'sampler': 3, 'a': 2, 'b': 2}
     """
     exact = {name: share * batch_size for name, share in shares.items()}
-    found = {name: max(1, int(n)) for name, n in exact.items()}
-    for name in sorted(exact, key=lambda name: found[name] - exact[name])[: max(0, batch_size - sum(found.values()))]:
-        found[name] += 1
-    return found
+    rows = {name: max(1, int(n)) for name, n in exact.items()}
+    for name in sorted(exact, key=lambda name: rows[name] - exact[name])[: max(0, batch_size - sum(rows.values()))]:
+        rows[name] += 1
+    return rows

@@ -1,4 +1,4 @@
-"""RLlib's names of metrics in stop criteria, and ours."""
+"""RLlib's names of metrics in stop criteria -> names of jrl."""
 
 _RETURNS = ("episode_reward_mean", "episode_return_mean")
 _STEPS = {
@@ -10,7 +10,7 @@ _PARTS = ("env_runners/", "sampler_results/", "info/", "counters/")
 
 
 def ours(name: str) -> str | None:
-    """Returns our name of a metric of RLlib's results; None for one that has none, or counts iterations."""
+    """Return jrl's name of a metric of RLlib's results; None if there is no such name, or if it counts iterations."""
     evaluation = name.startswith("evaluation/")
     rest = name.removeprefix("evaluation/")
     for part in _PARTS:

@@ -354,7 +354,7 @@ def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
             f"multi_agent.mapping: expected shared, by_agent, a table or package.module:name, got {given.mapping!r}"
             + _near(given.mapping, (SHARED, BY_AGENT))
         )
-    found = policy_mapping.answers(
+    found = policy_mapping.call_mapping(
         registry.load(given.mapping, "multi_agent.mapping"), given.agents or (), f"multi_agent.mapping {given.mapping}"
     )
     if found is None or set(given.policies) - set(found.values()):

@@ -1,4 +1,4 @@
-"""The paths of a config: absolute from the start, since environments may change the working directory."""
+"""The paths of a config, made absolute at once, because environments may change the working directory."""
 
 import dataclasses
 import os
@@ -15,57 +15,57 @@ if TYPE_CHECKING:
     from jrl.config.sections import RunConfig
 
 _PATTERN = set("*?[")
-EXTERNAL = ("spaces", "token_file", "certificate", "private_key")  # paths of that section
+_EXTERNAL = ("spaces", "token_file", "certificate", "private_key")  # paths in the section `external`
 
 
-def resolved(cfg: "RunConfig") -> tuple["RunConfig", list[tuple[str, str]]]:
-    """Returns a config with all its paths absolute, and (key, message) of each that cannot be a path."""
+def resolve_paths(cfg: "RunConfig") -> tuple["RunConfig", list[tuple[str, str]]]:
+    """Return a config with absolute paths, and (key, message) of each value that cannot be a path."""
     faults: list[tuple[str, str]] = []
 
-    def taken(section: Any, name: str, key: str, read: Callable[[Any, str], Any] = _path) -> Any:
-        """Returns a section with one of its paths absolute."""
-        given = None if section is None else getattr(section, name)
-        if given is None:
+    def resolve_key(section: Any, name: str, key: str, read: Callable[[Any, str], Any] = _path) -> Any:
+        value = None if section is None else getattr(section, name)
+        if value is None:
             return section
         try:
-            return dataclasses.replace(section, **{name: read(given, f"{key}.{name}")})
+            return dataclasses.replace(section, **{name: read(value, f"{key}.{name}")})
         except InputError as e:
             faults.extend((f"{key}.{name}", line) for line in e.errors)
             return section
 
-    data = dataclasses.replace(cfg.data, output=taken(cfg.data.output, "path", "data.output"))
-    data, served = taken(data, "input", "data", _inputs), cfg.external
-    for name in EXTERNAL:
-        served = taken(served, name, "external")
-    run = taken(cfg.run, "out", "run")
-    return dataclasses.replace(cfg, run=run, data=data, external=served), faults
+    data = dataclasses.replace(cfg.data, output=resolve_key(cfg.data.output, "path", "data.output"))
+    data, external = resolve_key(data, "input", "data", _inputs), cfg.external
+    for name in _EXTERNAL:
+        external = resolve_key(external, name, "external")
+    run = resolve_key(cfg.run, "out", "run")
+    return dataclasses.replace(cfg, run=run, data=data, external=external), faults
 
 
-def external(section: ExternalConfig) -> ExternalConfig:
-    """Returns the section of a server alone with its paths absolute. Raises InputError: one cannot be a path."""
-    given = {name: getattr(section, name) for name in EXTERNAL}
-    found: dict[str, Any] = {name: _path(path, f"external.{name}") for name, path in given.items() if path is not None}
-    return dataclasses.replace(section, **found)
+def resolve_external(section: ExternalConfig) -> ExternalConfig:
+    """Return the section `external` with absolute paths. Raises InputError: a value cannot be a path."""
+    values = {name: getattr(section, name) for name in _EXTERNAL}
+    paths: dict[str, Any] = {name: _path(path, f"external.{name}") for name, path in values.items() if path is not None}
+    return dataclasses.replace(section, **paths)
 
 
-def _path(given: Any, key: str) -> str:
-    return str(resolve(given, key))
+def _path(value: Any, key: str) -> str:
+    return str(resolve(value, key))
 
 
-def _inputs(given: Any, key: str) -> Any:
-    if isinstance(given, str):
-        return _input(given, key)
-    found = [_input(name, key) for name in given]
-    if not isinstance(given, dict):
-        return tuple(found)
-    if len(set(found)) < len(found):
-        twice = next(name for name in found if found.count(name) > 1)
-        raise InputError(f"{key}: {' and '.join(n for n in given if _input(n, key) == twice)} are one path: give one")
-    return dict(zip(found, given.values(), strict=True))
+def _inputs(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        return _input(value, key)
+    inputs = [_input(name, key) for name in value]
+    if not isinstance(value, dict):
+        return tuple(inputs)
+    if len(set(inputs)) < len(inputs):
+        twice = next(name for name in inputs if inputs.count(name) > 1)
+        same = " and ".join(name for name in value if _input(name, key) == twice)
+        raise InputError(f"{key}: expected different paths, got {same}, which are one path: leave one out")
+    return dict(zip(inputs, value.values(), strict=True))
 
 
 def _input(name: str, key: str) -> str:
-    """Returns an input of data: an absolute glob or path, or the name of a function or of the environments."""
+    """Return an input of data: an absolute path or glob, the name of a function, or `sampler`."""
     if not name or name == SAMPLER or registry.registered(name) is not None:
         return name
     path = resolve(name, key)

@@ -1,4 +1,4 @@
-"""Mappings that are asked for each episode, so that the policy of an agent may differ by game."""
+"""Policy mappings that are functions of the agent and its episode, called once per game."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -6,28 +6,28 @@ from typing import Any
 
 from jrl.errors import InputError
 
-SHARED = "shared"  # the policy of all agents, where the config names none
+SHARED = "shared"  # default policy of all agents
 BY_AGENT = "by_agent"
-TABLE = "roster"  # the item of a State that says which policies agents follow, and so no name of a policy
-_ASKED = 8  # times that a mapping is asked first: one that draws its answers gives two
+TABLE = "roster"  # item of a State with the policy of each agent and game; reserved, not a policy name
+_CALLS = 8  # calls per agent that show whether a mapping is random
 
 
-def by_game(given: Any) -> bool:
-    """Returns whether a section `multi_agent` whose agents are known lets an agent's policy change from game to game.
+def by_game(section: Any) -> bool:
+    """Return whether a section `multi_agent` whose agents are known lets an agent's policy change from game to game.
 
-    So it is where a mapping was left a function, as its answers depend on the episode.
+    This is so if the mapping is still a function; a mapping that ignores the episode was replaced by a table.
     """
-    if given is None or given.agents is None or given.self_play is not None:
+    if section is None or section.agents is None or section.self_play is not None:
         return False
-    return isinstance(given.mapping, str) and given.mapping not in (SHARED, BY_AGENT)
+    return isinstance(section.mapping, str) and section.mapping not in (SHARED, BY_AGENT)
 
 
 class NewEpisode:
-    """Episode that a mapping is asked for: a game that is yet to begin.
+    """Argument of a mapping: an episode (game) that has not begun.
 
     Attributes:
-      id_, episode_id: a whole number that no other game of the run has; game i of environment e of n is i * n + e.
-      env_index, vector_index: the number of its environment.
+      id_, episode_id: number of the game, unique in the run: game i of environment e of n is i * n + e.
+      env_index, vector_index: index of its environment.
     """
 
     def __init__(self, episode_id: int, env_index: int):
@@ -44,66 +44,70 @@ class NewEpisode:
         return f"NewEpisode({self.id_})"
 
 
-class _Watched(NewEpisode):
+class _TrackedEpisode(NewEpisode):
+    """Episode that records whether a mapping reads it."""
+
     def __init__(self) -> None:
-        object.__setattr__(self, "looked_at", False)
         super().__init__(0, 0)
-        object.__setattr__(self, "looked_at", False)
+        object.__setattr__(self, "was_read", False)
 
     def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("__") and name != "looked_at":
-            object.__setattr__(self, "looked_at", True)
+        if not name.startswith("__") and name != "was_read":
+            object.__setattr__(self, "was_read", True)
         return object.__getattribute__(self, name)
 
     def __hash__(self) -> int:
-        object.__setattr__(self, "looked_at", True)
+        object.__setattr__(self, "was_read", True)
         return 0
 
     __eq__ = NewEpisode.__eq__
 
 
-def asking(fn: Callable[..., Any]) -> Callable[[str, NewEpisode], Any]:
-    """Makes a mapping a function of agent and episode. RLlib's may take an episode and a worker, which is None."""
+def with_episode(fn: Callable[..., Any]) -> Callable[[str, NewEpisode], Any]:
+    """Return a mapping as a function of agent and episode.
+
+    The user's function may take the agent only, or, as in RLlib, also an `episode` and a `worker` (here None).
+    """
     parameters = inspect.signature(fn).parameters
     kinds = inspect.Parameter
-    plain = [p for p in parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    second = any(p.kind is kinds.VAR_POSITIONAL for p in parameters.values()) or len(plain) > 1
-    taken = {p.name for p in plain[:2]} if second else {plain[0].name if plain else ""}
-    named = {"episode", "worker"} & set(parameters) - taken
+    positional = [p for p in parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    takes_two = any(p.kind is kinds.VAR_POSITIONAL for p in parameters.values()) or len(positional) > 1
+    used = {p.name for p in positional[: 1 + takes_two]}
+    keywords = {"episode", "worker"} & set(parameters) - used
 
-    def ask(agent: str, episode: NewEpisode) -> Any:
-        told = {name: episode if name == "episode" else None for name in named}
-        return fn(agent, *([episode] if second else []), **told)
+    def call(agent: str, episode: NewEpisode) -> Any:
+        named = {name: episode if name == "episode" else None for name in keywords}
+        return fn(agent, *([episode] if takes_two else []), **named)
 
-    return ask
+    return call
 
 
-def answers(fn: Callable[..., Any], agents: Sequence[str], key: str) -> dict[str, str] | None:
-    """Asks a mapping for each agent.
+def call_mapping(fn: Callable[..., Any], agents: Sequence[str], key: str) -> dict[str, str] | None:
+    """Call a mapping for each agent.
 
     Args:
-      fn: (agent, episode) -> policy, of which it need not take the episode.
-      agents: their names.
-      key: of the config, for errors.
+      fn: function (agent, episode) -> policy, or (agent) -> policy.
+      agents: names of the agents.
+      key: config key, for errors.
     Returns:
-      Agent -> policy; None where that depends on the episode: the function looks at it, or does not say the same twice.
+      Agent -> policy; None if the policy depends on the episode: the function reads it, or is random.
     Raises:
-      InputError: it raises, or gives something else than a text.
+      InputError: the function raises, or returns something other than text.
     """
-    episode = _Watched()
+    episode = _TrackedEpisode()
     try:
-        ask = asking(fn)
-        said = {agent: [ask(agent, episode) for _ in range(_ASKED)] for agent in agents}
-    except Exception as e:  # whatever the user's function raises
-        told = f"{type(e).__name__}: {str(e)[:200]}"
+        call = with_episode(fn)
+        policies = {agent: [call(agent, episode) for _ in range(_CALLS)] for agent in agents}
+    except Exception as e:  # any exception of the user's function
+        error = f"{type(e).__name__}: {str(e)[:200]}"
         raise InputError(
-            f"{key}: expected a function of an agent's name and its episode, got one that raises {told}: name each "
-            "agent's policy in a table, or mend it"
+            f"{key}: expected a function of an agent's name and its episode, got a function that raises {error}: fix "
+            "it, or name each agent's policy in a table"
         ) from e
-    for agent, found in said.items():
-        if odd := [policy for policy in found if not isinstance(policy, str)]:
-            kind = type(odd[0]).__name__
-            raise InputError(f"{key}: expected the name of a policy, got {kind} for {agent}: return a text")
-    if episode.looked_at or any(len(set(found)) > 1 for found in said.values()):
+    for agent, names in policies.items():
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            kind = type(wrong[0]).__name__
+            raise InputError(f"{key}: expected the name of a policy, got {kind} for {agent}: return text")
+    if episode.was_read or any(len(set(names)) > 1 for names in policies.values()):
         return None
-    return {agent: found[0] for agent, found in said.items()}
+    return {agent: names[0] for agent, names in policies.items()}

@@ -1,9 +1,9 @@
-"""Names of Stable-Baselines3 and its zoo, and what jrl has in their place: data for the command line and the builder.
+"""Names of Stable-Baselines3 and its zoo -> the equivalent in jrl, for messages of commands and of `jrl.api`.
 
-Names that only have another spelling here are in `sections.SYNONYMS`.
+`sections.SYNONYMS` has names that differ only in spelling.
 """
 
-# name of an algorithm, in small letters without - and _ -> answer; a shipped config of the name needs no entry
+# name of an algorithm, in lower case without - and _ -> answer; names of shipped configs need no entry
 _MEMORY = "it is ppo with a memory: --algo ppo --set network.core.name=lstm"
 _APEX = "it is dqn with prioritised replay: --algo dqn --set replay.prioritized=true --set env_runners.num=4"
 _GRADIENT = "it is an example of a checkout, --algo examples.reinforce; the nearest here: --algo a2c"
@@ -49,7 +49,7 @@ _REPLAY = "replay has the options of the buffer, such as replay.capacity and rep
 _ALWAYS = "TensorBoard's files are written to the run directory, always: leave it out"
 _WRAPPER = "write a function that makes the wrapped environment: env.id=package.module:make"
 
-# keyword or key of the zoo -> our key or an answer; a pair: of algorithms that learn from rollouts, and from replay
+# keyword or key of the zoo -> key of jrl or an answer; a pair: for algorithms with rollouts, and with replay
 KEYS: dict[str, str | tuple[str, str]] = {
     "batch_size": (
         "algo.num_minibatches counts the minibatches of an epoch: it is rollout.length x env.num_envs / batch_size",
@@ -108,27 +108,27 @@ KEYS: dict[str, str | tuple[str, str]] = {
     "leave it out",
 }  # fmt: skip
 
-# value of a schedule in the zoo's spelling: a line from the number to 0 at the end of the run
+# prefix of a schedule in the zoo's spelling: a line from the number to 0 at the end of the run
 LINE = "lin_"
-# sections of a config in which names of Stable-Baselines3 are looked for; others have like names of their own
+# sections of a config where names of Stable-Baselines3 are recognised; other sections use similar names themselves
 SECTIONS = ("algo", "network", "replay", "rollout")
 
 
 def answer(key: str, *, replay: bool, sections: tuple[str, ...] = ()) -> str | None:
-    """Returns our key, or a sentence, for a dotted key that is unknown; None where the table does not have it.
+    """Return the key of jrl, or a sentence, for an unknown dotted key; None if the table lacks it.
 
     Args:
-      key: as it was given, such as algo.batch_size or algo.policy_kwargs.net_arch.
+      key: unknown key, such as algo.batch_size or algo.policy_kwargs.net_arch.
       replay: the algorithm learns from replay.
       sections: all sections of a config.
     """
     parts = key.split(".")
     if parts[0] in sections and parts[0] not in SECTIONS:
         return None
-    found = next((KEYS[part] for part in reversed(parts) if part in KEYS), None)
-    return found[replay] if isinstance(found, tuple) else found
+    entry = next((KEYS[part] for part in reversed(parts) if part in KEYS), None)
+    return entry[replay] if isinstance(entry, tuple) else entry
 
 
 def algorithm(name: str) -> str | None:
-    """Returns the answer to the name of an algorithm that jrl does not have under that name; None: nothing is known."""
+    """Return the equivalent of an unknown algorithm, or None if the table lacks it."""
     return ALGORITHMS.get(name.lower().replace("-", "").replace("_", ""))

@@ -1,6 +1,6 @@
-"""The sections of a run's configuration: frozen dataclasses, the one source of defaults and of documentation.
+"""The sections of a run's config: frozen dataclasses with the defaults, ranges and documentation of all keys.
 
-The comment on a field is its documentation: `jrl.config show` prints it. Reading and writing is in config.py.
+`jrl config show` prints the comment of each field. `reader.py` reads and writes configs.
 """
 
 # ruff: noqa: RUF009 - sections are frozen
@@ -35,116 +35,118 @@ from jrl.fields.hyper import NetworkConfig
 from jrl.fields.validation import section
 from jrl.host.runtime import RuntimeConfig as RuntimeConfig
 
-Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
+Index = Annotated[int, Interval(ge=0, le=65_535)]  # index of a device
 
 
 @section
 class RolloutConfig:
     """Collection of experience."""
 
-    # steps per environment and iteration; null: 128, or what replay.train_every asks for
+    # steps per environment and iteration; null: 128, or with replay the steps of replay.train_every
     length: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
     collector: Collector = "auto"  # program: inside the compiled program; host: from Python
-    mode: Literal["sync", "async"] = "sync"  # async: the next rollouts are collected while one is learned from
-    # complete_episodes: the learner gets whole episodes only, those that have not ended wait for the next rollouts
+    mode: Literal["sync", "async"] = "sync"  # async: collect the next rollouts during the update
+    # complete_episodes: the learner gets whole episodes; unfinished episodes wait for the next rollouts
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     explore: bool = True  # false: collect with the policy's best actions
-    fake: bool = False  # the first rollout again and again, without stepping: the speed of learning alone
-    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"  # with one agent they are the same
-    # async: updates between the weights that acted and the update that learns from it; null: 1, or 2 with env_runners
+    fake: bool = False  # repeat the first rollout without stepping, to measure the speed of learning
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"  # the same with one agent
+    # async: most updates between the acting weights and the update that learns from their steps; null: 1, or 2 with
+    # env_runners
     max_policy_lag: Few | None = None
-    # iterations in one call, where environments and learning are one program; null: chosen by size
+    # iterations per call if environments and learning are one program; null: chosen by size
     iterations_per_call: Annotated[int, Interval(ge=1, le=2**20)] | None = None
 
 
 @section
 class ReplayConfig:
-    """The replay buffer and the rate of updates. Steps and rows count over all environments and devices."""
+    """The replay buffer and the rate of updates. Numbers of steps and rows are over all environments and devices."""
 
-    capacity: Count = 100_000  # transitions kept
+    capacity: Count = 100_000  # size of the buffer in transitions
     batch_size: Count = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
-    learning_starts: Amount = 1_000  # rows that replay holds before the first gradient step, those of resets included
-    train_every: Count | None = None  # environment steps between two learning phases; null: one of each environment
+    learning_starts: Amount = 1_000  # rows in the buffer, reset rows included, before the first gradient step
+    train_every: Count | None = None  # environment steps between two learning phases; null: env.num_envs
     updates_per_step: Positive = 1.0  # gradient steps per environment step (the update-to-data ratio)
-    burn_in: Amount = 20  # with network.core: steps in front of each sequence, from which its memory is recovered
-    # steps summed up before bootstrapping; [2, 5]: a random number for each sample
+    burn_in: Amount = 20  # with network.core: steps before each sequence that restore its memory
+    # steps of the n-step return; [2, 5]: a random number for each sample
     n_step: Count | tuple[Count, Count] = 1
-    frame_stack: Few | None = None  # images of an observation, stored once each; null: Atari's; 1: store stacks whole
+    # images per observation, stored once each; null: detected for Atari; 1: store stacks whole
+    frame_stack: Few | None = None
     prioritized: bool = False  # sample in proportion to priority ** priority_alpha, not uniformly
     priority_alpha: Annotated[float, Interval(ge=0, le=10)] = 0.6  # 0: uniform
     priority_beta: UnitSchedule = 0.4  # exponent of the importance weights
-    priority_eps: NonNegative = 1e-6  # added to each priority
+    priority_eps: NonNegative = 1e-6  # constant added to each priority
 
 
 @section
 class EvaluationConfig:
-    """Episodes played beside training, which never change it."""
+    """Evaluation during training. It never changes the training."""
 
-    every: Steps | None = None  # environment steps between evaluations; null: as `interval` says
-    interval: Count | None = None  # result rows between evaluations; null: none during training, unless `every` is set
-    # exactly so many per evaluation; auto: until the training beside it is done
+    every: Steps | None = None  # environment steps between evaluations; null: use `interval`
+    interval: Count | None = None  # result rows between evaluations; null: no evaluations, unless `every` is set
+    # episodes (or steps, see `unit`) per evaluation; auto: until the parallel training is done
     duration: Count | Literal["auto"] = 100
-    unit: Literal["episodes", "timesteps"] = "episodes"  # of `duration`
-    # environments of the evaluation; null: as many as suit `duration`
+    unit: Literal["episodes", "timesteps"] = "episodes"  # unit of `duration`
+    # environments of the evaluation; null: chosen by `duration`
     num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
-    num_env_runners: Processes = 0  # further processes that play; 0: this one
-    parallel: bool = False  # to training, in a thread of its own with the weights from before
+    num_env_runners: Processes = 0  # processes that evaluate; 0: this process
+    parallel: bool = False  # evaluate in a thread during training, with the weights from the start of the evaluation
     explore: bool = False  # sample actions as in training; false: the policy's best action
-    # the run's config, but for evaluation: {env: {options: {...}}}
+    # changes to the run's config for evaluation: {env: {options: {...}}}
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    force_reset: bool = True  # begin with new episodes; false: go on with those of the last evaluation
-    timeout_s: Seconds | None = 120.0  # then it ends with the episodes so far; null: never
-    # episodes with the same weights for a video, videos/STEPS.mp4 of the run directory; 0: none
+    force_reset: bool = True  # begin with new episodes; false: continue the episodes of the last evaluation
+    timeout_s: Seconds | None = 120.0  # seconds after which an evaluation ends with its finished episodes; null: never
+    # episodes of each evaluation's video, videos/STEPS.mp4 in the run directory; 0: no video
     record: Annotated[int, Interval(ge=0, le=1000)] = 0
-    always_attach: bool = True  # every result row has the latest evaluation; false: only the first after it
+    always_attach: bool = True  # repeat the latest evaluation in every result row; false: only in the first row
 
 
 @section
 class CheckpointConfig:
-    """Checkpoints to resume from."""
+    """Checkpoints, from which a run can be resumed."""
 
-    every: Steps | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
-    keep_last: Count = 3  # older ones are deleted, but those that the next three keys name
-    keep_every: Steps | None = None  # environment steps; of each such stretch the first checkpoint stays
-    keep_best_by: str | None = "evaluation/return"  # metric of the result rows; the best checkpoint by it stays
-    keep_best: Literal["max", "min"] = "max"  # which value of it is best
-    replay: Literal["full", "none"] = "full"  # whether the replay buffer is kept; none: it is filled anew
-    # of several policies; trainable: those that do not learn begin anew when a run is resumed, as its seed makes them
+    every: Steps | None = None  # environment steps between checkpoints; null: 5 minutes. The end also has a checkpoint
+    keep_last: Count = 3  # number of latest checkpoints to keep, beside those of the next three keys
+    keep_every: Steps | None = None  # keep the first checkpoint of each stretch of so many environment steps
+    keep_best_by: str | None = "evaluation/return"  # metric of the result rows whose best checkpoint is kept
+    keep_best: Literal["max", "min"] = "max"  # whether the greatest or the least value of the metric is best
+    replay: Literal["full", "none"] = "full"  # store the replay buffer or not; none: refill it after resuming
+    # several policies to store; trainable: only learning policies, the others are initialised again by the seed
     policies: Literal["all", "trainable"] = "all"
-    # environments that cannot be stored start anew at each checkpoint, so that a resumed run is the same as one that
-    # was never interrupted; needs `every`
+    # reset environments that cannot be stored at each checkpoint, so that a resumed run equals an uninterrupted run;
+    # needs `every`
     exact: bool = False
 
 
 @section
 class DevicesConfig:
-    """Devices of this machine, by index, and their work."""
+    """Devices of this machine, by index, for acting and learning."""
 
-    actors: tuple[Index, ...] | None = None  # act in the environments; null: those that learn
-    learners: tuple[Index, ...] | None = None  # learn, each from its share of the batch; null: all accelerators
-    # split the CPU into so many devices, to try what several do; null: real ones
+    actors: tuple[Index, ...] | None = None  # devices that act in the environments; null: the learning devices
+    learners: tuple[Index, ...] | None = None  # devices that learn, each from its share of the batch; null: all
+    # number of devices to split the CPU into, for tests; null: real devices
     fake: Annotated[int, Interval(ge=1, le=1024)] | None = None
 
 
 @section
 class EnvRunnersConfig:
-    """Env runners: processes on this or other machines that collect, by Ray. Failures of them or of environments."""
+    """Env runners: Ray processes on this or other machines that collect rollouts. Also failures of environments."""
 
-    num: Processes = 0  # they share env.num_envs; 0: this process collects, and Ray is not started
-    num_cpus: NonNegative = 1.0  # of each
-    num_gpus: NonNegative = 0.0  # of each
-    custom_resources: dict[str, NonNegative] = dataclasses.field(default_factory=dict)  # of each, by name
+    num: Processes = 0  # number of runners, which share env.num_envs; 0: this process collects, without Ray
+    num_cpus: NonNegative = 1.0  # CPUs per runner
+    num_gpus: NonNegative = 0.0  # GPUs per runner
+    custom_resources: dict[str, NonNegative] = dataclasses.field(default_factory=dict)  # name -> amount per runner
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"  # over the nodes of the cluster
-    address: str | None = None  # of a Ray cluster, or auto; null: this machine
-    max_requests_in_flight: Few = 2  # rollouts that each has on order, with rollout.mode async
-    ignore_env_runner_failures: bool = False  # go on without one that failed, as long as there are others
-    recreate_failed_env_runners: bool = False  # start another in its place
-    restart_failed_sub_environments: bool = False  # an environment that fails is made anew, and its episode dropped
-    max_restarts: Amount = 1000  # of runners, in all
-    sample_timeout_s: Seconds = 180.0  # without an answer until a runner has failed
-    health_check_timeout_s: Seconds = 60.0  # for one that starts
-    env_step_timeout_s: Seconds | None = None  # of worker processes: a step that takes longer has failed; null: never
-    compress_observations: bool = False  # on their way from the runners
+    address: str | None = None  # address of a Ray cluster, or auto; null: this machine
+    max_requests_in_flight: Few = 2  # ordered rollouts per runner, with rollout.mode async
+    ignore_env_runner_failures: bool = False  # continue without a failed runner while other runners are left
+    recreate_failed_env_runners: bool = False  # replace a failed runner
+    restart_failed_sub_environments: bool = False  # make a failed environment again and drop its episode
+    max_restarts: Amount = 1000  # most restarts of runners in a run
+    sample_timeout_s: Seconds = 180.0  # seconds without an answer after which a runner has failed
+    health_check_timeout_s: Seconds = 60.0  # seconds for a runner to start
+    env_step_timeout_s: Seconds | None = None  # seconds for a step of a worker process; null: no limit
+    compress_observations: bool = False  # compress observations for the way from the runners
 
 
 @section
@@ -153,58 +155,58 @@ class RunSettings:
 
     seed: Annotated[int, Interval(ge=0, le=UINT32)] = 0  # root of every random key
     out: str | None = None  # run directory; null: runs/<config name>_<env>_<time>
-    # environment steps between result rows; null: a hundredth of the run, or where it has no end a rollout or 1000
+    # environment steps between result rows; null: a hundredth of the run; without an end at least 1000 and a rollout
     report_every: Steps | None = None
-    report_every_s: Annotated[float, Interval(ge=0, le=1e9)] | None = None  # seconds between result rows, at least
-    report_every_trained: Steps | None = None  # environment steps learned from between result rows, at least
+    report_every_s: Annotated[float, Interval(ge=0, le=1e9)] | None = None  # least seconds between result rows
+    report_every_trained: Steps | None = None  # least environment steps learned from between result rows
     compile_cache: bool = True  # keep compiled programs on disk for the next run
-    # where rows go: jsonl, csv, tensorboard, wandb, or package.module:name of a function of the directory
+    # loggers of result rows: jsonl, csv, tensorboard, wandb, or package.module:name of a function of the directory
     log: tuple[str, ...] = ("jsonl", "csv", "tensorboard")
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss
-    # programs that iterations may compile again after the first result row; more end the run; null: any number
+    # most compilations after the first result row before the run ends; null: no limit
     max_recompiles: Amount | None = None
-    # a loss or parameter that is not finite; stop: the run ends with a bundle for jrl.debug; rollback: it goes on from
-    # the last checkpoint with a smaller algo.lr; ignore: nothing looks
+    # reaction to a loss or parameter that is not finite; stop: end the run with a bundle for jrl.debug; rollback:
+    # continue from the last checkpoint with a smaller algo.lr; ignore: no check
     on_nonfinite: Literal["stop", "rollback", "ignore"] = "stop"
-    max_rollbacks: Amount = 3  # then it stops
-    rollback_lr: Share = 0.5  # factor of algo.lr at each
-    # latest episodes whose mean return and length is reported
+    max_rollbacks: Amount = 3  # rollbacks before the run ends
+    rollback_lr: Share = 0.5  # factor of algo.lr at each rollback
+    # number of latest episodes in the reported mean return and length
     smoothing_episodes: Annotated[int, Interval(ge=1, le=10_000_000)] = 100
-    # custom metrics of callbacks as lists, an entry per episode; in results of jrl.api the returns of evaluations, too
+    # report custom metrics of callbacks as lists with an entry per episode; in jrl.api returns of evaluations, too
     keep_per_episode_metrics: bool = False
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "WARN"  # of jrl's loggers
+    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "WARN"  # level of jrl's loggers
     log_sys_usage: bool = False  # load of CPU, memory and accelerators in each result row
-    stall_seconds: Seconds | None = 300.0  # without progress until all stacks are printed; null: never
+    stall_seconds: Seconds | None = 300.0  # seconds without progress after which all stacks are printed; null: never
 
 
 @section
 class CustomConfig:
-    """The user's own classes and functions, as package.module:name."""
+    """Your own classes and functions, as package.module:name."""
 
-    callbacks: tuple[Name, ...] = ()  # classes of jrl.callbacks.Callbacks, called in this order
+    callbacks: tuple[Name, ...] = ()  # subclasses of jrl.callbacks.Callbacks, called in this order
     transforms: tuple[Name, ...] = ()  # pure functions Rollout -> Rollout between collecting and learning
-    reward: Name | None = None  # pure function of rewards [T, B] that the learner sees, after env.reward_scale
-    batch: tuple[Name, ...] = ()  # pure functions of what an update learns from: a Batch, or a Rollout
-    loss: Name | None = None  # pure function in the place of the algorithm's loss
+    reward: Name | None = None  # pure function of the learner's rewards [T, B], after env.reward_scale
+    batch: tuple[Name, ...] = ()  # pure functions of the data of an update: a Batch, or a Rollout
+    loss: Name | None = None  # pure function that replaces the algorithm's loss
     training_step: Name | None = None  # function of a jrl.learn.staged.Step that makes one iteration
-    env_task: Name | None = None  # curriculum: (result, env, context) -> the next task of an environment
-    evaluation: Name | None = None  # (algorithm, evaluation workers) -> metrics, in the place of playing episodes
+    env_task: Name | None = None  # curriculum: (result, env, context) -> next task of an environment
+    evaluation: Name | None = None  # (algorithm, evaluation workers) -> metrics, replaces the evaluation
 
 
 @section
 class SelfPlayConfig:
-    """A policy that learns against frozen copies of itself, in games of two agents or more with equal parts.
+    """A policy that learns against frozen copies of itself, in games of two or more agents with equal spaces.
 
-    In every game it has one seat, each seat in as many games; the other seats of the game are those of one copy.
+    The learner has one seat in every game, each seat equally often. A frozen copy has the other seats of the game.
     """
 
-    policy: Name = "main"  # its name; the places of the pool are main-1, main-2, ...
-    pool: Few = 4  # copies that are kept; env.num_envs is a multiple of agents x pool
-    # a copy is taken when the share of games won, of at least `window`, is so high; null: not by that
+    policy: Name = "main"  # name of the learner; the copies are main-1, main-2, ...
+    pool: Few = 4  # number of copies; env.num_envs is a multiple of agents x pool
+    # share of won games, over at least `window` games, at which a copy is taken; null: not by wins
     snapshot_win_rate: Unit | None = 0.6
-    snapshot_every: Steps | None = None  # environment steps between copies, whatever is won; null: not by that
-    window: Count = 400  # games over which the share is taken; then it is taken over the next
-    # uniform: all copies equally often; latest: the newest alone; prioritised: those more often that it beats less
+    snapshot_every: Steps | None = None  # environment steps between copies, regardless of wins; null: not by steps
+    window: Count = 400  # games of a win rate; the next win rate counts the next games
+    # uniform: all copies equally often; latest: the newest only; prioritised: copies that win more, more often
     opponents: Literal["uniform", "latest", "prioritised"] = "uniform"
 
 
@@ -212,45 +214,45 @@ class SelfPlayConfig:
 class MultiAgentConfig:
     """Several agents: the policies, and the policy of each agent."""
 
-    # names of the agents of an environment, with `group` of its teams; null: as the environment says
+    # names of the environment's agents, or of the teams of `group`; null: taken from the environment
     agents: tuple[Name, ...] | None = None
-    # policy -> what it has of its own: {algo: {lr: 1e-4}, network: {hidden: [32]}}; empty: as `mapping` asks for
+    # policy -> its own settings: {algo: {lr: 1e-4}, network: {hidden: [32]}}; empty: the policies of `mapping`
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    # shared: all agents follow one policy; by_agent: each follows the policy of its name; or a table {"adversary_.*":
-    # hunter, ".*": prey} of regular expressions, of which the first that fits a whole name counts. null: shared, or
-    # with several policies by_agent; where agents have different spaces, a policy for each kind of them, named after
-    # its agents without their numbers. Or package.module:name of a function of an agent's name and its episode, which
-    # is asked once; where it looks at the episode or draws, once for each agent and game
+    # policy of each agent. shared: one policy for all; by_agent: the policy with the agent's name; a table
+    # {"adversary_.*": hunter, ".*": prey} of regular expressions, where the first match of the whole name counts;
+    # package.module:name of a function of the agent's name and its episode, called once, or, if its result depends on
+    # the episode or chance, per game. null: shared; by_agent with several policies; a policy for each kind of agents
+    # with different spaces, named after the agents without their numbers
     mapping: Literal["shared", "by_agent"] | Name | dict[str, str] | None = None
-    # the others stay as they are; null: all. Or package.module:name of a function of a policy's name
+    # names of the learning policies, or package.module:name of a function of a policy's name; null: all
     policies_to_train: Name | tuple[Name, ...] | None = None
-    # lockstep: in each update all policies draw the same rows of their replays, the same games and times
+    # lockstep: all policies sample the same rows of their replays in each update, the same games and times
     replay_mode: Literal["independent", "lockstep"] = "independent"
-    # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:
-    # where network.value_inputs asks for it
+    # add the environment's global state to observations as `state`, for network.value_inputs and mixers; null: if
+    # network.value_inputs needs it
     state: bool | None = None
-    # teams, {red: [agent_0, agent_1], blue: [agent_2, agent_3]}, each of which acts as one agent of that name, for vdn
-    # and whatever learns joint actions; who is in none stays an agent alone. One team of all agents is a single agent
+    # teams, {red: [agent_0, agent_1], blue: [agent_2, agent_3]}; each acts as one agent of this name, for vdn and other
+    # joint policies. Agents without a team act alone. One team of all agents makes a single-agent environment
     group: dict[str, tuple[Name, ...]] | None = None
-    agent_id: bool = False  # observations get the number of their agent as the leaf `agent_id`
-    # pure function {agent: observation} -> {agent: what it sees}, of one environment; before `agent_id`
+    agent_id: bool = False  # add the agent's number to observations as `agent_id`
+    # pure function {agent: observation} -> {agent: observation} of one environment, before `agent_id`
     observation_fn: Name | None = None
-    self_play: SelfPlayConfig | None = None  # one policy, against frozen copies of itself; null: as `policies` says
+    self_play: SelfPlayConfig | None = None  # one policy against frozen copies of itself; null: no self-play
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run."""
 
-    algo: Any  # the Config of the algorithm that `algo.name` picks
+    algo: Any  # Config of the algorithm `algo.name`
     env: EnvConfig = dataclasses.field(default_factory=EnvConfig)
-    # data sets to learn from, in the place of environments or beside them
+    # data sets to learn from, instead of environments or together with them
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    multi_agent: MultiAgentConfig | None = None  # of environments with several agents; null: as they come
-    external: ExternalConfig | None = None  # episodes that clients play; null: environments are stepped here
+    multi_agent: MultiAgentConfig | None = None  # several agents; null: one policy for all agents
+    external: ExternalConfig | None = None  # episodes played by clients; null: environments are stepped here
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     rollout: RolloutConfig = RolloutConfig()
-    replay: ReplayConfig | None = None  # algorithms that learn from replay have one, others none
+    replay: ReplayConfig | None = None  # replay buffer; null for algorithms without replay
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     devices: DevicesConfig = DevicesConfig()
@@ -258,11 +260,11 @@ class RunConfig:
     run: RunSettings = RunSettings()
     runtime: RuntimeConfig = RuntimeConfig()
     custom: CustomConfig = CustomConfig()
-    # metric -> number; the run ends when the first is reached. A command needs env_steps among them
+    # metric -> number; the run ends when any metric reaches its number. Commands need env_steps
     stop: dict[str, int | float] = dataclasses.field(default_factory=dict)
 
 
-# Names used by other libraries -> ours, for "did you mean". A dotted one is meant as it stands.
+# Names of other libraries -> names or dotted keys of jrl, for "did you mean".
 SYNONYMS = {
     **env.SYNONYMS,
     "learning_rate": "lr", "discount": "gamma", "discount_factor": "gamma", "lambda": "gae_lambda", "lam": "gae_lambda",

@@ -5,7 +5,7 @@ import difflib
 from jrl import registry
 from jrl.envs.context import is_in_jax
 from jrl.errors import InputError
-from jrl.fields.bounds import Backend, renamed
+from jrl.fields.bounds import Backend, current_name
 
 BACKENDS = ("envpool", "gymnasium", "jax")  # in the order of `auto`
 SUITES = ("gymnax:", "brax:", "jaxmarl:")  # prefixes of ids of the jax backend
@@ -79,7 +79,7 @@ def resolve(id: str, backend: str = "auto") -> str:
     Raises:
       InputError: unknown id or backend, or the backend lacks the id.
     """
-    backend = renamed(backend, Backend)
+    backend = current_name(backend, Backend)
     if not id:
         raise InputError("env.id is missing: name an environment, e.g. --set env.id=CartPole-v1")
     if backend not in ("auto", *BACKENDS):

@@ -1,1 +1,1 @@
-"""Fields of a config and what they may hold: bounds, YAML of any kind, dataclasses from it, the network section."""
+"""Fields of a config: ranges, YAML as plain data, sections built from it, and the sections `env` and `network`."""

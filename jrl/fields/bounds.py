@@ -1,4 +1,4 @@
-"""Annotations of fields: the kind and range of a field's values, and the words for them.
+"""Annotations of fields: the type and range of a field's values, and their description in messages.
 
     gamma: Unit = 0.99                          # a field of a config; Unit is Annotated[float, Interval(ge=0, le=1)]
 
@@ -20,7 +20,7 @@ from annotated_types import Ge, Gt, Interval, Len
 
 INT32, UINT32, INT64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
 MOST_STEPS = 2**24  # environments, and steps of each, in one rollout: more do not fit any machine
-_LIMITS = (INT32, UINT32, INT64)  # of the machine, not of the thing: named only when they are exceeded
+_LIMITS = (INT32, UINT32, INT64)  # limits of the machine: messages name them only for values that exceed them
 
 # A hyper-parameter that may change during training: one number, or a piecewise linear function of the environment
 # steps, such as ((0, 3e-4), (1_000_000, 0)). The first step is 0.
@@ -31,23 +31,23 @@ Unit = Annotated[float, Interval(ge=0, le=1)]
 Share = Annotated[float, Interval(gt=0, le=1)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
-Clip = Annotated[float, Interval(gt=0, le=math.inf)]  # a bound that inf takes away
+Clip = Annotated[float, Interval(gt=0, le=math.inf)]  # a clipping bound; inf: not clipped
 UnitSchedule = Annotated[Schedule, Interval(ge=0, le=1), Len(1, 1000)]
 NonNegativeSchedule = Annotated[Schedule, Ge(0), Len(1, 1000)]
 Seconds = Annotated[float, Interval(gt=0, le=1e9)]  # a timeout: the platform's clocks take no more than 9e9
 Count = Annotated[int, Interval(ge=1, le=INT32)]
 Amount = Annotated[int, Interval(ge=0, le=INT32)]
-Steps = Annotated[int, Interval(ge=1, le=INT64)]  # counted on the host
-DeviceSteps = Annotated[int, Interval(ge=0, le=UINT32)]  # counted in programs
+Steps = Annotated[int, Interval(ge=1, le=INT64)]  # steps that the host counts
+DeviceSteps = Annotated[int, Interval(ge=0, le=UINT32)]  # steps that programs count
 Processes = Annotated[int, Interval(ge=0, le=10_000)]
-Few = Annotated[int, Interval(ge=1, le=1000)]  # of what costs a program or a network each
+Few = Annotated[int, Interval(ge=1, le=1000)]  # number of things that each need a program or a network
 Width = Annotated[int, Interval(ge=1, le=MOST_STEPS)]
-Name = Annotated[str, Len(0, 200)]  # of a thing, a class or a module
+Name = Annotated[str, Len(0, 200)]  # name of a policy, class, module, ...
 Widths = Annotated[tuple[Width, ...], Len(0, 100)]
 
 
 class Formerly(NamedTuple):
-    """Metadata of a choice: a name that one of its values had, which is still read."""
+    """Metadata of a choice: an earlier name of a value, which is still accepted."""
 
     old: str
     name: str
@@ -70,17 +70,17 @@ class Range(NamedTuple):
         return bool(above and (x < self.high if self.open_high else x <= self.high))
 
     def words(self, x: Any = None) -> str:
-        """Returns the interval as it stands behind "a number": "in [0, 1]"; `x` is the number that is not in it."""
+        """Return the words after "a number", such as "in [0, 1]"; `x` is a number outside of the interval."""
         high = self.high < math.inf and not (self.high in _LIMITS and (x is None or x <= self.high))
         low = self.low > -math.inf and not (high and self.high in _LIMITS)
         if low and high:
             return f"in {'(['[not self.open_low]}{self.low:.10g}, {self.high:.10g}{')]'[not self.open_high]}"
         if low:
-            return f"{'above' if self.open_low else 'of at least'} {_shown(self.low)}"
-        return f"{'below' if self.open_high else 'of at most'} {_shown(self.high)}" if high else ""
+            return f"{'above' if self.open_low else 'of at least'} {_format(self.low)}"
+        return f"{'below' if self.open_high else 'of at most'} {_format(self.high)}" if high else ""
 
 
-def _shown(x: float) -> str:
+def _format(x: float) -> str:
     return f"{x:,}" if isinstance(x, int) else f"{x:g}"
 
 
@@ -90,14 +90,14 @@ def _shown(x: float) -> str:
 _SIDES = (("ge", "low", False), ("gt", "low", True), ("le", "high", False), ("lt", "high", True))
 
 
-def range_of(metadata: tuple[Any, ...]) -> Range | None:
-    """Returns the interval that the metadata of an Annotated gives."""
-    found = Range()
-    for one in metadata:
+def parse_range(metadata: tuple[Any, ...]) -> Range | None:
+    """Return the interval that the metadata of an Annotated states, or None."""
+    interval = Range()
+    for item in metadata:
         for name, side, is_open in _SIDES:
-            if (at := getattr(one, name, None)) is not None:
-                found = found._replace(**{side: at, f"open_{side}": is_open})
-    return None if found == Range() else found
+            if (bound := getattr(item, name, None)) is not None:
+                interval = interval._replace(**{side: bound, f"open_{side}": is_open})
+    return None if interval == Range() else interval
 
 
 def is_union(hint: Any) -> bool:
@@ -105,12 +105,12 @@ def is_union(hint: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether `value` is one number of Python's or numpy's; a bool, an array and a tracer are none."""
+    """Return whether `value` is a number of Python or numpy: not a bool, an array or a tracer."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def in_float32(x: Any) -> float:
-    """Returns `x` as programs compute with it."""
+    """Return `x` rounded to float32, the precision of programs."""
     try:
         return struct.unpack("f", struct.pack("f", float(x)))[0]
     except OverflowError:
@@ -121,7 +121,7 @@ _hints: dict[Any, dict[str, Any]] = {}
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """Returns field -> annotation with extras; as it is, of a class inside a function whose names are gone."""
+    """Return field -> annotation with its metadata; the source text if the class's names cannot be resolved."""
     if cls not in _hints:
         try:
             _hints[cls] = typing.get_type_hints(cls, include_extras=True)
@@ -134,7 +134,7 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def range_words(hint: Any) -> str:
-    """Returns the range of the numbers that a field takes, such as "in [0, 1]"; "" where there is none to tell.
+    """Return the range of the numbers of a field, such as "in [0, 1]"; "" without a range.
 
     >>> range_words(Unit), range_words(Count | None), range_words(float)
     ('in [0, 1]', 'at least 1', '')
@@ -143,7 +143,7 @@ def range_words(hint: Any) -> str:
         return next(filter(None, map(range_words, typing.get_args(hint))), "")
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        within = range_of(args[1:])
+        within = parse_range(args[1:])
         return within.words().removeprefix("of ") if within else range_words(args[0])
     if origin in (tuple, list, dict) and args:
         inner = range_words(args[-1] if origin is dict else args[0])
@@ -151,23 +151,23 @@ def range_words(hint: Any) -> str:
     return ""
 
 
-def renamed(value: Any, hint: Any) -> Any:
-    """Returns the value of a choice under its present name.
+def current_name(value: Any, hint: Any) -> Any:
+    """Return the value of a choice under its present name.
 
-    >>> renamed("graph", Backend)
+    >>> current_name("graph", Backend)
     'jax'
     """
-    known = hint.__metadata__ if typing.get_origin(hint) is Annotated else ()
-    return next((one.name for one in known if isinstance(one, Formerly) and one.old == value), value)
+    metadata = hint.__metadata__ if typing.get_origin(hint) is Annotated else ()
+    return next((item.name for item in metadata if isinstance(item, Formerly) and item.old == value), value)
 
 
 def describe(hint: Any, x: Any = None, within: Range | None = None, *, lone: bool = False) -> str:
-    """Describes what a leaf of type `hint` accepts, for "expected ...".
+    """Describe the values that a leaf of type `hint` accepts, for "expected ...".
 
     Args:
-      x: a number that it does not accept: a limit of the machine is told where that exceeds it.
-      within: of each number, unless its annotation says otherwise.
-      lone: lists and mappings, which a union takes as well, are not told.
+      x: rejected number; a limit of the machine is named only if `x` exceeds it.
+      within: range of each number, unless its annotation has a range.
+      lone: omit the lists and mappings of a union.
 
     >>> describe(Unit | None), describe(tuple[str, ...])
     ('a number in [0, 1] or null', 'a list, each entry text')
@@ -186,7 +186,7 @@ def describe(hint: Any, x: Any = None, within: Range | None = None, *, lone: boo
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is Annotated:
-        return describe(args[0], x, range_of(args[1:]) or within, lone=lone)
+        return describe(args[0], x, parse_range(args[1:]) or within, lone=lone)
     if is_union(hint):
         dropped = (int,) * ({int, float} <= set(args)) + (tuple, list, dict) * lone
         args = tuple(a for a in args if a not in dropped and typing.get_origin(a) not in dropped)

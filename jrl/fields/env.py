@@ -1,4 +1,4 @@
-"""EnvConfig, the `env` section of a config, which `jrl.envs.make` takes. Imports no jax: configs are read before it."""
+"""EnvConfig, the `env` section of a config, an argument of `jrl.envs.make`. Imports no jax: configs are read first."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -9,8 +9,8 @@ from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive
 from jrl.fields.validation import Row, section
 
 ASYNCHRONOUS = ("env.batch_size", "env.batch_wait_ms")  # keys of environments that do not wait for each other
-PROCESSES = "env.remote_worker_envs"  # key of environments with a process each
-# names used by other libraries -> ours, as `settings.sections.SYNONYMS`
+PROCESSES = "env.remote_worker_envs"  # key of environments in worker processes
+# names of other libraries -> keys of jrl; `config.sections.SYNONYMS` has the rest
 SYNONYMS = {
     "env_id": "env.id", "env_name": "env.id", "env_config": "env.options", "env_kwargs": "env.options",
     "remote_env_batch_wait_ms": "env.batch_wait_ms", "framestack": "env.frame_stack", "num_stack": "env.frame_stack",
@@ -22,48 +22,49 @@ SYNONYMS = {
 class EnvConfig:
     """The vector of environments."""
 
-    # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4; it may be left out where data are learned from
+    # name in its library: CartPole-v1, Pong-v5, HalfCheetah-v4; optional if the run learns from data
     id: Name = ""
-    backend: Backend = "auto"  # who steps it; auto: the first that has the id
-    num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in all, over all devices
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # passed to the environment as they are
+    backend: Backend = "auto"  # library that steps the environments; auto: the first that has the id
+    num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in total, over all devices
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the environment
     normalize_actions: bool = True  # the policy's actions lie in [-1, 1] and are mapped to the bounds
     clip_actions: bool = True  # clip actions to the bounds
-    # null or false: as they are; true: the sign; a number c: to [-c, c]; [low, high]. Reported returns stay unclipped
+    # null: sign for Atari only; false: not clipped; true: the sign; a number c: to [-c, c]; [low, high]. Reported
+    # returns stay unclipped
     clip_rewards: bool | Positive | tuple[float, float] | None = None
-    reward_scale: float = 1.0  # factor of the rewards that the learner sees, after clip_rewards
-    frame_stack: Few = 1  # observations are the latest so many, from the first of an episode on
-    # entry of the infos that says which actions can be taken; it joins the observation as action_mask. null: the entry
-    # action_mask, where the environments have it
+    reward_scale: float = 1.0  # factor of the learner's rewards, after clip_rewards
+    frame_stack: Few = 1  # number of latest observations that the policy reads; the first of an episode is repeated
+    # entry of the infos with the mask of allowed actions; it joins the observation as action_mask. null: the entry
+    # action_mask, if the environments have it
     action_mask_info: Name | None = None
-    # EnvPool, from the host: environments per step; fewer than a pool has: act on those that are ready first
+    # EnvPool, from the host: environments per step; fewer than num_envs: act on the ones that are ready first
     batch_size: Count | None = None
-    remote_worker_envs: bool = False  # Gymnasium: each environment in a process of its own
-    # of worker processes: act once one is ready and so many milliseconds have passed for more; null: wait for all
+    remote_worker_envs: bool = False  # Gymnasium: each environment in its own process
+    # with worker processes: milliseconds to wait for more environments once one is ready; null: wait for all
     batch_wait_ms: Annotated[float, Interval(ge=0, le=1e9)] | None = None
-    horizon: Count | None = None  # steps after which an episode is ended; null: the environment's own limit
-    soft_horizon: bool = False  # there the episode ends for learner and statistics only: the environment goes on
-    # null: true ends are ends, at time limits and the horizon the learner bootstraps; false: every end is one;
-    # true: none is, the learner always bootstraps
+    horizon: Count | None = None  # steps after which an episode ends; null: the environment's own limit
+    soft_horizon: bool = False  # the horizon ends the episode for learner and statistics; the environment continues
+    # null: bootstrap at time limits and the horizon, not at terminations; false: bootstrap at no end; true: bootstrap
+    # at every end
     no_done_at_end: bool | None = None
 
     @property
     def waits(self) -> bool:
-        """Returns whether all environments wait for each other, unless a pool of EnvPool has only `batch_size`."""
+        """Return whether all environments wait for each other."""
         return self.batch_size is None and self.batch_wait_ms is None
 
     @property
     def num_processes(self) -> int:
-        """Returns the number of processes that step environments beside this one."""
+        """Return the number of worker processes."""
         return self.num_envs if self.remote_worker_envs else 0
 
     @property
     def limit(self) -> int | None:
-        """Returns the steps after which an environment begins anew, whatever its own limit; None: its own alone."""
+        """Return the steps after which an environment is reset, beside its own limit; None: no such limit."""
         return None if self.soft_horizon else self.horizon
 
     def waiting(self, num_envs: int) -> "EnvConfig":
-        """Returns the section for so many environments, which wait for each other."""
+        """Return the section for `num_envs` environments that wait for each other."""
         return dataclasses.replace(self, num_envs=num_envs, batch_size=None, batch_wait_ms=None)
 
 
@@ -79,16 +80,17 @@ REFUSED = (
     Row(
         "env.action_mask_info",
         lambda c: c.env.action_mask_info == "",
-        "env.action_mask_info: expected the name of an entry of the infos, or null, got ''",
+        "env.action_mask_info: expected the name of an entry of the infos, or null, got '': use null",
     ),
     Row(
         "env.soft_horizon env.horizon",
         lambda c: c.env.soft_horizon and c.env.horizon is None,
-        "env.soft_horizon: without env.horizon there is none: set it, e.g. env.horizon=100, or leave this out",
+        "env.soft_horizon: expected env.horizon, got null: set env.horizon=100, or leave env.soft_horizon out",
     ),
     Row(
         "env.batch_wait_ms env.remote_worker_envs",
         lambda c: c.env.batch_wait_ms is not None and not c.env.remote_worker_envs,
-        "env.batch_wait_ms: only worker processes are waited for: set env.remote_worker_envs, or leave it out",
+        "env.batch_wait_ms: expected worker processes, got none: set env.remote_worker_envs=true, or leave "
+        "env.batch_wait_ms out",
     ),
 )

@@ -1,7 +1,4 @@
-"""Types that configs share with the code below them. Imports no jax: configs are read before jax loads.
-
-`NetworkConfig` is not in `jrl.networks`, whose package imports jax.
-"""
+"""The `network` section of a config. Imports no jax, unlike `jrl.networks`: configs are read before jax loads."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -15,9 +12,9 @@ __all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig",
 
 
 class Options(dict):
-    """A dict that can be part of a static argument."""
+    """A hashable dict, which may be part of a static argument."""
 
-    def __hash__(self):  # type: ignore[override]  # a dict has none
+    def __hash__(self):  # type: ignore[override]  # dict is not hashable
         return hash(repr(sorted(self.items(), key=repr)))
 
 
@@ -26,7 +23,7 @@ NO_OPTIONS = Options()
 
 @section
 class NoCore:
-    """No memory: the network's outputs depend on the present observation alone."""
+    """No memory: the network reads the present observation only."""
 
     name: Literal["none"] = "none"
 
@@ -36,7 +33,7 @@ class Lstm:
     """Long short-term memory (Hochreiter and Schmidhuber, 1997)."""
 
     name: Literal["lstm"] = "lstm"
-    size: Width = 128  # of its state, and of its output
+    size: Width = 128  # width of the state and of the output
 
 
 @section
@@ -44,7 +41,7 @@ class Gru:
     """Gated recurrent unit (arXiv:1406.1078)."""
 
     name: Literal["gru"] = "gru"
-    size: Width = 128  # of its state, and of its output
+    size: Width = 128  # width of the state and of the output
 
 
 @section
@@ -52,26 +49,26 @@ class Gtrxl:
     """Attention over the latest steps, with gates instead of residual connections (GTrXL, arXiv:1910.06764)."""
 
     name: Literal["gtrxl"] = "gtrxl"
-    size: Width = 64  # of its input, its layers and its output
+    size: Width = 64  # width of the input, the layers and the output
     layers: Few = 1  # transformer blocks
-    heads: Width = 2  # of attention, in each block
-    head_size: Width = 32  # of a query, key and value
+    heads: Width = 2  # attention heads of each block
+    head_size: Width = 32  # width of a query, key and value
     memory: Width = 32  # earlier steps of the episode that each layer attends to
     mlp: Width = 64  # width of the dense layer in each block
-    # of the gates: how much of a block is passed by at the start
+    # initial bias of the gates: the larger, the more of a block's input bypasses the block
     gate_bias: Annotated[float, Interval(ge=-100, le=100)] = 2.0
 
 
 @section
 class Lru:
-    """Linear recurrent units (arXiv:2303.06349): trained in a number of steps that grows with the logarithm of time."""
+    """Linear recurrent units (arXiv:2303.06349): a parallel scan trains a sequence of n steps in log(n) passes."""
 
     name: Literal["lru"] = "lru"
-    size: Width = 128  # of its input and its output
+    size: Width = 128  # width of the input and the output
     state: Width = 64  # complex numbers of each layer's state
     layers: Few = 1
-    r_min: Unit = 0.9  # least modulus of the eigenvalues at the start: how fast the state forgets
-    r_max: Unit = 0.999  # greatest
+    r_min: Unit = 0.9  # least initial modulus of the eigenvalues: the smaller, the faster the state forgets
+    r_max: Unit = 0.999  # greatest initial modulus of the eigenvalues
 
 
 Core = NoCore | Lstm | Gru | Gtrxl | Lru
@@ -81,40 +78,40 @@ Core = NoCore | Lstm | Gru | Gtrxl | Lru
 class NetworkConfig:
     """Shape of the policy and value networks. Hashable, so that it can be a static argument.
 
-    What a network reads goes through an encoder for each array of the observation, then through the torso's dense
-    layers, the core and the heads. Of an observation that is one image, the torso is its encoder.
+    The layers in order: an encoder for each array of the observation, the torso (dense layers), the core (memory) and
+    the heads. If the observation is a single image, the torso is its encoder.
     """
 
-    # auto, mlp: dense layers, behind a CNN for each image; nature_cnn, impala, small_cnn: that CNN;
-    # package.module:name: the user's own (docs/networks.md)
+    # auto, mlp: dense layers, after a CNN for each image; nature_cnn, impala, small_cnn: this CNN;
+    # package.module:name: your own torso (docs/networks.md)
     torso: Name = "auto"
-    torso_options: dict[str, Any] = NO_OPTIONS  # keyword arguments of the user's own torso
+    torso_options: dict[str, Any] = NO_OPTIONS  # keyword arguments of your own torso
     hidden: Widths = (64, 64)  # widths of the dense layers, first to last
-    critic_hidden: Widths | None = None  # the same of critics and value networks alone; null: as hidden
+    critic_hidden: Widths | None = None  # widths for critics and value networks; null: as hidden
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
-    head_hidden: Widths = ()  # widths of each head's own dense layers, behind the torso
+    head_hidden: Widths = ()  # widths of each head's own dense layers, after the torso
     shared: bool = False  # one torso for policy and value
-    # parts of a Dict observation, such as state or goal/velocity, that value and critics read and the policy does not
+    # parts of a Dict observation, such as state or goal/velocity, for value and critics only, not for the policy
     value_inputs: Annotated[tuple[Name, ...], Len(0, 100)] = ()
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the layers; parameters and outputs are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the layers; parameters and outputs are float32
     # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
-    # biases too, torch's default; null: the algorithm's own, of which docs/networks.md has a table
+    # biases too, torch's default; null: the algorithm's own, see the table of docs/networks.md
     init: Literal["orthogonal", "lecun", "uniform"] | None = None
     layer_norm: bool = False  # normalise each dense layer's output
-    critic_layer_norm: bool = False  # the same in critics and value networks alone, not in what acts
+    critic_layer_norm: bool = False  # normalise the dense layers of critics and value networks only
     log_std_init: Annotated[float, Interval(ge=-20, le=20)] = 0.0  # initial log standard deviation of a Gaussian policy
     state_dependent_std: bool = False  # the network predicts log_std; false: one free parameter per action element
-    # path of an array of the observation, such as camera or goal/0 -> its encoder: flat (as it is, integers one-hot),
+    # path of an array of the observation, such as camera or goal/0 -> its encoder: flat (the values, integers one-hot),
     # mlp, embedding, nature_cnn, impala, small_cnn
     encoders: dict[str, str] = NO_OPTIONS
-    encoder_hidden: Widths = (64,)  # widths of the encoder mlp, and of embeddings (the last one)
-    flatten: bool = False  # all of an observation as one vector, images too
-    image_max: Positive = 255.0  # images of uint8 are divided by it
-    transform: Name | None = None  # pure function of one observation, package.module:name, in front of the network
-    core: Core = NoCore()  # memory, behind the torso
-    max_seq_len: Count | None = None  # steps that a gradient goes back through; null: a rollout's, and 20 with replay
-    use_prev_action: bool = False  # the previous action is part of what the network reads
-    use_prev_reward: bool = False  # the previous reward is
+    encoder_hidden: Widths = (64,)  # widths of the encoder mlp; the last is the width of embeddings
+    flatten: bool = False  # concatenate the observation to one vector, images too
+    image_max: Positive = 255.0  # divisor of uint8 images
+    transform: Name | None = None  # pure function of one observation, package.module:name, before the network
+    core: Core = NoCore()  # memory, after the torso
+    max_seq_len: Count | None = None  # steps of backpropagation through time; null: a whole rollout, 20 with replay
+    use_prev_action: bool = False  # add the previous action to the observation
+    use_prev_reward: bool = False  # add the previous reward to the observation
 
     def __post_init__(self):
         for name in ("torso_options", "encoders"):
@@ -125,28 +122,20 @@ class NetworkConfig:
         return not isinstance(self.core, NoCore)
 
     def of_critics(self) -> "NetworkConfig":
-        """Returns what critics and value networks are built by."""
+        """Return the section for critics and value networks."""
         hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
         return dataclasses.replace(self, hidden=hidden, layer_norm=self.layer_norm or self.critic_layer_norm)
 
     def sharing_faults(self) -> list[str]:
-        """Returns why the value cannot have what the policy has not, one message each."""
-        if not self.shared:
-            return []
-        errors = []
-        if self.value_inputs:
-            errors.append(
-                "network.value_inputs: expected a torso for the value alone, got network.shared true, by which the "
-                "policy reads what the value reads: set network.shared: false, or leave this out"
-            )
-        if self.critic_layer_norm:
-            errors.append(
-                "network.critic_layer_norm: expected a torso for the value alone, got network.shared true: set "
-                "network.shared: false, or network.layer_norm: true for both"
-            )
-        if self.critic_hidden is not None:
-            errors.append(
-                "network.critic_hidden: expected a torso for the value alone, got network.shared true: set "
-                "network.shared: false, or leave this out: network.hidden are the widths of both"
-            )
-        return errors
+        """Return a message for each key that needs a separate torso for the value but has a shared torso."""
+        fixes = {
+            "value_inputs": "leave network.value_inputs out: a shared torso would let the policy read them",
+            "critic_layer_norm": "network.layer_norm: true for both",
+            "critic_hidden": "leave network.critic_hidden out: network.hidden has the widths of both",
+        }
+        return [
+            f"network.{key}: expected a torso for the value alone, got network.shared true: set network.shared: false, "
+            f"or {fix}"
+            for key, fix in fixes.items()
+            if self.shared and getattr(self, key) != getattr(NetworkConfig, key)  # the default
+        ]

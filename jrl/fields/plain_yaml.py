@@ -1,6 +1,6 @@
-"""YAML as plain data and back, for texts and files of any kind: each is read or refused at once.
+"""YAML and JSON to plain data and back, safe for untrusted text.
 
-A config is a small tree of mappings, lists, numbers and texts; what is larger, deeper or of other types is refused.
+A config is a small tree of mappings, lists, numbers and text. Larger, deeper and other data are refused at once.
 """
 
 import difflib
@@ -18,13 +18,13 @@ from typing import Any
 import yaml
 
 from jrl.errors import InputError, short
-from jrl.fields import shipped
+from jrl.fields import paths, shipped
 
-_MOST_BYTES = 4 * 2**20  # of a file
-_MOST_VALUES = 20_000  # keys and values of a config, those behind aliases counted wherever they stand
-_LONGEST_KEY = 200  # characters: YAML itself takes no key beyond 1024
-_MOST_LEVELS = 60  # of nesting
-# libyaml's parser, ten times as fast, where there is one: it only splits text into events
+_MOST_BYTES = 4 * 2**20  # size of a file
+_MOST_VALUES = 20_000  # keys and values of a config; each use of an alias counts
+_LONGEST_KEY = 200  # characters; YAML itself allows 1024
+_MOST_LEVELS = 60  # nesting
+# libyaml's parser, ten times as fast, if available: it only splits text into events
 if yaml.__with_libyaml__:
     _parser: tuple[type, ...] = (yaml.cyaml.CParser,)  # type: ignore[attr-defined]  # the stubs lack it
 else:
@@ -32,8 +32,9 @@ else:
 
 
 class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):  # type: ignore[misc]  # which bases depends on the machine
-    """YAML 1.1 without its traps: `1e-3` is a number, a date is text, a key given twice is an error. A text of any kind
-    is read, or refused by a yaml.YAMLError, at once.
+    """YAML 1.1 without its traps: `1e-3` is a number, a date is text, a duplicate key is an error.
+
+    Any text is either read or refused with a yaml.YAMLError, quickly.
     """
 
     def __init__(self, text: str):
@@ -43,7 +44,7 @@ class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor
         yaml.constructor.SafeConstructor.__init__(self)
         yaml.resolver.Resolver.__init__(self)
         self._level, self._values = 0, 0
-        self._size: dict[int, int] = {}  # of complete nodes, with what aliases in them stand for
+        self._size: dict[int, int] = {}  # id of a complete node -> its number of values, aliases expanded
 
     def compose_node(self, parent, index):
         event, before = self.peek_event(), self._values
@@ -64,14 +65,13 @@ class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor
 
     def construct_object(self, node, deep=False):
         try:
-            found = super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
         except (ValueError, KeyError, IndexError, OverflowError, AttributeError) as e:  # !!int x, 5,000 digits
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{short(node.value)} is no {node.tag.rpartition(':')[2]}", node.start_mark
-            ) from e
-        if is_endless(found):
-            self._refuse(_of_floats(found), node)
-        return found
+            problem = f"{short(node.value)} is not of type {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from e
+        if exceeds_floats(value):
+            self._refuse(_float_limit(value), node)
+        return value
 
     def construct_mapping(self, node, deep=False):
         seen: set[str] = set()
@@ -86,7 +86,7 @@ class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would otherwise read as a number; writes no anchors."""
+    """Quotes text that `_Loader` would read as a number; writes no anchors."""
 
     def ignore_aliases(self, data):
         return True
@@ -96,17 +96,17 @@ for _yaml in (_Loader, _Dumper):
     _yaml.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
     )
-# what YAML 1.1 takes for a date stays text: neither JSON nor any key of a config has dates
+# dates of YAML 1.1 stay text: neither JSON nor any key of a config has dates
 _Loader.yaml_implicit_resolvers = {
     first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
     for first, pairs in _Loader.yaml_implicit_resolvers.items()
 }
 for _tag in ("timestamp", "binary", "omap", "pairs", "set"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_undefined)  # type: ignore[type-var]  # the stubs want one of any loader
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_undefined)  # type: ignore[type-var]  # the stubs expect a constructor of any loader
 
 
 def parse(text: str) -> Any:
-    """Parses YAML text as plain data. Raises yaml.YAMLError."""
+    """Parse YAML text to plain data. Raises yaml.YAMLError."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -117,40 +117,38 @@ def parse(text: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON text as plain data, by the rules of YAML here: no key twice, no digits or brackets without end.
+    """Parse JSON text to plain data, with the limits of `parse`: no duplicate keys, no huge numbers, no deep nesting.
 
     Raises:
-      ValueError: says in a line where it is not JSON and why.
+      ValueError: the text is not such JSON; the message is one line with the place and the reason.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as e:
         raise ValueError(f"at line {e.lineno}, column {e.colno}: {e.msg}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"duplicate key {short(next(n for n in names if names.count(n) > 1))}")
-    return found
+    return mapping
 
 
-def is_endless(value: Any) -> bool:
-    """Returns whether a value is a whole number beyond all floats: nothing here can compute with it."""
+def exceeds_floats(value: Any) -> bool:
+    """Return whether a value is a whole number beyond the range of floats."""
     return isinstance(value, int) and abs(value) > sys.float_info.max
 
 
-def _of_floats(value: int) -> str:
+def _float_limit(value: int) -> str:
     return f"expected a number of at most {sys.float_info.max:.0e}, got {short(value)}"
 
 
-def limited(data: Any) -> None:
-    """Raises InputError for nested data from elsewhere that `parse` would have refused: too large, too deep, endless,
-    or with keys that no file can hold.
-    """
+def check_limits(data: Any) -> None:
+    """Raise InputError for nested data that `parse` would refuse: too large, too deep, huge numbers, unusable keys."""
     count, rest = 0, [(data, "", 0)]
     while rest:
         value, key, level = rest.pop()
@@ -163,8 +161,8 @@ def limited(data: Any) -> None:
                     f"{key or 'the config'}: expected keys of at most {_LONGEST_KEY} characters, got {short(name)}"
                 )
             count += 1
-            if is_endless(part):
-                raise InputError(f"{f'{key}.{name}'[:200].removeprefix('.')}: {_of_floats(part)}")
+            if exceeds_floats(part):
+                raise InputError(f"{f'{key}.{name}'[:200].removeprefix('.')}: {_float_limit(part)}")
             if isinstance(part, Mapping | list | tuple):
                 rest.append((part, f"{key}.{name}"[:200].removeprefix("."), level + 1))
         if level > _MOST_LEVELS or count > _MOST_VALUES:
@@ -173,24 +171,24 @@ def limited(data: Any) -> None:
 
 
 def as_plain(data: Any, key: str = "") -> tuple[Any, list[tuple[str, Any]]]:
-    """Returns nested data with numbers and arrays of numpy and jax as Python's, paths and other texts as text.
+    """Return nested data with Python numbers instead of numpy's and jax's, lists for arrays, and text for paths.
 
     Args:
-      data: of any kind, but neither endless nor deep: see `limited`.
-      key: of it.
+      data: any data within the limits of `check_limits`.
+      key: dotted key of the data.
     Returns:
-      The data, and (key, value) of each value that no YAML can hold, which stays as it is.
+      The data, and (key, value) of each value that YAML cannot hold; such values stay unchanged.
     """
     if data is None or type(data) in (bool, int, float, str):
         return data, []
     if isinstance(data, Mapping | list | tuple):
         inside = data.items() if isinstance(data, Mapping) else enumerate(data)
-        found = {name: as_plain(value, f"{key}.{name}".removeprefix(".")) for name, value in inside}
-        odd = [one for _, below in found.values() for one in below]
+        converted = {name: as_plain(value, f"{key}.{name}".removeprefix(".")) for name, value in inside}
+        unusable = [pair for _, pairs in converted.values() for pair in pairs]
         if isinstance(data, Mapping):
-            return {name: value for name, (value, _) in found.items()}, odd
-        parts = [value for value, _ in found.values()]
-        return (tuple(parts) if isinstance(data, tuple) else parts), odd
+            return {name: value for name, (value, _) in converted.items()}, unusable
+        parts = [value for value, _ in converted.values()]
+        return (tuple(parts) if isinstance(data, tuple) else parts), unusable
     if isinstance(data, str):
         return str.__str__(data), []
     if isinstance(data, int | float):
@@ -206,11 +204,11 @@ def as_plain(data: Any, key: str = "") -> tuple[Any, list[tuple[str, Any]]]:
 
 def _too_much(key: str, most: str) -> str:
     where = f"{short(key.partition('.')[0])[1:-1]}: " if key else ""
-    return f"{where}more than {most}: that is no configuration: keep data in a file of its own"
+    return f"{where}more than {most}: too large for a config: keep data in a separate file"
 
 
-def fault_of_yaml(e: yaml.YAMLError) -> str:
-    """Says where a text is not YAML and why, in one line."""
+def describe_yaml_error(e: yaml.YAMLError) -> str:
+    """Return the place and the reason of a YAML error, in one line."""
     mark = getattr(e, "problem_mark", None)
     at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     text = getattr(e, "problem", None) or getattr(e, "reason", None) or str(e)
@@ -218,7 +216,7 @@ def fault_of_yaml(e: yaml.YAMLError) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Reads the mapping in a YAML or JSON file. Raises InputError."""
+    """Read the mapping in a YAML or JSON file. Raises InputError."""
     if path.suffix != ".json" or not path.is_file():
         return read_yaml(path)
     try:
@@ -227,51 +225,47 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not valid JSON{':' * (not str(e).startswith('at '))} {e}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping, got {short(data)}")
-    limited(data)
+    check_limits(data)
     return data
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads the mapping in a YAML file; an empty file is an empty one. Raises InputError."""
+    """Read the mapping in a YAML file; an empty file has an empty mapping. Raises InputError."""
     try:
         data = parse(read_text(path))
     except yaml.YAMLError as e:
-        raise InputError(f"{path}: not valid YAML{fault_of_yaml(e)}") from None
+        raise InputError(f"{path}: not valid YAML{describe_yaml_error(e)}") from None
     if data is not None and not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping of keys such as 'rollout:', got {short(data)}")
     return data or {}
 
 
 def read_text(path: Path) -> str:
-    """Reads the text of a file that somebody named. Raises InputError."""
+    """Read a text file of at most 4 MiB. Raises InputError, with similar names if the file does not exist."""
     try:
-        with path.open("rb") as file:  # not to its end, which a device has not
+        with path.open("rb") as file:  # a limited size: a device has no end
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         files = sorted({*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")})
         names = {p.stem: str(p) for p in files}
         near = [names[n] for n in difflib.get_close_matches(path.stem[:80], names, 3)]
         near = near or difflib.get_close_matches(path.stem[:80], shipped.names(), 3)
-        mend = f": did you mean {' or '.join(near)}?" if near else ""
-        raise InputError(f"{_named(path)}: there is no such file{mend}") from None
+        hint = f": did you mean {' or '.join(near)}?" if near else ""
+        raise InputError(f"{paths.shorten(path)}: there is no such file{hint}") from None
     except (OSError, ValueError) as e:  # ValueError: a null byte in the name
-        raise InputError(f"{_named(path)}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        raise InputError(f"{paths.shorten(path)}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
     if len(data) > _MOST_BYTES:
-        raise InputError(f"{_named(path)}: larger than {_MOST_BYTES >> 20} MiB: that is no configuration")
+        raise InputError(f"{paths.shorten(path)}: larger than {_MOST_BYTES >> 20} MiB: too large for a config")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{_named(path)}: cannot be read: not UTF-8 text") from None
-
-
-def _named(path: Path) -> str:
-    return str(path) if len(str(path)) <= 200 else short(str(path))
+        raise InputError(f"{paths.shorten(path)}: cannot be read: not UTF-8 text") from None
 
 
 def dump(
     data: Mapping[str, Any], comments: Mapping[str, str] | None = None, *, prefix: str = "", level: int = 0
 ) -> str:
-    """Writes nested mappings as YAML, one leaf per line, with `comments[dotted key]` behind it."""
+    """Write nested mappings as YAML, one leaf per line, followed by `comments[dotted key]`."""
     lines = []
     for name, value in data.items():
         key, indent = f"{prefix}{name}", "  " * level
@@ -285,13 +279,13 @@ def dump(
 
 
 def flow(value: Any) -> str:
-    """Returns a value as YAML has it, in one line."""
+    """Return a value as YAML, in one line."""
     return _scalar(value) if isinstance(value, str | int | None) else _flow(value)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def _scalar(value: str | int | None) -> str:
-    """Returns `_flow` of the few names and numbers of which configs consist; not of floats, where 0.0 is -0.0."""
+    """Cached `_flow` for names and whole numbers; not for floats, because 0.0 == -0.0 in the cache."""
     return _flow(value)
 
 

@@ -1,6 +1,6 @@
-"""Trees of plain data, and sections made of them: strict keys, and every problem found at once.
+"""Trees of plain data, and sections built from them with strict keys; all problems are reported together.
 
-Keys are dotted: `rollout.length`. `jrl.fields.validation` knows what a section's fields take.
+Keys are dotted, such as `rollout.length`. `jrl.fields.validation` checks the values.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from jrl.errors import short, shown
 from jrl.fields import validation
 from jrl.fields.bounds import hints
+from jrl.fields.plain_yaml import describe_yaml_error as describe_yaml_error
 from jrl.fields.plain_yaml import dump as dump
-from jrl.fields.plain_yaml import fault_of_yaml as fault_of_yaml
 from jrl.fields.plain_yaml import flow as flow
 from jrl.fields.plain_yaml import parse as parse
 from jrl.fields.plain_yaml import parse_json as parse_json
@@ -26,19 +26,19 @@ from jrl.fields.validation import is_required as is_required
 from jrl.fields.validation import section_class as section_class
 from jrl.fields.validation import tree_docs as tree_docs
 
-_MOST_MENDS = 20  # of unknown keys
+_MOST_HINTS = 20  # unknown keys with a "did you mean"
 
 
 class Problem(NamedTuple):
     key: str  # dotted
-    message: str  # names the key, what is wrong and the mend
+    message: str  # the key, the fault and the fix
 
 
 # ---------------------------------------------------------------- trees of plain data
 
 
 def plain(value: Any) -> Any:
-    """Returns a dataclass tree as dicts, lists and scalars that YAML and JSON can hold."""
+    """Return a tree of dataclasses as dicts, lists and scalars, for YAML and JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns dotted key -> leaf. An empty mapping is a leaf.
+    """Return dotted key -> leaf. An empty mapping is a leaf.
 
     >>> flatten({"algo": {"name": "ppo", "lr": 0.1}, "custom": {}})
     {'algo.name': 'ppo', 'algo.lr': 0.1, 'custom': {}}
@@ -60,9 +60,9 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges `override` over `base`, recursively; neither is changed.
+    """Merge `override` over `base`, recursively, into a new dict.
 
-    Where both have a `name` and the names differ, the section is of another kind: `override` replaces it as a whole.
+    A section whose `name` differs in the two is of another kind: the section of `override` replaces it whole.
 
     >>> merge({"algo": {"name": "ppo", "lr": 0.1}, "seed": 1}, {"algo": {"lr": 0.2}})
     {'algo': {'name': 'ppo', 'lr': 0.2}, 'seed': 1}
@@ -90,14 +90,17 @@ def build(
     known: Iterable[str] = (),
     answer: Callable[[str], str | None] = lambda key: None,
 ) -> Any:
-    """Makes an instance of `cls`. Problems are appended; values at fault are those of the defaults then, or it is None.
+    """Build an instance of `cls` from plain data.
 
     Args:
-      prefix: of the keys.
-      swap: field -> annotation that is to count in the place of its own.
-      synonyms: name used elsewhere -> ours, a name or a dotted key, for "did you mean".
-      known: further dotted keys that "did you mean" may offer.
-      answer: an unknown key -> the key that was meant, or a sentence; None: "did you mean" finds the nearest.
+      problems: list to which problems are appended.
+      prefix: prefix of the keys.
+      swap: field -> annotation that replaces the field's own.
+      synonyms: name of another library -> name or dotted key of jrl, for "did you mean".
+      known: further dotted keys for "did you mean".
+      answer: function from an unknown key to the right key, a sentence, or None for the nearest key.
+    Returns:
+      The instance, with defaults for faulty values; None if that fails, too.
     """
     if not isinstance(data, Mapping):
         problems.append(Problem(prefix[:-1], f"{prefix[:-1] or 'the config'}: expected a mapping, got {short(data)}"))
@@ -109,63 +112,63 @@ def build(
     unknown: list[str] = []
     for path, message in faults:
         if not message:
-            unknown += flatten(_at(data, path), prefix + ".".join(map(str, path)))
+            unknown += flatten(_value_at(data, path), prefix + ".".join(map(str, path)))
     if unknown:
         valid = [*_keys({**hints(cls), **swap}, cls, data, prefix), *known]
-        mends: dict[str, Problem] = {}  # the first key of each answer: net_arch.pi and net_arch.vf have one
-        for key in unknown[:_MOST_MENDS]:
-            message = f"unknown key {shown(key)}: {_mend(key, valid, synonyms, answer)}"
-            mends.setdefault(answer(key) or key, Problem(key, message))
-        problems += mends.values()
-    if more := unknown[_MOST_MENDS:]:  # to look for what was meant takes milliseconds each
+        by_answer: dict[str, Problem] = {}  # only the first key of each answer: net_arch.pi and net_arch.vf share one
+        for key in unknown[:_MOST_HINTS]:
+            message = f"unknown key {shown(key)}: {_hint(key, valid, synonyms, answer)}"
+            by_answer.setdefault(answer(key) or key, Problem(key, message))
+        problems += by_answer.values()
+    if more := unknown[_MOST_HINTS:]:  # each search for a similar key takes milliseconds
         problems.append(Problem(more[0], f"unknown key {shown(more[0])}, and {len(more) - 1:,} more"))
     problems += [Problem(prefix + ".".join(map(str, path)), message) for path, message in faults if message]
     values, faults = validation.checked(cls, _without(data, [path for path, _ in faults]), prefix, changed)
     return None if faults else cls(**values)
 
 
-def _at(data: Any, path: tuple[Any, ...]) -> Any:
+def _value_at(data: Any, path: tuple[Any, ...]) -> Any:
     for name in path:
-        data = data.get(name)  # None of a key that is no text, which a path has as text
+        data = data.get(name)  # None for a key that is not text: paths consist of text
     return data
 
 
 def _without(data: Any, paths: Iterable[tuple[Any, ...]]) -> Any:
-    """Returns nested data without the values at these paths, of which some may not be there."""
+    """Return nested data without the values at `paths`; missing paths are ignored."""
     below: dict[Any, list[tuple[Any, ...]]] = {}
     for first, *rest in paths:
         below.setdefault(str(first), []).append(tuple(rest))
     if not below or not isinstance(data, Mapping):
         return data
-    of = lambda name: below.get(str(name), ())
-    return {name: _without(one, of(name)) for name, one in data.items() if () not in of(name)}
+    paths_below = lambda name: below.get(str(name), ())
+    return {name: _without(value, paths_below(name)) for name, value in data.items() if () not in paths_below(name)}
 
 
 def text(value: Any) -> str:
-    """Returns a name that a config gives, as text; of an int of any length, which `str` may refuse, a short one."""
+    """Return a name from a config as text; numbers are shortened, because `str` may refuse a very long int."""
     return value if isinstance(value, str) else short(value)
 
 
 def _keys(annotations: Mapping[str, Any], cls: Any, data: Any, prefix: str) -> Iterator[str]:
-    """Yields the dotted keys of all leaves that the dataclass may be given beside `data`."""
+    """Yield the dotted keys of all leaves of the dataclass; `data` selects the class of sections with a `name`."""
     for field in dataclasses.fields(cls):
-        given = data.get(field.name) if isinstance(data, Mapping) else None
-        of = section_class(annotations[field.name])
+        value = data.get(field.name) if isinstance(data, Mapping) else None
+        section = section_class(annotations[field.name])
         if names := validation.choices(annotations[field.name]):
-            named = names.get(text(given.get("name")).lower()) if isinstance(given, Mapping) else None
+            named = names.get(text(value.get("name")).lower()) if isinstance(value, Mapping) else None
             default = type(default_of(field))
-            of = named or (default if default in names.values() else of)
-        if of:
-            yield from _keys(hints(of), of, given, f"{prefix}{field.name}.")
+            section = named or (default if default in names.values() else section)
+        if section:
+            yield from _keys(hints(section), section, value, f"{prefix}{field.name}.")
         elif field.init:
             yield prefix + field.name
 
 
-def _mend(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Callable[[str], str | None]) -> str:
-    said = answer(key)
-    if said and said not in valid:
-        return said if " " in said else f"{said} is a key of other algorithms: leave it out"
-    near = said or nearest(key, valid, synonyms)
+def _hint(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Callable[[str], str | None]) -> str:
+    known = answer(key)
+    if known and known not in valid:
+        return known if " " in known else f"{known} is a key of other algorithms: leave it out"
+    near = known or nearest(key, valid, synonyms)
     if near:
         return f"did you mean {near}?"
     head, siblings = key, list[str]()
@@ -177,7 +180,7 @@ def _mend(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Calla
 
 
 def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
-    """Returns the valid dotted key that was most likely meant by `key`; the own section first, then the whole tree.
+    """Return the valid dotted key most similar to `key`: first in the same section, then in the whole tree.
 
     >>> nearest("algo.learning_rat", ["algo.lr", "algo.gamma", "env.id"], {"learning_rate": "lr"})
     'algo.lr'

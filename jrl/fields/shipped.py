@@ -1,4 +1,4 @@
-"""The configs that come with jrl, by name: `ppo` is configs/ppo.yaml, in a checkout and in an installed package."""
+"""The configs shipped with jrl, by name: `ppo` is configs/ppo.yaml, in a checkout and in an installed package."""
 
 import functools
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from jrl.fields import paths
 
 @functools.cache
 def directory() -> Path:
-    """Returns the folder of the configs: `jrl/configs` of an installed package, which a checkout has beside `jrl/`."""
+    """Return the folder of the configs: `jrl/configs` if installed, `configs` beside `jrl/` in a checkout."""
     package = Path(__file__).parents[1]
     return next((d for d in (package / "configs", package.parent / "configs") if d.is_dir()), package / "configs")
 
@@ -20,18 +20,18 @@ def names() -> tuple[str, ...]:
 
 
 def locate(given: str | Path) -> Path:
-    """Returns the file that `given` means: itself, or the shipped config of that name where there is no such file.
+    """Return the path of a config: `given` if there is such a file, or else the shipped config of this name.
 
     Raises:
-      InputError: it cannot be the path of a file.
+      InputError: `given` cannot be the path of a file.
     """
     if str(given) in names() and not Path(given).is_file():
         return directory() / f"{given}.yaml"
-    return paths.as_typed(given, "config", "file")
+    return paths.resolve_as_typed(given, "config", "file")
 
 
 def lines() -> Iterator[str]:
-    """Yields a line for each config: its name, and the first sentence of the comment at its top."""
+    """Yield a line for each config: its name, and the first sentence of its first comment."""
     width = max(map(len, names()), default=0)
     for name in names():
         comment = (directory() / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Sections of a config: frozen dataclasses whose values pydantic checks, those of plain data and of the constructor.
+"""Sections of a config: frozen dataclasses with values checked by pydantic, in the constructor and from plain data.
 
     @section
     class Config:
@@ -7,9 +7,9 @@
     Config(gamma=1.5)                # InputError: gamma: expected a number in [0, 1], got 1.5: its default is 0.99
     checked(Config, {"gamma": "1e-3"}) == ({"gamma": 0.001}, [])
 
-A field whose type is a section is a section within it. A union of sections that each have a field
-`name: Literal["x"] = "x"` is one, too: the given `name` picks the class, without one it is that of the field's default.
-Texts of numbers are numbers; true is none, and "yes" is not true. Imports no jax, and pydantic when it first checks.
+Sections nest. A union of sections, each with a field `name: Literal["x"] = "x"`, is a choice: the value of `name`
+selects the class; without it, the class of the field's default counts. Text such as "1e-3" is accepted as a number, but
+true is not a number and "yes" is not a bool. Imports no jax, and pydantic only at the first check.
 """
 
 import ast
@@ -30,7 +30,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, dataclass
 from annotated_types import Ge, Len, MaxLen
 
 from jrl.errors import InputError, short, shown
-from jrl.fields.bounds import Formerly, Points, describe, hints, in_float32, is_number, is_union, range_words, renamed
+from jrl.fields.bounds import (
+    Formerly,
+    Points,
+    current_name,
+    describe,
+    hints,
+    in_float32,
+    is_number,
+    is_union,
+    range_words,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -39,12 +49,12 @@ _LIMITS: Any = {"allow_inf_nan": False, "str_max_length": 4096, "arbitrary_types
 _RANGES = (
     "greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "too_long", "too_short",
 )  # fmt: skip
-Swap = tuple[tuple[str, Any], ...]  # fields of a class, each with the annotation that is to count
+Swap = tuple[tuple[str, Any], ...]  # (field, annotation that replaces the field's own)
 
 
 class Fault(NamedTuple):
-    path: tuple[Any, ...]  # of keys, to the value at fault
-    message: str  # names the key, what is wrong and the mend; "" of an unknown key
+    path: tuple[Any, ...]  # keys from the section to the faulty value
+    message: str  # the key, the fault and the fix; "" for an unknown key
 
 
 # ---------------------------------------------------------------- sections
@@ -55,7 +65,7 @@ def is_required(field: dataclasses.Field) -> bool:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """Returns the field's default, None where it has none."""
+    """Return the field's default, or None without a default."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
@@ -66,61 +76,61 @@ def _is_dataclass(hint: Any) -> bool:
 
 
 def section_class(hint: Any) -> type | None:
-    """Returns the dataclass of a section `X` or `X | None`, the first of a union; None for a leaf."""
-    return next((one for one in (hint, *typing.get_args(hint)) if _is_dataclass(one)), None)
+    """Return the dataclass of a section `X` or `X | None`, the first of a union; None for a leaf."""
+    return next((option for option in (hint, *typing.get_args(hint)) if _is_dataclass(option)), None)
 
 
 def choices(hint: Any) -> dict[str, type]:
-    """Returns name -> class of a union of several dataclasses with names, the first of equal names; else nothing."""
-    classes: list[Any] = [one for one in typing.get_args(hint) if _is_dataclass(one)]
-    named = len(classes) > 1 and all(isinstance(getattr(one, "name", None), str) for one in classes)
-    return {one.name: next(c for c in classes if c.name == one.name) for one in classes} if named else {}
+    """Return name -> class for a union of several dataclasses with names, the first of equal names; otherwise {}."""
+    classes: list[Any] = [option for option in typing.get_args(hint) if _is_dataclass(option)]
+    have_names = len(classes) > 1 and all(isinstance(getattr(cls, "name", None), str) for cls in classes)
+    return {cls.name: next(c for c in classes if c.name == cls.name) for cls in classes} if have_names else {}
 
 
 @dataclass_transform(frozen_default=True)
 def section(cls: type) -> type:
-    """Makes a class a frozen dataclass whose constructor raises InputError for values that its annotations refuse.
+    """Make a class a frozen dataclass whose constructor raises InputError for values that its annotations refuse.
 
-    Arrays, tracers and None pass in fields of floats; in others an array with axes or a tracer is an error.
+    Fields of floats accept arrays, tracers and None. Other fields refuse tracers and arrays with axes.
     """
-    own: Any = cls.__dict__.get("__post_init__")
+    own_post_init: Any = cls.__dict__.get("__post_init__")
 
     def __post_init__(self: Any) -> None:
         _check_instance(self)
-        if own is not None:
-            own(self)
+        if own_post_init is not None:
+            own_post_init(self)
 
-    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]  # that of any dataclass
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]  # any dataclass may have one
     return dataclasses.dataclass(frozen=True)(cls)
 
 
 def _check_instance(instance: Any) -> None:
-    cls, errors, given = type(instance), list[str](), dict[str, Any]()
+    cls, errors, data = type(instance), list[str](), dict[str, Any]()
     for field in dataclasses.fields(cls):
         value, hint = getattr(instance, field.name), hints(cls)[field.name]
         if value is field.default or not field.init or (isinstance(value, dict) and not value):
             continue
-        array, traceable = _array_in(value), is_traceable(hint)
+        array, traceable = _describe_array(value), is_traceable(hint)
         if array and not traceable:
-            mend = "it decides which program is made: make one for each value, and vmap over numbers that are floats"
-            errors.append(f"{field.name}: expected {describe(hint)}, got {array}: {mend}")
-        elif not array and not (value is None and traceable):  # None: of in_axes
-            given[field.name] = value.item() if hasattr(value, "dtype") else value
-    if given:
-        errors += [fault.message for fault in checked(cls, given)[1]]
+            fix = "the program depends on it: build one program per value, and vmap over floats only"
+            errors.append(f"{field.name}: expected {describe(hint)}, got {array}: {fix}")
+        elif not array and not (value is None and traceable):  # None: an entry of in_axes
+            data[field.name] = value.item() if hasattr(value, "dtype") else value
+    if data:
+        errors += [fault.message for fault in checked(cls, data)[1]]
     if errors:
         raise InputError(*errors)
 
 
 def is_traceable(hint: Any) -> bool:
-    """Returns whether a field of this annotation may hold arrays and tracers in the place of its numbers."""
+    """Return whether a field of this annotation accepts arrays and tracers for its numbers."""
     return "float" in str(hint)
 
 
-def _array_in(value: Any) -> str:
-    """Describes the first tracer or array with axes in a value, or in its list; "" for none."""
+def _describe_array(value: Any) -> str:
+    """Describe the first tracer or array with axes in a value or list; "" if there is none."""
     if isinstance(value, tuple | list):
-        return next(filter(None, map(_array_in, value)), "")
+        return next(filter(None, map(_describe_array, value)), "")
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.core.Tracer):
         return "a traced array"
@@ -128,25 +138,25 @@ def _array_in(value: Any) -> str:
     return f"an array of shape {tuple(shape)}" if shape else ""
 
 
-# ---------------------------------------------------------------- annotations as pydantic reads them
+# ---------------------------------------------------------------- annotations for pydantic
 
 
 @functools.cache
-def keys_of(cls: type, swap: Swap = ()) -> Any:
-    """Returns the TypedDict of the keys that a section takes."""
-    import typing_extensions  # whose TypedDict pydantic reads on each version of Python
+def typed_dict(cls: type, swap: Swap = ()) -> Any:
+    """Return the TypedDict of a section's keys, for pydantic."""
+    import typing_extensions  # pydantic needs this TypedDict on older versions of Python
     from pydantic import ConfigDict
 
-    annotations, taken = {**hints(cls), **dict(swap)}, {}
+    annotations, keys = {**hints(cls), **dict(swap)}, {}
     for field in dataclasses.fields(cls):
         if field.init:
             hint = _strict(annotations[field.name], default_of(field))
-            taken[field.name] = typing.Required[hint] if is_required(field) else hint
-    taken |= {name: typing.Required[hint] for name, hint in swap if name not in taken}
+            keys[field.name] = typing.Required[hint] if is_required(field) else hint
+    keys |= {name: typing.Required[hint] for name, hint in swap if name not in keys}
     make: Any = typing_extensions.TypedDict
-    made = make(f"{cls.__module__.rpartition('.')[2]}_{cls.__qualname__}", taken, total=False)
+    made = make(f"{cls.__module__.rpartition('.')[2]}_{cls.__qualname__}", keys, total=False)
     made.__pydantic_config__ = ConfigDict(
-        extra="forbid", json_schema_extra=functools.partial(_documented, cls), **_LIMITS
+        extra="forbid", json_schema_extra=functools.partial(_add_documentation, cls), **_LIMITS
     )
     return made
 
@@ -155,71 +165,71 @@ def keys_of(cls: type, swap: Swap = ()) -> Any:
 def _adapter(hint: Any) -> "TypeAdapter[Any]":
     from pydantic import ConfigDict, TypeAdapter
 
-    own = hasattr(hint, "__pydantic_config__")
-    return TypeAdapter(hint, config=None if own else ConfigDict(**_LIMITS))
+    has_config = hasattr(hint, "__pydantic_config__")
+    return TypeAdapter(hint, config=None if has_config else ConfigDict(**_LIMITS))
 
 
-def _strict(hint: Any, default: Any = None, within: tuple[Any, ...] = ()) -> Any:
-    """Returns an annotation with pydantic's kindness limited, whose sections are read as such.
+def _strict(hint: Any, default: Any = None, metadata: tuple[Any, ...] = ()) -> Any:
+    """Return an annotation for pydantic with few implicit conversions, which builds sections.
 
     Args:
-      default: of the field, from which a section takes what is not given.
-      within: metadata of the annotation around it, which are of its numbers.
+      default: default of the field; a section takes missing values from it.
+      metadata: metadata of the enclosing annotation, such as ranges of its numbers.
     """
     from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, StrictBool, WrapValidator
 
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    ranges = tuple(one for one in within if not isinstance(one, Len))
+    ranges = tuple(item for item in metadata if not isinstance(item, Len))
     if hint is bool:
         return StrictBool
     if hint is int or hint is float:
-        infinite = [AllowInfNan(True)] if any(getattr(one, "le", None) == math.inf for one in ranges) else []
-        return _with(hint, *ranges, *infinite, WrapValidator(_number))
+        infinite = [AllowInfNan(True)] if any(getattr(item, "le", None) == math.inf for item in ranges) else []
+        return _annotate(hint, *ranges, *infinite, WrapValidator(_check_number))
     if hint == Points:
-        lengths = [MaxLen(one.max_length) for one in within if isinstance(one, Len) and one.max_length]
-        points: Any = tuple[tuple[_strict(float, within=(Ge(0),)), _strict(float, within=ranges)], ...]  # type: ignore[misc]  # made here
-        return _with(points, Field(fail_fast=True), *lengths, AfterValidator(_ordered), _Json(_or_line))
+        lengths = [MaxLen(item.max_length) for item in metadata if isinstance(item, Len) and item.max_length]
+        points: Any = tuple[tuple[_strict(float, None, (Ge(0),)), _strict(float, None, ranges)], ...]  # type: ignore[misc]  # a type made at run time
+        return _annotate(points, Field(fail_fast=True), *lengths, AfterValidator(_check_order), _Json(_allow_line))
     if _is_dataclass(hint):
-        return _with(keys_of(hint), WrapValidator(functools.partial(_made, hint, default)))
+        return _annotate(typed_dict(hint), WrapValidator(functools.partial(_build_section, hint, default)))
     if names := choices(hint):
-        union = _with(either(_strict(one, default) for one in names.values()), Field(discriminator="name"))
-        first = [type(default) is one for one in names.values()]
-        named = _with(union, BeforeValidator(functools.partial(_named, default)), _Json(_one_named(first)))
-        return either([named, type(None)]) if type(None) in args else named
+        union = _annotate(union_of(_strict(cls, default) for cls in names.values()), Field(discriminator="name"))
+        json = _Json(_require_names([type(default) is cls for cls in names.values()]))
+        named = _annotate(union, BeforeValidator(functools.partial(_add_name, default)), json)
+        return union_of([named, type(None)]) if type(None) in args else named
     if origin is Annotated:
         return _strict(args[0], default, args[1:])
     if is_union(hint):
-        return either(_strict(one, default, within) for one in args)
-    if any(isinstance(one, Formerly) for one in within):
-        return _with(hint, BeforeValidator(functools.partial(renamed, hint=_with(hint, *within))))
+        return union_of(_strict(arg, default, metadata) for arg in args)
+    if any(isinstance(item, Formerly) for item in metadata):
+        return _annotate(hint, BeforeValidator(functools.partial(current_name, hint=_annotate(hint, *metadata))))
     if origin in (tuple, list, dict) and args:
-        hint = origin[tuple(one if one is Ellipsis else _strict(one) for one in args)]
-        within = within if origin is dict else (Field(fail_fast=True), *within)  # the first entry at fault says enough
-    if isinstance(hint, str):  # of a class inside a function
+        hint = origin[tuple(arg if arg is Ellipsis else _strict(arg) for arg in args)]
+        metadata = metadata if origin is dict else (Field(fail_fast=True), *metadata)  # report the first faulty entry
+    if isinstance(hint, str):  # an annotation of a class inside a function
         return Any
-    return _with(hint, *within) if within and hint is not type(None) else hint
+    return _annotate(hint, *metadata) if metadata and hint is not type(None) else hint
 
 
-def _with(hint: Any, *metadata: Any) -> Any:
+def _annotate(hint: Any, *metadata: Any) -> Any:
     return Annotated[(hint, *metadata)]
 
 
-def either(hints: Iterable[Any]) -> Any:
-    """Returns the union of annotations."""
+def union_of(hints: Iterable[Any]) -> Any:
+    """Return the union of annotations."""
     return typing.Union[tuple(hints)]  # noqa: UP007 - any number of types
 
 
-def _number(value: Any, read: Callable[[Any], Any]) -> Any:
+def _check_number(value: Any, validate: Callable[[Any], Any]) -> Any:
     if isinstance(value, bool):
         raise ValueError("a bool is not a number")
-    found = read(value)
-    if type(found) is float:
-        read(in_float32(found))  # as programs compute with it
-    return found
+    number = validate(value)
+    if type(number) is float:
+        validate(in_float32(number))  # programs compute with the rounded number
+    return number
 
 
-def _ordered(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """Refuses a schedule whose steps do not begin at 0, or decrease. Two entries at equal steps are a jump."""
+def _check_order(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """Refuse a schedule whose steps do not begin at 0, or decrease. Two entries at equal steps are a jump."""
     from pydantic_core import PydanticCustomError
 
     steps = [step for step, _ in points]
@@ -234,28 +244,28 @@ def _ordered(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, floa
     raise PydanticCustomError("schedule", fault)
 
 
-def _made(cls: Any, default: Any, value: Any, read: Callable[[Any], dict[str, Any]]) -> Any:
-    """Makes a section of plain data, whose other values are those of the field's default."""
+def _build_section(cls: Any, default: Any, value: Any, validate: Callable[[Any], dict[str, Any]]) -> Any:
+    """Build a section from plain data; missing values are taken from the field's default."""
     if isinstance(value, cls):
         return value
-    values = read({} if value is None else value)
+    values = validate({} if value is None else value)
     return dataclasses.replace(default, **values) if type(default) is cls else cls(**values)
 
 
-def _named(default: Any, value: Any) -> Any:
-    """Returns plain data of a choice with the name of its class in small letters; a `name` of null is none."""
+def _add_name(default: Any, value: Any) -> Any:
+    """Return the data of a choice with its `name` in lower case; a missing or null name is the default's."""
     if not isinstance(value, Mapping | None):
         return value
-    given = {key: one for key, one in (value or {}).items() if key != "name" or one is not None}
-    name = given.get("name", getattr(default, "name", None))
-    return given if name is None else {**given, "name": name.lower() if isinstance(name, str) else name}
+    data = {key: item for key, item in (value or {}).items() if key != "name" or item is not None}
+    name = data.get("name", getattr(default, "name", None))
+    return data if name is None else {**data, "name": name.lower() if isinstance(name, str) else name}
 
 
 # ---------------------------------------------------------------- JSON Schema
 
 
 class _Json(NamedTuple):
-    """Metadata of an annotation: a change of its JSON Schema."""
+    """Metadata of an annotation: a function that changes its JSON Schema."""
 
     change: Callable[[Any], Any]
 
@@ -263,56 +273,58 @@ class _Json(NamedTuple):
         return self.change(handler(core))
 
 
-def _documented(cls: type, schema: dict[str, Any]) -> None:
-    """Adds words and defaults to the JSON Schema of a section's keys."""
-    schema["description"], said = inspect.getdoc(cls), docs(cls)
+def _add_documentation(cls: type, schema: dict[str, Any]) -> None:
+    """Add descriptions and defaults to the JSON Schema of a section."""
+    schema["description"], field_docs = inspect.getdoc(cls), docs(cls)
     for field in dataclasses.fields(cls):
-        about, default = schema["properties"].get(field.name, {}), field.default
-        about.pop("title", None)
-        if field.name in said:
-            about["description"] = said[field.name]
+        key_schema, default = schema["properties"].get(field.name, {}), field.default
+        key_schema.pop("title", None)
+        if field.name in field_docs:
+            key_schema["description"] = field_docs[field.name]
         if default is not dataclasses.MISSING and not dataclasses.is_dataclass(default):
-            about["default"] = _as_lists(default)
+            key_schema["default"] = _as_lists(default)
 
 
-def _one_named(first: list[bool]) -> Callable[[Any], Any]:
-    """Lets only the default's class do without a `name`."""
+def _require_names(is_default: list[bool]) -> Callable[[Any], Any]:
+    """Require `name` in the JSON Schema of all choices except the default's class."""
 
     def change(schema: Any) -> Any:
-        arms = zip(schema["oneOf"], first, strict=True)
-        return {"oneOf": [one if is_default else {**one, "required": ["name"]} for one, is_default in arms]}
+        arms = zip(schema["oneOf"], is_default, strict=True)
+        return {"oneOf": [arm if optional else {**arm, "required": ["name"]} for arm, optional in arms]}
 
     return change
 
 
-def _or_line(schema: Any) -> Any:
+def _allow_line(schema: Any) -> Any:
     return {"anyOf": [schema, {"type": "string", "pattern": "^lin_", "description": "a line to 0, such as lin_0.001"}]}
 
 
-# ---------------------------------------------------------------- the check and its words
+# ---------------------------------------------------------------- validation and messages
 
 
 def checked(cls: type, data: Any, prefix: str = "", swap: Swap = ()) -> tuple[dict[str, Any], list[Fault]]:
-    """Returns plain data with the values of the section's fields, {} where there are faults, and all of these.
+    """Validate the plain data of a section.
 
     Args:
-      prefix: of the keys, in messages.
-      swap: see `Swap`.
+      prefix: prefix of the keys in messages.
+      swap: annotations that replace those of fields.
+    Returns:
+      The converted values, {} if there are faults; all faults.
     """
     from pydantic import ValidationError
 
     try:
-        return _adapter(keys_of(cls, swap)).validate_python(data), []
-    except ValidationError as error:
+        return _adapter(typed_dict(cls, swap)).validate_python(data), []
+    except ValidationError as validation_error:
         places: dict[tuple[Any, ...], tuple[_Place, list[Any]]] = {}
-        for one in error.errors(include_url=False):
-            place = _place(cls, one["loc"], data, swap)
-            places.setdefault(place.path, (place, []))[1].append(one)
+        for error in validation_error.errors(include_url=False):
+            place = _place(cls, error["loc"], data, swap)
+            places.setdefault(place.path, (place, []))[1].append(error)
         return {}, [Fault(place.path, _message(place, errors, prefix)) for place, errors in places.values()]
 
 
 def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -> str:
-    """Describes what is wrong with a value of an annotation; "" for nothing."""
+    """Return the message about a value that its annotation refuses; "" for a valid value."""
     from pydantic import ValidationError
 
     try:
@@ -323,53 +335,54 @@ def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -
 
 
 class _Place(NamedTuple):
+    """The section, leaf or entry of a mapping at which pydantic reports an error."""
+
     path: tuple[Any, ...]
     hint: Any  # None: an unknown key
-    value: Any  # that the user gave
+    value: Any  # value from the user
     default: Any = dataclasses.MISSING
     doc: str = ""
-    inside: bool = False  # the error is of a part of the value
+    is_inside: bool = False  # the error belongs to a part of the value
 
 
 def _place(cls: type, loc: tuple[Any, ...], data: Any, swap: Swap) -> _Place:
-    """Returns where an error of pydantic's is: a section, a leaf, or an entry of a mapping."""
     place, rest = _Place((), cls, data), list(loc)
-    while rest and (of := section_class(place.hint)):
+    while rest and (section := section_class(place.hint)):
         if names := choices(place.hint):
-            of = names[rest.pop(0)]
+            section = names[rest.pop(0)]
             if not rest:
                 return place
-        name, annotations = rest.pop(0), {**hints(of), **(dict(swap) if of is cls else {})}
-        given = place.value.get(name) if isinstance(place.value, Mapping) else None
-        field = next((f for f in dataclasses.fields(of) if f.init and f.name == name), None)
+        name, annotations = rest.pop(0), {**hints(section), **(dict(swap) if section is cls else {})}
+        value = place.value.get(name) if isinstance(place.value, Mapping) else None
+        field = next((f for f in dataclasses.fields(section) if f.init and f.name == name), None)
         default = dataclasses.MISSING if field is None or is_required(field) else default_of(field)
-        doc = docs(of).get(name, "") if field else ""
-        place = _Place((*place.path, name), annotations[name] if field else None, given, default, doc)
+        doc = docs(section).get(name, "") if field else ""
+        place = _Place((*place.path, name), annotations[name] if field else None, value, default, doc)
     leaf = typing.get_args(place.hint)[0] if typing.get_origin(place.hint) is Annotated else place.hint
     if rest and typing.get_origin(leaf) is dict and isinstance(place.value, Mapping) and rest[-1] != "[key]":
         inner = typing.get_args(leaf)[1]
-        return _Place((*place.path, rest[0]), inner, place.value.get(rest[0]), inside=True)
-    return place._replace(inside=bool(rest))
+        return _Place((*place.path, rest[0]), inner, place.value.get(rest[0]), is_inside=True)
+    return place._replace(is_inside=bool(rest))
 
 
 def _message(place: _Place, errors: list[Any], prefix: str) -> str:
-    """Says in the form `key: expected X, got Y: do Z` what errors of one value mean; "" of an unknown key."""
+    """Return `key: expected X, got Y: do Z` for pydantic's errors at one place; "" for an unknown key."""
     hint, value = place.hint, place.value
     if hint is None:
         return ""
     key = prefix + shown(".".join(map(str, place.path)))
-    by_type = {one["type"]: one for one in errors}
+    by_type = {error["type"]: error for error in errors}
     names = choices(hint)
-    if by_type.keys() & {"missing", "union_tag_not_found"} and not place.inside:
+    if by_type.keys() & {"missing", "union_tag_not_found"} and not place.is_inside:
         expected = f"one of {', '.join(names)}" if names else describe(hint) + f" ({place.doc})" * bool(place.doc)
         return f"{key}{'.name' if names else ''} is missing: expected {expected}"
     if names and not isinstance(value, Mapping | str) and by_type.keys() & {"union_tag_invalid", "union_tag_not_found"}:
         return f"{key}: expected {' or '.join(c.__name__ for c in names.values())}, got {type(value).__name__}"
     if "union_tag_invalid" in by_type:
-        mend = _near(short(value["name"]).lower(), names)
-        return f"{key}.name: expected one of {', '.join(names)}, got {short(value['name'])}{mend}"
+        fix = _did_you_mean(short(value["name"]).lower(), names)
+        return f"{key}.name: expected one of {', '.join(names)}, got {short(value['name'])}{fix}"
     if section_class(hint):
-        if "value_error" in by_type:  # of its own __post_init__
+        if "value_error" in by_type:  # raised by its own __post_init__
             return f"{key}: {by_type['value_error']['ctx']['error']}"
         such = f" such as {{name: {next(iter(names))}}}" if names else ""
         return f"{key}: expected a mapping{such}, got {short(value)}"
@@ -379,47 +392,47 @@ def _message(place: _Place, errors: list[Any], prefix: str) -> str:
         return f"{key}: {by_type['schedule']['msg']}, got {short(value)}"
     if longer := by_type.get("string_too_long"):
         return f"{key}: expected text of at most {longer['ctx']['max_length']:,} characters, got {short(value)}"
-    outside = next((one["input"] for one in errors if one["type"] in _RANGES), None)
-    infinite = isinstance(outside, float) and math.isinf(outside)
-    x = outside if is_number(outside) and not infinite else None
+    outside = next((error["input"] for error in errors if error["type"] in _RANGES), None)
+    is_infinite = isinstance(outside, float) and math.isinf(outside)
+    x = outside if is_number(outside) and not is_infinite else None
     expected, got = describe(hint, x, lone=outside is not None and is_number(value)), short(value)
-    if infinite:
+    if is_infinite:
         expected = expected.replace("a ", "a finite ", 1)
     if longer := by_type.get("too_long"):
         expected, got = f"a list of at most {longer['ctx']['max_length']} entries", f"{len(value):,}"
     if isinstance(value, float) and (rounded := in_float32(value)) != value and abs(rounded) in (0, math.inf):
         got += f", which is {rounded:g} in float32"
-    offer = outside is not None and place.default is not dataclasses.MISSING
-    mend = f": its default is {'null' if place.default is None else short(_as_lists(place.default))}" if offer else ""
-    return f"{key}: expected {expected}, got {got}{_near_choice(value, hint) or _line(value, hint) or mend}"
+    has_default = outside is not None and place.default is not dataclasses.MISSING
+    fix = f": its default is {'null' if place.default is None else short(_as_lists(place.default))}"
+    advice = _similar_choice(value, hint) or _schedule_syntax(value, hint) or fix * has_default
+    return f"{key}: expected {expected}, got {got}{advice}"
 
 
 def _as_lists(value: Any) -> Any:
-    """Returns tuples as YAML writes them."""
-    return [_as_lists(one) for one in value] if isinstance(value, tuple) else value
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _near(given: str, names: Any) -> str:
-    near = difflib.get_close_matches(given[:80], names, 1)
+def _did_you_mean(value: str, names: Any) -> str:
+    near = difflib.get_close_matches(value[:80], names, 1)
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _near_choice(value: Any, hint: Any) -> str:
+def _similar_choice(value: Any, hint: Any) -> str:
     literals = [h for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal]
-    names = [name for one in literals for name in typing.get_args(one) if isinstance(name, str)]
-    return _near(value, names) if isinstance(value, str) else ""
+    names = [name for literal in literals for name in typing.get_args(literal) if isinstance(name, str)]
+    return _did_you_mean(value, names) if isinstance(value, str) else ""
 
 
-def _line(value: Any, hint: Any) -> str:
-    """Returns how a schedule is written, for values that stand for a function of progress elsewhere."""
-    meant = callable(value) or (isinstance(value, str) and value.startswith("lin_"))
-    if not (meant and _takes_points(hint)):
+def _schedule_syntax(value: Any, hint: Any) -> str:
+    """Return the syntax of a schedule, for functions of progress and other spellings of Stable-Baselines3."""
+    is_function = callable(value) or (isinstance(value, str) and value.startswith("lin_"))
+    if not (is_function and _accepts_points(hint)):
         return ""
-    return ": lin_0.0003 is a line to 0 at stop.env_steps, [[0, 0.0003], [1000000, 0]] one that ends at a step"
+    return ": lin_0.0003 falls to 0 at stop.env_steps, [[0, 0.0003], [1000000, 0]] at step 1000000"
 
 
-def _takes_points(hint: Any) -> bool:
-    return hint == Points or any(_takes_points(arg) for arg in typing.get_args(hint))
+def _accepts_points(hint: Any) -> bool:
+    return hint == Points or any(_accepts_points(arg) for arg in typing.get_args(hint))
 
 
 # ---------------------------------------------------------------- documentation: the comments in the source

@@ -62,10 +62,10 @@ def make(
     to_end: bool = False,
     next_action: bool = False,
 ) -> Storage:
-    """See `ring.make`; `length` is how many rows of a column a sample spans.
+    """Returns the Storage of one ring. Arguments: see `ring.make`; `length` is the number of rows of a sample.
 
     Raises:
-      InputError: capacity, n_step or frame_stack cannot be.
+      InputError: capacity, n_step or frame_stack is not valid.
     """
     layout = Layout(
         obs=obs,
@@ -84,16 +84,16 @@ def make(
     )
     if faults := list(layout.faults()):
         raise InputError(*faults)
-    of_layout = lambda function: functools.partial(function, layout)
+    bind = lambda function: functools.partial(function, layout)
     return Storage(
-        init=of_layout(_init),
-        add=of_layout(writing.add),
-        draw=of_layout(reading.draw),
-        valid=of_layout(reading.valid),
-        can_begin=of_layout(reading.can_begin),
-        held=of_layout(reading.held),
-        transitions=of_layout(reading.transitions),
-        sequences=of_layout(reading.sequences),
+        init=bind(_init),
+        add=bind(writing.add),
+        draw=bind(reading.draw),
+        valid=bind(reading.valid),
+        can_begin=bind(reading.can_begin),
+        held=bind(reading.held),
+        transitions=bind(reading.transitions),
+        sequences=bind(reading.sequences),
         layout=layout,
     )
 

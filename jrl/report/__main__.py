@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jrl.errors import InputError
-from jrl.fields.paths import as_typed
+from jrl.fields.paths import resolve_as_typed
 from jrl.host import command, files
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def report(args: argparse.Namespace) -> None:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
     if args.serve is not None and not 0 <= args.serve < 65536:
         raise InputError(f"--serve {args.serve}: expected a port, 0 to 65535")
-    args.runs = [str(as_typed(run, "report", "any")) for run in args.runs]
-    args.out = as_typed(args.out, "--out", "new directory")
+    args.runs = [str(resolve_as_typed(run, "report", "any")) for run in args.runs]
+    args.out = resolve_as_typed(args.out, "--out", "new directory")
     is_file = bool(args.against) and Path(args.against).suffix == ".csv"
     if is_file:
-        args.against = str(as_typed(args.against, "--against", "file"))
+        args.against = str(resolve_as_typed(args.against, "--against", "file"))
     bounds = None
     if args.normalize is not None:
-        bounds = content.read_bounds(as_typed(args.normalize, "--normalize", "file"))
+        bounds = content.read_bounds(resolve_as_typed(args.normalize, "--normalize", "file"))
     code = page.library()
     if args.serve is not None and code is None:
         raise InputError(f"--serve: the drawing library of the page is not installed: {page.INSTALL}")

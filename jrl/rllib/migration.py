@@ -42,7 +42,7 @@ class Migration(NamedTuple):
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
     """Return whether data are a configuration of RLlib: a tuned example, an experiment, or a dict of its keys."""
     env = data.get("env")
-    if config.is_ours(data) or (isinstance(env, Mapping) and "grid_search" not in env):
+    if config.is_jrl_config(data) or (isinstance(env, Mapping) and "grid_search" not in env):
         return False
     return _has_experiments(data) or any(str(name) in KEYS and name != "stop" for name, _ in split_containers(data))
 

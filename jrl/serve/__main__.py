@@ -107,14 +107,14 @@ def _build_section(overrides: Sequence[str]) -> ExternalConfig:
         try:
             data[name] = schema.parse(value)
         except (ValueError, yaml.YAMLError) as e:  # ValueError: bytes that are not UTF-8
-            why = schema.fault_of_yaml(e) if isinstance(e, yaml.YAMLError) else ""
+            why = schema.describe_yaml_error(e) if isinstance(e, yaml.YAMLError) else ""
             raise InputError(f"--set external.{shown(name)}: not valid YAML{why}") from None
     problems: list[schema.Problem] = []
     known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
     cfg = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
     if problems:
         raise InputError(*(p.message for p in problems))
-    return path_keys.external(cfg)
+    return path_keys.resolve_external(cfg)
 
 
 def _write_client(path: str) -> None:

@@ -218,8 +218,8 @@ def test_parameter_noise_of_observations_that_are_trees(cfg):
     space = Discrete(3) if over_q else Box((3,), low=-1, high=1)
     params = {"w": jnp.zeros((3,))}
     policy = lambda params, obs: obs["x"] + obs["pair"][0] * params["w"][None]
-    adapted = functools.partial(parameter_noise.adapted, cfg, policy, action_space=space, axis_name=None)
-    state = State(jnp.uint32(0), parameter_noise.begin(cfg, KEY))
+    adapted = functools.partial(parameter_noise.adapt, cfg, policy, action_space=space, axis_name=None)
+    state = State(jnp.uint32(0), parameter_noise.init_noise(cfg, KEY))
     std = lambda state: state.own["noise"].std
     obs = {"x": jnp.zeros((4, 3)), "pair": (jnp.ones((4, 1)), jnp.zeros((4, 2)))}
     assert std(adapted(state, params, obs)) in (cfg.std * 2, cfg.std / 2)
@@ -229,7 +229,7 @@ def test_parameter_noise_of_observations_that_are_trees(cfg):
     mask = jnp.asarray([[True, False, False]] * 3 + [[True, True, False]])
     for scale in (1.0, 5.0, 50.0):
         before = State(jnp.uint32(0), {"noise": state.own["noise"].replace(std=jnp.float32(scale))})
-        w = np.float64(parameter_noise.perturbed(cfg, before.own, params, before.env_steps)["w"])[:2]
+        w = np.float64(parameter_noise.perturb(cfg, before.own, params, before.env_steps)["w"])[:2]
         p = np.exp(w - w.max()) / np.exp(w - w.max()).sum()
         far = np.log(0.5) - np.log(p).mean() > -np.log(0.8)  # KL of the even policy from (p, 1 - p); both over 4 rows
         after = std(adapted(before, params, obs, mask))

@@ -140,6 +140,6 @@ def test_each_agent_remembers():
 def test_a_mixer_needs_a_team_and_a_team_a_mixer():
     with pytest.raises(InputError, match=r"pqn with algo\.mixer qmix acts for a team.* multi_agent\.group"):
         pqn.make(pqn.Config(mixer="qmix"), EnvSpec(Box((3,)), Discrete(2), 1), SMALL)
-    with pytest.raises(InputError, match=r"algo\.mixer: expected sum or qmix for a team .* none: choose one"):
+    with pytest.raises(InputError, match=r"algo\.mixer: expected sum or qmix for a team .* none: set algo.mixer"):
         pqn.make(pqn.Config(), EnvSpec(joint_observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1), SMALL)
     assert not teams.is_team(EnvSpec(Box((3,)), MultiDiscrete((2, 2)), 1))

@@ -29,7 +29,7 @@ SPACES = [
       for name in ("sac", "td3", "iql") for low, high in ((-2.0, 2.0), ((-1.0, -2.0), 1.0))),
     *((name, Box((2,)), "finite bounds") for name in ("sac", "td3", "iql")),
     # and every kind of actions that is not an algorithm's own
-    *((name, space, "for a team of agents, not for one" if name == "vdn" else "action space")
+    *((name, space, "for a team of agents, not for a single agent" if name == "vdn" else "action space")
       for name in algos.names() for space in (Discrete(3), CHOICES, BOX, INTEGERS, *TREES)
       if space is INTEGERS or not fakes.acts_in(name, type(space))),
 ]  # fmt: skip

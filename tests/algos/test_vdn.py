@@ -69,7 +69,7 @@ def test_the_joint_value_rises_with_each_agents(mixer):
     cfg, rng = vdn.Config(mixer=mixer, mixer_embed=5), np.random.default_rng(0)
     width = 0 if mixer == "sum" else 3 * 5 + 5 + 5 + 1
     q, weights = (jnp.asarray(rng.normal(size=(500, n)), jnp.float32) for n in (3, width))
-    slopes = np.asarray(jax.jit(jax.vmap(jax.grad(lambda q, w: teams.mixed(cfg, q[None], w[None])[0])))(q, weights))
+    slopes = np.asarray(jax.jit(jax.vmap(jax.grad(lambda q, w: teams.mix(cfg, q[None], w[None])[0])))(q, weights))
     assert slopes.shape == (500, 3)
     assert (slopes >= 0).all() and (slopes > 0).mean() > 0.99
     if mixer == "qmix":
@@ -82,7 +82,7 @@ def test_qmix_against_a_plain_loop():
     weights = jnp.array([[*w1[0], *w1[1], *b1, *w2, v]])
     hidden = [1 * 1 + -2 * 3 + 0.5, 1 * 2 + -2 * 0.5 + 4.0]
     want = (np.exp(hidden[0]) - 1) * 1 + hidden[1] * 2 + v
-    got = teams.mixed(vdn.Config(mixer="qmix", mixer_embed=2), jnp.array([[1.0, -2.0]]), weights)
+    got = teams.mix(vdn.Config(mixer="qmix", mixer_embed=2), jnp.array([[1.0, -2.0]]), weights)
     np.testing.assert_allclose(got, [want], rtol=1e-6)
 
 
@@ -301,8 +301,8 @@ def test_ppo_learns_for_a_team():
 @pytest.mark.parametrize(
     ("observed", "action", "words"),
     [
-        (Box((3,)), Discrete(2), r"not for one: .* multi_agent\.group"),
-        (Box((3,)), MultiDiscrete((2, 2)), r"not for one: .* multi_agent\.group"),
+        (Box((3,)), Discrete(2), r"not for a single agent: .* multi_agent\.group"),
+        (Box((3,)), MultiDiscrete((2, 2)), r"not for a single agent: .* multi_agent\.group"),
         (joint_observation(Box((3,)), 2), MultiDiscrete((2, 3)), r"not the joint action MultiDiscrete\(nvec=\(2, 3\)"),
         (joint_observation(Box((3,)), 2), MultiDiscrete((2, 2, 2)), "not the joint action MultiDiscrete"),
         (joint_observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0), "not the joint action Box.* sac or td3"),

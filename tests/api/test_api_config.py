@@ -152,7 +152,7 @@ def test_names_of_rllib_are_imported_or_answered():
         (lambda c: c.training(total_timesteps=9), r"did you mean stop\(env_steps=\.\.\.\)\?"),
         (lambda c: c.training(n_critics=2), "num_critics is an argument of other algorithms: leave it out"),
         (lambda c: c.training(env_wrapper=1), r"environment\(env=package\.module:make\)"),
-        (lambda c: c.training(lr=lambda left: left * 1e-3).stop(env_steps=9).to_run_config(), "lin_0.0003 is a line"),
+        (lambda c: c.training(lr=lambda left: left * 1e-3).stop(env_steps=9).to_run_config(), "lin_0.0003 falls"),
         (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),
         (lambda c: c.multi_agent(replay_mode="both").to_run_config(), "expected independent or lockstep, got 'both'"),
         (

@@ -46,7 +46,7 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("algo", "overrides", "message"),
     [
-        *((name, ["replay.prioritized=true"], "replay.prioritized: .* gives no priorities") for name in
+        *((name, ["replay.prioritized=true"], "replay.prioritized: .* has no priorities") for name in
           ("bc", "marwil", "dt")),
         ("bc", ["algo.normalize_reward=true"], "algo.normalize_reward: .* use data.reward.normalize"),
         ("dqn", ["algo.normalize_reward=true"], "algo.normalize_reward: .* use data.reward.normalize"),

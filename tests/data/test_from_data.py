@@ -343,10 +343,10 @@ def test_a_mix_has_its_share_of_each(written, tmp_path):
     ("overrides", "message"),
     [
         (["data.input=nowhere"], "nowhere does not exist"),
-        (["data.input=null", "data.where={policy: main}", "env.id=CartPole-v1"], "of data.input: set that, too"),
+        (["data.input=null", "data.where={policy: main}", "env.id=CartPole-v1"], "selects, got null: set data.input"),
         (["env.id=Acrobot-v1", "env.backend=jax"], "leave env.id out"),
         (["algo.name=ppo", "replay=null"], "learns from its own rollouts"),
-        (["evaluation.every=10"], "evaluations are played in an environment"),
+        (["evaluation.every=10"], "evaluations need an environment"),
         ([HOST, "replay.prioritized=true"], "leave replay.prioritized out"),
         (["devices.fake=4", "replay.batch_size=63"], "not divisible by 4 devices"),
     ],

@@ -354,7 +354,7 @@ def test_a_search_without_its_package_is_refused_with_the_fix(search, tmp_path, 
 def test_an_objective_that_no_row_has_is_refused_at_the_first_comparison(scheduler, steps, tmp_path, capsys):
     args = "--samples=2", "--budget=96", "--objective=loss/polcy", f"--scheduler={scheduler}"
     assert run(tmp_path / "x", *args) == 2
-    fault = "got 'loss/polcy', which they do not have: did you mean loss/policy?"
+    fault = "got 'loss/polcy': did you mean loss/policy?"
     assert f"--objective: expected a key of the result rows, {fault}" in capsys.readouterr().err
     assert json.loads((tmp_path / "x" / "population.json").read_text())["decisions"] == []
     assert steps <= rows(tmp_path / "x" / "members" / "00")[-1]["env_steps"] < steps + 32
@@ -381,4 +381,4 @@ sweep:
     with pytest.raises(InputError, match=r"unknown key sweep\.sedes: did you mean sweep\.seeds"):
         settings.read_settings(config.mapping(path), {}, [])
     assert train.main([str(path)]) == 2
-    assert "sweep: the file is of a sweep: `python -m jrl.sweep" in capsys.readouterr().err
+    assert "sweep: the file describes a sweep: run `python -m jrl.sweep" in capsys.readouterr().err

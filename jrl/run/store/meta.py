@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 
-from jrl.config import RunConfig, renamed, to_dict
+from jrl.config import RunConfig, to_dict, with_present_names
 from jrl.errors import InputError
 from jrl.host.machine import version
 from jrl.spaces_json import plain, space_from_json, space_to_json
@@ -252,7 +252,7 @@ def _renewed(config: dict[str, Any]) -> dict[str, Any]:
         config["devices"] = {"learners": list(range(devices))}
     if "episodes" in (evaluation := config.get("evaluation", {})):
         evaluation["duration"] = evaluation.pop("episodes")
-    return dict(renamed(config))
+    return dict(with_present_names(config))
 
 
 # ---------------------------------------------------------------- spaces

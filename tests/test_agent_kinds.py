@@ -28,8 +28,6 @@ from jrl.run import build, network_table, preflight
 from jrl.run.session import Session
 from jrl.types import ActOut, Box, Dict, Discrete, Tuple
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 HUNTER, PREY = Box((6,)), Dict((("me", Box((2,))), ("hunters", Box((2, 2)))))
 VELOCITY = Box((2,), low=-0.5, high=0.5)
 AGENTS, KINDS = ("hunter_0", "prey_0", "hunter_1"), ((0, 2), (1,))
@@ -329,7 +327,7 @@ def test_hunters_learn_to_follow_and_the_prey_to_flee():
     assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 19
 
 
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(programs_not_kept, tmp_path, capsys):
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, capsys):
     """On two devices, with memory."""
     more = {
         "network": {"hidden": [], "core": {"name": "gru", "size": 4}, "use_prev_action": True},

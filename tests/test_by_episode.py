@@ -24,8 +24,6 @@ from jrl.rollout.unroll import RAW_STEPS
 from jrl.run import build, build_learner
 from jrl.types import POLICY_ID
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 GAMES, STEPS = 4, 12
 
 

@@ -9,8 +9,6 @@ from jrl import api, config, evaluate, train
 from jrl.errors import InputError
 from jrl.run.session import Session
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SMALL = {
     "env": {"id": "MultiAgentCartPole-v1", "num_envs": 4, "options": {"num_agents": 3}},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},

@@ -14,8 +14,6 @@ from jrl.rollout import unroll
 from jrl.run import build, build_learner
 from jrl.run.session import Session
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 
 def session_of(own, agents=3, **sections):
     """A run whose agent_0, agent_1, ... have these values of their own."""
@@ -87,7 +85,6 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
-    monkeypatch.setattr(build, "run", build.run.__wrapped__)
     monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
     algo, own, sections = OWN[name]
     with session_of(own, 2, **{**sections, "algo": algo}) as session:

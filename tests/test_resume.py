@@ -45,9 +45,6 @@ def run(algo, *args, out):
     )
 
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
-
 # ---------------------------------------------------------------- on another number of devices
 
 

@@ -24,8 +24,6 @@ from jrl.run import build, build_learner
 from jrl.run.session import Session
 from jrl.types import Rollout
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 POOL = 2
 SMALL = {
     "env": {"id": "TicTacToe-v0", "num_envs": 8},
@@ -261,9 +259,7 @@ def test_nothing_is_compiled_again_when_copies_are_taken():
         {"multi_agent": {"self_play": {"pool": 1, "opponents": "latest"}}, "devices": {"fake": 2}},
     ],
 )
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more, request):
-    if not more:
-        request.getfixturevalue("own_pictures")
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 128}}, more))
     last = whole_and_resumed(tmp_path, data, cut=400, steps=900)
     assert last[0]["league/copies"] >= 2

@@ -21,12 +21,9 @@ from jrl.learn import learner, parallel
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import build
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import JaxEnv, Several
-
-pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMES, STEPS = 4, 16
 SMALL = {
@@ -221,7 +218,6 @@ def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypat
     at_once, row = trained(cfg)
     blocks, map_rows = [], minibatch.map_rows
     watched = lambda fn, rows, chunk: (blocks.append(chunk), map_rows(fn, rows, chunk))[1]
-    monkeypatch.setattr(build, "run", build.run.__wrapped__)
     monkeypatch.setattr(minibatch, "map_rows", watched)
     monkeypatch.setattr(several, "_ROWS_AT_ONCE", 2 * STEPS * GAMES)
     two_by_two, of_two = trained(cfg)

@@ -26,8 +26,6 @@ from jrl.run import preflight
 from jrl.run.session import Session
 from jrl.types import ActOut, Box, Discrete, element
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 ID = "test_teams:two_games"
 AGENTS = ("left_0", "left_1", "right_0", "right_1")
 LATE = ("steady", "late", "guest", "waiting")

@@ -17,11 +17,9 @@ import pytest
 
 from jrl import config, evaluate, train
 from jrl.host import files
-from jrl.metrics import loggers, plots
+from jrl.metrics import loggers
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
-
-pytestmark = pytest.mark.usefixtures("built_once")
 
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=4", "--set=rollout.length=16",
@@ -35,11 +33,9 @@ def run(*args, out):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, _runs_without_pictures):
+def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "a"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save", _runs_without_pictures)  # the product's own
-        assert run("--stop=env_steps=1500", "--set=run.report_every=300", out=out) == 0
+    assert run("--stop=env_steps=1500", "--set=run.report_every=300", out=out) == 0
     return out
 
 

@@ -126,9 +126,7 @@ def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
     assert rows[-1]["env_steps"] >= 600 and rows[-1]["episode/length"] > 5
 
 
-def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_fills_it_anew(
-    tmp_path, capsys, built_once
-):
+def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
     none = ("--set=checkpoint.replay=none", "--set=replay.learning_starts=200")
     assert run("dqn", "--stop=env_steps=400", *none, out=tmp_path / "a") == 0
     rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")

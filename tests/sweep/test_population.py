@@ -15,8 +15,6 @@ from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.sweep import one_program
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SMALL = {
     "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4}, "network": {"hidden": [8]},
     "rollout": {"iterations_per_call": 2}, "run": {"log": [], "compile_cache": False},

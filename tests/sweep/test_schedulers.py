@@ -20,8 +20,6 @@ from jrl.sweep import __main__, ends, schedule, settings, space
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
     "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",

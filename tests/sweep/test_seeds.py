@@ -25,8 +25,6 @@ from jrl.sweep import __main__, members, one_program, processes
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
 SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
@@ -58,7 +56,7 @@ def table(directory):
         return list(csv.DictReader(file))
 
 
-def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
+def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     started = []
 

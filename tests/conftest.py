@@ -26,7 +26,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # files of few tests that take a minute together: handed out first, or a worker is left alone with them at the end
 _LONG = (
-    "test_ray_hosts", "test_schedulers", "test_seeds", "test_population", "test_pairs", "test_train_replay",
+    "test_schedulers", "test_seeds", "test_population", "test_pairs", "test_train_replay",
     "test_several_agents", "test_by_episode", "test_resume", "test_loop", "test_games_collected",
 )  # fmt: skip
 

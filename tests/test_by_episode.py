@@ -176,6 +176,7 @@ def test_policies_are_added_and_removed_and_the_others_go_on(algo):
         algo.remove_policy("third")
 
 
+@pytest.mark.slow
 def test_replays_go_on_by_policy():
     """Of policies in one program that are three afterwards, and of a policy with a network of its own."""
     dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
@@ -239,6 +240,7 @@ def quick_and_still(agent):
     return "quick" if agent == "left" else "still"
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_added_may_have_numbers_of_its_own(algo, tmp_path):
     trained(algo, 1)
     given = algo.get_policy("main").get_state()
@@ -289,6 +291,7 @@ def test_what_fails_changes_nothing(algo):
 # ---------------------------------------------------------------- with other things
 
 
+@pytest.mark.slow
 def test_replays_hold_the_rows_of_their_own_policy():
     dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
     with built(**dqn, rollout={"length": 4}, multi_agent={"mapping": registry.reference(by_number)}) as algo:
@@ -316,6 +319,7 @@ def by_number(agent, episode):
     return "main" if episode.env_index % 2 == 0 else "other"
 
 
+@pytest.mark.slow
 def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
     """On two devices."""
     both = {"policies": {"main": {}, "other": {"network": {"hidden": [4]}}}, "mapping": "by-turns"}
@@ -344,6 +348,7 @@ class Watches(Callbacks):
         self.games.append((episode.env_index, tuple(episode.policy_for(agent) for agent in ("left", "right")), shape))
 
 
+@pytest.mark.slow
 def test_callbacks_are_told_who_follows_whom_in_each_game():
     with built(custom={"callbacks": [registry.reference(Watches)]}) as algo:
         trained(algo, 2)
@@ -380,6 +385,7 @@ class Rounds:
         return obs, rewards, {"__all__": over}, {"__all__": False}, {}
 
 
+@pytest.mark.slow
 def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_path):
     """Those of the host: nobody can say where their games stand."""
     host = {

@@ -92,6 +92,7 @@ def test_one_policy_of_two_agents_is_one_agent_with_twice_the_environments_to_th
     assert int(counted.count) == 2 * int(games.count)
 
 
+@pytest.mark.slow
 def test_one_agent_of_several_is_the_environment_of_one():
     several = made(env={"options": {"num_agents": 1}})
     alone = made(env={"id": "CartPole-v1", "backend": "jax"})
@@ -195,6 +196,7 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
 # ---------------------------------------------------------------- policies
 
 
+@pytest.mark.slow
 def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone(monkeypatch):
     alike = trained(made(multi_agent=TWO))[0]
     # a setting that changes nothing makes them two kinds: each has a program of its own
@@ -209,6 +211,7 @@ def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone(monkeyp
         assert not np.array_equal(*kernels)
 
 
+@pytest.mark.slow
 def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypatch):
     cfg = made(
         env={"options": {"num_agents": 4}},
@@ -226,6 +229,7 @@ def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypat
     assert row["policy/agent_3/loss/policy"] == pytest.approx(of_two["policy/agent_3/loss/policy"], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_policy_that_does_not_learn_stays_bit_for_bit():
     cfg = made(multi_agent={**TWO, "policies_to_train": ["agent_1"]}, algo={"normalize_obs": True})
     with Session(cfg, endless=True) as session:
@@ -248,6 +252,7 @@ def test_different_algorithms_learn_beside_each_other():
     assert int(state["b"].updates) == 3 * 16 and int(state["a"].updates) == 3  # 64 steps x 1 / 4, and rollouts
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     """On two devices, in lockstep; tests of teams and of kinds say the same of PPO with memory."""
     policies = {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}
@@ -265,6 +270,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     assert whole["updates"] == 2 * 16 * whole["iteration"]  # each policy's are as many
 
 
+@pytest.mark.slow
 def test_two_programs_give_the_bits_of_one():
     fused, staged = (
         made(multi_agent=TWO),

@@ -96,7 +96,10 @@ def of_time(name):
     return name.startswith(("time", "perf/"))
 
 
-@pytest.mark.parametrize("name", KINDS)
+each = [pytest.param(name, marks=[] if name in ("ppo", "dqn") else [pytest.mark.slow]) for name in KINDS]
+
+
+@pytest.mark.parametrize("name", each)
 def test_each_member_is_the_run_that_it_would_be_alone(name, members):
     made = configs(*KINDS[name])
     population, sessions = members(made)

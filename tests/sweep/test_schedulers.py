@@ -180,7 +180,9 @@ class Killed(BaseException):
 MOMENTS = {"asha": 5, "pbt": 7, "groups": 3, "tpe": 3}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in ("asha", "pbt") else [pytest.mark.slow]) for k in KINDS]
+)
 def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0

@@ -56,6 +56,7 @@ def table(directory):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     started = []
@@ -167,12 +168,13 @@ def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
 
 
 def test_members_that_met_their_criterion_train_on_to_a_larger_budget(tmp_path, capsys):
-    goals = ["--stop=episode/return=9", "--set=run.smoothing_episodes=1", "--stop=env_steps=1024"]
+    goals = ["--stop=episode/return=9", "--set=run.smoothing_episodes=1", "--stop=env_steps=256"]
+    goals.append("--set=checkpoint.every=1000")  # at the end of each
     assert run(*goals, "--seeds=2", f"--out={tmp_path}") == 0
     assert all(row["ended"].startswith("episode/return") for row in table(tmp_path))
-    assert train.main([f"--resume={tmp_path}", "--stop=env_steps=2048"]) == 0
+    assert train.main([f"--resume={tmp_path}", "--stop=env_steps=512"]) == 0
     assert "resume: stop.episode/return 9 was met before: it does not count" in capsys.readouterr().out
-    assert [(row["ended"], int(row["env_steps"]) >= 2048) for row in table(tmp_path)] == [("env_steps", True)] * 2
+    assert [(row["ended"], int(row["env_steps"]) >= 512) for row in table(tmp_path)] == [("env_steps", True)] * 2
 
 
 def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):

@@ -115,7 +115,7 @@ BREAKS = {
         "jrl/run/store/checkpoint.py",
         "there[_names(path)]",
         'there[tuple({"mu": "nu", "nu": "mu"}.get(name, name) for name in _names(path))]',
-        ("tests/test_checkpoint.py", "tests/test_resume.py"),
+        ("tests/test_resume.py::test_a_run_that_lost_its_latter_half_becomes_the_same_again",),
     ),
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ def run(tree: Path, tests) -> tuple[str | None, str, float]:
     said, seconds = done.stdout + done.stderr, time.monotonic() - began
     if done.returncode == 0:
         return None, said, seconds
-    failed = re.search(r"^FAILED (\S+)", said, re.MULTILINE)
+    failed = re.search(r"^FAILED (.+?)(?: - |$)", said, re.MULTILINE)
     if failed is None:  # a test that was not found, or an error in a fixture
         raise RuntimeError(f"pytest: expected tests that run, got exit status {done.returncode}:\n{said[-3000:]}")
     return failed[1], said, seconds

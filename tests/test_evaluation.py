@@ -41,7 +41,7 @@ def trained(cfg, seed=0):
 GYMNASIUM = {"backend": "gymnasium"}
 
 
-@pytest.mark.parametrize("env", [{}, GYMNASIUM])
+@pytest.mark.parametrize("env", [{}, pytest.param(GYMNASIUM, marks=pytest.mark.slow)])
 def test_the_episodes_are_those_of_a_player(env):
     cfg = run_config(env=env)
     own = build.environment(cfg, num_envs=4, role="eval")

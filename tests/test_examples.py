@@ -176,6 +176,13 @@ CHECKS = {
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
+    "train_and_save",
+    "custom_evaluation",
+    "curriculum_env_task",
+    "memory_tracking",
+    "parallel_evaluation",
+    "weights",
+    "curriculum_train_loop",
     "observations",
     "callbacks_in_program",
     "custom_exploration",

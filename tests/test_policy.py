@@ -42,13 +42,13 @@ def observations(space, num, seed=0):
     ("algo", "spec"),
     [
         ("ppo", EnvSpec(VECTOR, Discrete(3), 1)),
-        ("ppo", EnvSpec(VECTOR, MultiDiscrete((2, 3)), 1)),
+        pytest.param("ppo", EnvSpec(VECTOR, MultiDiscrete((2, 3)), 1), marks=pytest.mark.slow),
         ("ppo", CONTINUOUS),
-        ("ppo", EnvSpec(PIXELS, Discrete(3), 1)),
-        ("pqn", EnvSpec(VECTOR, Discrete(3), 1)),
+        pytest.param("ppo", EnvSpec(PIXELS, Discrete(3), 1), marks=pytest.mark.slow),
+        pytest.param("pqn", EnvSpec(VECTOR, Discrete(3), 1), marks=pytest.mark.slow),
         ("dqn", EnvSpec(PIXELS, Discrete(3), 1)),
         ("sac", CONTINUOUS),
-        ("td3", CONTINUOUS),
+        pytest.param("td3", CONTINUOUS, marks=pytest.mark.slow),
     ],
 )
 def test_actions_are_the_algorithms_own_in_the_environments_units(tmp_path, algo, spec):

@@ -1,5 +1,6 @@
 """Continuing a run: on other devices, from other weights, and after being killed."""
 
+import itertools
 import json
 import os
 import shutil
@@ -141,19 +142,15 @@ def filled(make, devices, num_envs=8, steps=7, slots=5, in_step=True):
     return jax.tree.map(join, *states)
 
 
-DEALT = [
-    (make, in_step, *n)
-    for make in (ring.make, prioritized.make)
-    for in_step in (True, False)
-    for n in ((4, 2), (4, 1), (2, 4))
-]
+DEALT = [*itertools.product((ring.make, prioritized.make), (True, False), ((4, 2), (4, 1), (2, 4)))]
 
 
 @pytest.mark.parametrize(
-    ("make", "in_step", "old", "new"),
+    ("make", "in_step", "devices"),
     [DEALT[-3], *(pytest.param(*how, marks=pytest.mark.slow) for how in (*DEALT[:-3], *DEALT[-2:]))],
 )
-def test_a_replay_is_dealt_out_anew(make, old, new, in_step):
+def test_a_replay_is_dealt_out_anew(make, in_step, devices):
+    old, new = devices
     found, expected = regroup(filled(make, old, in_step=in_step), old, new), filled(make, new, in_step=in_step)
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         if jax.tree_util.keystr(path).endswith(("highest", ".steps")):

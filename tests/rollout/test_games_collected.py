@@ -34,7 +34,7 @@ WAYS = {
     "asynchronous runners": (RUNNERS, ASYNC),
     "runners, whole episodes": (RUNNERS, WHOLE),
 }
-QUICK = tuple(WAYS)[:4]
+QUICK = ("in a thread", "processes that do not wait")
 EVERY_WAY = [pytest.param(way, marks=[] if way in QUICK else [pytest.mark.slow]) for way in WAYS]
 SMALL = {
     "env": {"num_envs": GAMES},
@@ -236,6 +236,7 @@ def test_who_follows_whom_is_as_the_mapping_said_of_each_game(way, acted):
     assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in returns)
 
 
+@pytest.mark.slow
 def test_policies_come_and_go_beside_a_thread_that_collects(acted):
     registry.register("lot", by_lot)
     with session("in a thread", **policies()) as run:

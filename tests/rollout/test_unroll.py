@@ -129,6 +129,7 @@ def test_without_exploration():
     np.testing.assert_array_equal(rollout.action, logit > 0)
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds():
     env = build(drift(), B)
     functions = unroll.make(env, act, length=T, carry=carry)

@@ -81,11 +81,11 @@ def test_an_asynchronous_run_repeats_itself(tmp_path):
 @pytest.mark.parametrize(
     ("backend", "mode"),
     [
-        ("envpool", "async"),
+        pytest.param("envpool", "async", marks=slow),
         ("jax", "sync"),
         pytest.param("envpool", "sync", marks=slow),
         pytest.param("jax", "async", marks=slow),
-        ("gymnasium", "async"),
+        pytest.param("gymnasium", "async", marks=slow),
         pytest.param("gymnasium", "sync", marks=slow),
     ],
 )

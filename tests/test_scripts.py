@@ -57,6 +57,7 @@ def test_the_works_are_valid_configs(monkeypatch):
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
 
 
+@pytest.mark.slow
 def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
     bench = load("bench_learning")
     small = (

@@ -258,7 +258,12 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "env", [["--set=env.backend=envpool"], ["--set=rollout.collector=host"], ["--set=env.backend=gymnasium"]]
+    "env",
+    [
+        ["--set=env.backend=envpool"],
+        ["--set=env.backend=gymnasium"],
+        pytest.param(["--set=rollout.collector=host"], marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_run_on_every_backend(env, tmp_path):
     settings = [s for s in SMALL if "backend" not in s]
@@ -271,9 +276,8 @@ def test_the_same_run_on_every_backend(env, tmp_path):
     assert bool(videos) == pool and all(100 <= steps < 400 for steps in videos)  # one for each evaluation
 
 
-@pytest.mark.parametrize(
-    "name", ["ppo_atari", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo_mujoco", "ppo_dmc", "ppo_box2d"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_atari", "ppo_mujoco", "ppo_dmc", "ppo_box2d"])
 def test_the_config_of_every_family_trains(name, tmp_path):
     config_file = Path(__file__).parent.parent / "configs" / f"{name}.yaml"
     small = ["env.num_envs=2", "rollout.length=8", "algo.num_minibatches=2", "algo.num_epochs=1", "run.log=[jsonl]"]

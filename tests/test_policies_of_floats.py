@@ -85,8 +85,7 @@ OWN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
-def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
-    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
+def test_each_policy_acts_and_learns_as_it_would_alone(name):
     algo, own, sections = OWN[name]
     with session_of(own, 2, **{**sections, "algo": algo}) as session:
         session.start()

@@ -17,7 +17,7 @@ from jrl.algos import ppo
 from jrl.config import multi_agent
 from jrl.envs import classic, jax_env
 from jrl.errors import InputError
-from jrl.learn import learner, parallel
+from jrl.learn import learner
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
@@ -165,9 +165,8 @@ def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
             assert advantage[t, k] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("algo", [{}, REPLAY])
-def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
-    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
+@pytest.mark.parametrize("algo", [{}, pytest.param(REPLAY, marks=pytest.mark.slow)])
+def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
     cfg = made(env={"id": "late_arrivals:late_arrivals"}, **algo)
     with Session(cfg, endless=True) as session:
         session.start()
@@ -197,11 +196,10 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
 
 
 @pytest.mark.slow
-def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone(monkeypatch):
+def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone():
     alike = trained(made(multi_agent=TWO))[0]
     # a setting that changes nothing makes them two kinds: each has a program of its own
     own = {"agent_0": {}, "agent_1": {"algo": {"max_leaf_norm": 1e9}}}
-    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)
     apart = trained(made(multi_agent={**TWO, "policies": own}), 0)[0]
     assert set(alike) == set(apart) == {"agent_0", "agent_1"}
     kinds = {name: jax.tree.map(jnp.shape, state.params) for name, state in alike.items()}

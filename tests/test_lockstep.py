@@ -80,6 +80,7 @@ def drawn(cfg, key, masks):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{}, pytest.param({"network": {"core": {"name": "gru", "size": 4}, "max_seq_len": 3}}, marks=pytest.mark.slow)],

@@ -136,6 +136,7 @@ def test_each_column_has_the_running_return_of_its_policys_gamma():
         np.testing.assert_array_equal(session.run.algo.running_return_gamma, np.float32([0.5, 0.8, 0.9]))
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_differs_is_a_metric_of_a_call_of_one_iteration():
     with session_of([{"algo": {"lr": 1e-2}}], 2) as session:
         session.start()

@@ -215,6 +215,7 @@ def large(state):
     return state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
 
 
+@pytest.mark.slow
 def test_memory_frames_and_the_step_before_are_kept_through_an_episode(tmp_path):
     """Against a plain loop that makes the observations, and carries the network's memory, by hand."""
     stack = Box((3, 4))
@@ -326,7 +327,8 @@ def test_the_policy_of_a_run(tmp_path):
     algo = build.algorithm(policy.config, policy.spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
     obs = observations(policy.spec.observation, 5)
-    expected = algo.act(algo.actor(state), obs, (), jax.random.key(0), False).action
+    act = jax.jit(lambda actor, obs: algo.act(actor, obs, (), jax.random.key(0), False).action)
+    expected = act(algo.actor(state), obs)
     np.testing.assert_allclose(jrl.load(found).act(obs), np.clip(2 * np.asarray(expected), -2, 2), atol=1e-5)
 
 

@@ -130,9 +130,9 @@ def filled(make, devices, num_envs=8, steps=7, slots=5, in_step=True):
     buffer = make(*args, capacity=slots * per_device, num_envs=per_device, batch_size=4, gamma=0.9, **options)
     states = []
     for d in range(devices):
-        mine, state = slice(d * per_device, (d + 1) * per_device), buffer.init()
+        mine, state, add = slice(d * per_device, (d + 1) * per_device), buffer.init(), jax.jit(buffer.add)
         for t in range(steps):
-            state = buffer.add(state, part_of(rollout(t, num_envs), mine))
+            state = add(state, part_of(rollout(t, num_envs), mine))
         if buffer.set_priority is not None:
             index = jnp.arange(slots * per_device)
             column = index % per_device + d * per_device

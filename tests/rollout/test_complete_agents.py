@@ -126,6 +126,7 @@ def learned(**sections):
         return session.learner_state_of_all(), session.reporter.row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sections", "policies"),
     [

@@ -138,6 +138,7 @@ def test_ends_alone_are_the_same_games():
     assert row["episode/return"] == pytest.approx(np.mean([total for _, total, *_ in Ends.found]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_each_policy_is_told_of_once_and_evaluations_tell_of_games():
     from jrl.api import PPOConfig
 

@@ -207,6 +207,7 @@ def rows_of(path):
     return [json.loads(line) for line in (path / "result.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     """A team has a policy of its own, two agents alone share another; they come and go, and have memory."""
     teams = {"group": {"pair": ["late", "guest"]}, "mapping": {"pair": "pair", ".*": "alone"}}

@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 import tasks
 
 from jrl.algos import a2c

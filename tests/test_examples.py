@@ -176,6 +176,8 @@ CHECKS = {
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
+    "training_step",
+    "custom_metric",
     "train_and_save",
     "custom_evaluation",
     "curriculum_env_task",

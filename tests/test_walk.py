@@ -12,9 +12,10 @@ from jrl.algos import ppo
 PACKAGE = Path(jrl.__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "most"),
-    [("envpool", 11), pytest.param("jax", 14, marks=pytest.mark.slow)],
+    [("envpool", 11), ("jax", 14)],
     ids=["main job", "one program"],
 )
 def test_few_frames_of_few_files_lead_to_the_gradient(backend, most, monkeypatch, tmp_path):

@@ -148,6 +148,7 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
 # ---------------------------------------------------------------- policies come and go
 
 
+@pytest.mark.slow
 def test_policies_are_added_and_removed_and_the_others_go_on(algo):
     session = algo.session
     trained(algo, 2)
@@ -225,7 +226,7 @@ def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, cap
         third = again.get_policy("third").get_state()
         at = again.save(tmp_path / "later")
     policy = jrl.load(at, policy="third")
-    equal(jax.tree.leaves(policy._actor), jax.tree.leaves(third.params))
+    equal(jax.tree.leaves(policy.weights), jax.tree.leaves(third.params))
     assert policy.act(np.zeros(3, np.float32)) in (0, 1)
     assert evaluate.main([str(at), "--episodes", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

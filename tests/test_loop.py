@@ -362,7 +362,7 @@ class Spy:
     ("how", "room"),
     [
         ("staged", ring),
-        ("fused", prioritized),
+        pytest.param("fused", prioritized, marks=pytest.mark.slow),
         *(pytest.param(*other, marks=pytest.mark.slow) for other in (("fused", ring), ("staged", prioritized))),
     ],
 )
@@ -415,6 +415,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_who_looks_at_rollouts_changes_no_bit(name):
     """One program or two, with a callback or without: the same keys, environments, parameters, targets and replay."""

@@ -69,6 +69,7 @@ def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
         assert jax.tree.structure(before) == jax.tree.structure(after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "backend"),
     [("ppo", "gymnasium"), *(pytest.param(a, "jax", marks=pytest.mark.slow) for a in ("ppo", "appo", "dqn"))],
@@ -142,13 +143,9 @@ def filled(make, devices, num_envs=8, steps=7, slots=5, in_step=True):
     return jax.tree.map(join, *states)
 
 
-DEALT = [*itertools.product((ring.make, prioritized.make), (True, False), ((4, 2), (4, 1), (2, 4)))]
-
-
-@pytest.mark.parametrize(
-    ("make", "in_step", "devices"),
-    [DEALT[-3], *(pytest.param(*how, marks=pytest.mark.slow) for how in (*DEALT[:-3], *DEALT[-2:]))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "in_step"), itertools.product((ring.make, prioritized.make), (True, False)))
+@pytest.mark.parametrize("devices", [(4, 2), (4, 1), (2, 4)])
 def test_a_replay_is_dealt_out_anew(make, in_step, devices):
     old, new = devices
     found, expected = regroup(filled(make, old, in_step=in_step), old, new), filled(make, new, in_step=in_step)
@@ -247,9 +244,8 @@ def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     assert [kill["signal"] for kill in verdict["kills"]] == ["SIGKILL", "SIGKILL", "SIGTERM"]
 
 
-LIKE_ANOTHER = [name for name in algos.names() if name not in ("ppo", "dqn")]  # in the slow set
 ON_IN_JAX = [
-    pytest.param(algo, "jax", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
+    pytest.param(algo, "jax", "bitwise", marks=[] if algo == "dqn" else [pytest.mark.slow])
     for algo in algos.names()
     if learns_from(algos.get_config_class(algo)) is not Fixed  # which no environment teaches
 ]

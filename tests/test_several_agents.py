@@ -165,6 +165,7 @@ def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
             assert advantage[t, k] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [{}, pytest.param(REPLAY, marks=pytest.mark.slow)])
 def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
     cfg = made(env={"id": "late_arrivals:late_arrivals"}, **algo)
@@ -287,6 +288,7 @@ NAME = f"{__name__}:one_step"
 # ---------------------------------------------------------------- after training
 
 
+@pytest.mark.slow
 def test_evaluation_counts_games_and_a_policy_is_loaded_by_its_name(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     more = {

@@ -21,7 +21,7 @@ SMALL = [
     "--set=env.backend=jax", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=replay.batch_size=16",
     "--set=replay.learning_starts=64", "--set=replay.capacity=400", "--set=replay.train_every=8",
     "--set=replay.updates_per_step=0.25", "--set=rollout.iterations_per_call=4", "--set=run.log=[jsonl]",
-    "--set=run.compile_cache=false", "--set=run.report_every=100",
+    "--set=run.compile_cache=false", "--set=run.report_every=100", "--set=run.smoothing_episodes=1",
 ]  # fmt: skip
 CLASSES = {name: algos.get_config_class(name) for name in algos.names()}
 TASKS = {
@@ -141,11 +141,10 @@ def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_f
     assert "checkpoint.replay=none" in capsys.readouterr().err
 
 
-NO_UPDATE = ("--stop=env_steps=400", "--stop=episode/return=1", "--set=run.smoothing_episodes=1")
-NO_UPDATE += ("--set=replay.learning_starts=390",)
+NO_UPDATE = ("--stop=env_steps=400", "--stop=episode/return=1", "--set=replay.learning_starts=200")
 WHY = (
     "updates: expected at least 1 in",
-    "learning begins with replay.learning_starts 390: lower it, or raise stop.env_steps",
+    "learning begins with replay.learning_starts 200: lower it, or raise stop.env_steps",
 )
 
 

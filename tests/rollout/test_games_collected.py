@@ -34,7 +34,7 @@ WAYS = {
     "asynchronous runners": (RUNNERS, ASYNC),
     "runners, whole episodes": (RUNNERS, WHOLE),
 }
-QUICK = ("in a thread", "processes that do not wait")
+QUICK = ("in a thread",)
 EVERY_WAY = [pytest.param(way, marks=[] if way in QUICK else [pytest.mark.slow]) for way in WAYS]
 SMALL = {
     "env": {"num_envs": GAMES},
@@ -254,6 +254,7 @@ def test_policies_come_and_go_beside_a_thread_that_collects(acted):
         assert run.policies == ("other", "third")
 
 
+@pytest.mark.slow
 def test_a_runner_in_the_place_of_another_plays_games_that_were_asked_for(monkeypatch):
     monkeypatch.setattr(runner_group, "Cluster", FakeCluster({(1, 0, 3): "fail"}))
     again = {"recreate_failed_env_runners": True}

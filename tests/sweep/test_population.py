@@ -96,7 +96,7 @@ def of_time(name):
     return name.startswith(("time", "perf/"))
 
 
-each = [pytest.param(name, marks=[] if name in ("ppo", "dqn") else [pytest.mark.slow]) for name in KINDS]
+each = [pytest.param(name, marks=[] if name == "ppo" else [pytest.mark.slow]) for name in KINDS]
 
 
 @pytest.mark.parametrize("name", each)
@@ -137,6 +137,7 @@ def test_who_differs_in_more_than_floats_is_of_another_program():
     assert build_population.grouped([*made, wide]) == [([0, 2], ""), ([1, 3], ""), ([4], "")]
 
 
+@pytest.mark.slow
 def test_members_do_not_know_of_each_other_nor_of_devices(members):
     """Held back, in a smaller program, and on two devices: the bits of who is advanced are the same."""
     made = configs(*KINDS["dqn"])

@@ -120,6 +120,7 @@ def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
     monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
@@ -167,6 +168,7 @@ def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
         assert rows(cut / name) == rows(whole / name) and rows(whole / name)[-1]["env_steps"] >= 128
 
 
+@pytest.mark.slow
 def test_members_that_met_their_criterion_train_on_to_a_larger_budget(tmp_path, capsys):
     goals = ["--stop=episode/return=9", "--set=run.smoothing_episodes=1", "--stop=env_steps=256"]
     goals.append("--set=checkpoint.every=1000")  # at the end of each

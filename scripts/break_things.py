@@ -122,7 +122,9 @@ BREAKS = {
 
 def main() -> int:
     """Runs the chosen breaks; 1 where one was not caught, 2 where the tests fail without it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--only", nargs="+", choices=BREAKS, default=list(BREAKS), metavar="NAME")
     parser.add_argument("--list", action="store_true", help="names and files of the breaks, without running any")
     args = parser.parse_args()

@@ -176,6 +176,7 @@ CHECKS = {
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
+    "one_episode",
     "training_step",
     "custom_metric",
     "train_and_save",

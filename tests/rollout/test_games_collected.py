@@ -112,6 +112,7 @@ def games_of(made):
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", EVERY_WAY)
 def test_games_of_self_play_are_those_that_were_played_and_count_if_no_copy_was_swapped(way, acted):
     own = {"self_play": {"pool": POOL, "window": 8, "snapshot_win_rate": 0.0}}

@@ -109,6 +109,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 
+@pytest.mark.slow
 def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
     assert run("--stop=env_steps=64", f"--out={tmp_path / 'plain'}") == 0
     assert run("--stop=env_steps=64", "--seeds=1", f"--out={tmp_path / 'one'}") == 0

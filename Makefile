@@ -1,9 +1,9 @@
-# make train | test | lint | test-slow | bench | matrix: each makes .venv on first use.
+# make train | test | test-all | lint | test-slow | bench | matrix: each makes .venv on first use.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint test-slow bench matrix
+.PHONY: train test test-all lint test-slow bench matrix
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,6 +15,9 @@ train: $(BIN)/.installed
 
 test: $(BIN)/.installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
+
+test-all: $(BIN)/.installed
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

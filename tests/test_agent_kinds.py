@@ -28,8 +28,6 @@ from jrl.run import build, network_table, preflight
 from jrl.run.session import Session
 from jrl.types import ActOut, Box, Dict, Discrete, Tuple
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 HUNTER, PREY = Box((6,)), Dict((("me", Box((2,))), ("hunters", Box((2, 2)))))
 VELOCITY = Box((2,), low=-0.5, high=0.5)
 AGENTS, KINDS = ("hunter_0", "prey_0", "hunter_1"), ((0, 2), (1,))
@@ -312,6 +310,7 @@ def test_kinds_are_no_team():
 BY_REPLAY = {"replay": {"batch_size": 16, "learning_starts": 32, "updates_per_step": 0.25}}
 
 
+@pytest.mark.slow
 def test_a_dqn_and_a_sac_learn_beside_each_other():
     own = {"hunter": {"algo": {"name": "dqn"}, **BY_REPLAY}, "prey": {"algo": {"name": "sac"}, **BY_REPLAY}}
     state, row = trained(made(multi_agent={"policies": own}))
@@ -321,6 +320,7 @@ def test_a_dqn_and_a_sac_learn_beside_each_other():
     assert np.isfinite(row["policy/hunter/loss/value"]) and np.isfinite(row["policy/prey/loss/policy"])
 
 
+@pytest.mark.slow
 def test_hunters_learn_to_follow_and_the_prey_to_flee():
     more = {"env": {"num_envs": 32}, "algo": {"lr": 3e-3, "gamma": 0.9, "num_epochs": 4}, "rollout": {"length": 14}}
     frozen = {"policies_to_train": ["hunter"]}
@@ -330,7 +330,8 @@ def test_hunters_learn_to_follow_and_the_prey_to_flee():
     assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 19
 
 
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(programs_not_kept, tmp_path, capsys):
+@pytest.mark.slow
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, capsys):
     """On two devices, with memory."""
     more = {
         "network": {"hidden": [], "core": {"name": "gru", "size": 4}, "use_prev_action": True},
@@ -372,6 +373,7 @@ class Looks(jrl.callbacks.Callbacks):
             Looks.seen.append((agent, own.length, jax.tree.map(np.shape, own.obs), np.shape(own.actions)))
 
 
+@pytest.mark.slow
 def test_each_agents_episode_in_callbacks_is_of_its_kind():
     Looks.seen.clear()
     trained(made(custom={"callbacks": [f"{__name__}:Looks"]}), 1)
@@ -382,6 +384,7 @@ def test_each_agents_episode_in_callbacks_is_of_its_kind():
         assert actions == ((n, 2) if flies else (n,)) and (flies or n == 6)
 
 
+@pytest.mark.slow
 def test_whole_episodes_of_each_kind():
     """Rewards are paid for where all are after the step, which each agent sees on its next row, the last one's too."""
     cfg = made(rollout={"batch_mode": "complete_episodes"}, multi_agent={"mapping": {"hunter.*": "h", ".*": "p"}})

@@ -24,8 +24,6 @@ from jrl.rollout.unroll import RAW_STEPS
 from jrl.run import build, build_learner
 from jrl.types import POLICY_ID
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 GAMES, STEPS = 4, 12
 
 
@@ -150,6 +148,7 @@ def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
 # ---------------------------------------------------------------- policies come and go
 
 
+@pytest.mark.slow
 def test_policies_are_added_and_removed_and_the_others_go_on(algo):
     session = algo.session
     trained(algo, 2)
@@ -178,6 +177,7 @@ def test_policies_are_added_and_removed_and_the_others_go_on(algo):
         algo.remove_policy("third")
 
 
+@pytest.mark.slow
 def test_replays_go_on_by_policy():
     """Of policies in one program that are three afterwards, and of a policy with a network of its own."""
     dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
@@ -241,6 +241,7 @@ def quick_and_still(agent):
     return "quick" if agent == "left" else "still"
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_added_may_have_numbers_of_its_own(algo, tmp_path):
     trained(algo, 1)
     given = algo.get_policy("main").get_state()
@@ -291,6 +292,7 @@ def test_what_fails_changes_nothing(algo):
 # ---------------------------------------------------------------- with other things
 
 
+@pytest.mark.slow
 def test_replays_hold_the_rows_of_their_own_policy():
     dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
     with built(**dqn, rollout={"length": 4}, multi_agent={"mapping": registry.reference(by_number)}) as algo:
@@ -319,6 +321,7 @@ def by_number(agent, episode):
     return "main" if episode.env_index % 2 == 0 else "other"
 
 
+@pytest.mark.slow
 def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
     """On two devices."""
     both = {"policies": {"main": {}, "other": {"network": {"hidden": [4]}}}, "mapping": "by-turns"}
@@ -347,6 +350,7 @@ class Watches(Callbacks):
         self.games.append((episode.env_index, tuple(episode.policy_for(agent) for agent in ("left", "right")), shape))
 
 
+@pytest.mark.slow
 def test_callbacks_are_told_who_follows_whom_in_each_game():
     with built(custom={"callbacks": [registry.reference(Watches)]}) as algo:
         trained(algo, 2)
@@ -383,6 +387,7 @@ class Rounds:
         return obs, rewards, {"__all__": over}, {"__all__": False}, {}
 
 
+@pytest.mark.slow
 def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_path):
     """Those of the host: nobody can say where their games stand."""
     host = {

@@ -420,6 +420,7 @@ def test_a_callback_can_end_a_run(how, reason, tmp_path, monkeypatch, capsys):
     assert (steps >= 500) == (how == "") and steps > 0
 
 
+@pytest.mark.slow
 def test_a_callback_can_end_a_loop_over_train(monkeypatch):
     monkeypatch.setattr(Ending, "how", "done")
     made = PPOConfig().environment("CartPole-v1", backend="jax").callbacks(Ending).debugging(log=[])

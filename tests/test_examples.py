@@ -176,6 +176,16 @@ CHECKS = {
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
+    "one_episode",
+    "training_step",
+    "custom_metric",
+    "train_and_save",
+    "custom_evaluation",
+    "curriculum_env_task",
+    "memory_tracking",
+    "parallel_evaluation",
+    "weights",
+    "curriculum_train_loop",
     "observations",
     "callbacks_in_program",
     "custom_exploration",

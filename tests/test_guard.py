@@ -85,7 +85,11 @@ def test_what_is_kept_holds_the_rows_of_all_devices(four_devices):
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "kind"), [("ppo", ["--set=rollout.length=16"], "rollout"), ("dqn", REPLAY, "batch")]
+    ("name", "more", "kind"),
+    [
+        pytest.param("ppo", ["--set=rollout.length=16"], "rollout", marks=pytest.mark.slow),
+        ("dqn", REPLAY, "batch"),
+    ],
 )
 def test_a_run_stops_with_a_bundle(name, more, kind, tmp_path, capsys):
     out = tmp_path / "a"
@@ -125,6 +129,7 @@ def test_rollbacks_come_to_an_end(tmp_path, capsys):
     assert "rollback 1 of 1: from the beginning" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_watch_a_run_goes_on(tmp_path):
     args = ["--algo", "ppo", "--env", "CartPole-v1", *SMALL, "--set=rollout.length=16", "--set=algo.lr=1e38"]
     assert (

@@ -192,6 +192,7 @@ def test_rollouts_are_kept_in_place():
     assert address(replay) == before
 
 
+@pytest.mark.slow
 def test_all_devices_draw_the_same_rollout(four_devices):
     algo = make_writer(3, 4, axis_name=parallel.AXIS)
     made = learner.on_policy(algo, jax.eval_shape(lambda: numbered(0, 1)))

@@ -81,8 +81,11 @@ def drawn(cfg, key, masks):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{}, {"network": {"core": {"name": "gru", "size": 4}, "max_seq_len": 3}}], ids=["rows", "sequences"]
+    "more",
+    [{}, pytest.param({"network": {"core": {"name": "gru", "size": 4}, "max_seq_len": 3}}, marks=pytest.mark.slow)],
+    ids=["rows", "sequences"],
 )
 def test_all_policies_draw_the_same_games_and_times(more):
     # agents come and go apart: one in four rows of each is masked
@@ -105,6 +108,7 @@ def test_all_policies_draw_the_same_games_and_times(more):
     assert not np.array_equal(updates[1]["agent_0"][..., :2], updates[2]["agent_0"][..., :2])
 
 
+@pytest.mark.slow
 def test_policies_draw_apart_unless_the_config_says_otherwise():
     masks = np.ones((3, STEPS, SPEC.num_envs), bool)
     apart = drawn(of(mode="independent"), jax.random.key(3), masks)[-1]

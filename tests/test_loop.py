@@ -253,6 +253,7 @@ def test_environments_outside_the_program_are_not_stepped_once_per_device(four_d
         Fused(learner.on_policy(algo), collect, four_devices, iterations=1, rows=T * B)
 
 
+@pytest.mark.slow
 def test_staged_on_four_devices_learns_as_on_one(programs, eight):
     """The same rollouts, their columns split: the same learning."""
     state, infos = play(staged(devices=4), 3)
@@ -357,8 +358,14 @@ class Spy:
         return (self.compiled or self.lower(*args).compile())(*args)
 
 
-@pytest.mark.parametrize("how", ["fused", "staged"])
-@pytest.mark.parametrize("room", [ring, prioritized])
+@pytest.mark.parametrize(
+    ("how", "room"),
+    [
+        ("staged", ring),
+        pytest.param("fused", prioritized, marks=pytest.mark.slow),
+        *(pytest.param(*other, marks=pytest.mark.slow) for other in (("fused", ring), ("staged", prioritized))),
+    ],
+)
 def test_the_replay_is_never_copied(how, room, monkeypatch):
     """Neither within the program nor at its border."""
     spies = []
@@ -408,7 +415,8 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_who_looks_at_rollouts_changes_no_bit(name):
     """One program or two, with a callback or without: the same keys, environments, parameters, targets and replay."""
 

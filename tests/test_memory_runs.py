@@ -37,7 +37,7 @@ WAYS = {
     "EnvPool in a program": {"env": {"id": "CartPole-v1", "backend": "envpool"}},
     "EnvPool that does not wait": {"env": {"id": "CartPole-v1", "backend": "envpool", "batch_size": 4}},
 }
-QUICK = ("EnvPool that does not wait",)
+QUICK = ("in a program",)
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w in QUICK else [pytest.mark.slow]) for w in WAYS])

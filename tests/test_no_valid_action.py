@@ -33,7 +33,7 @@ class Dead(gymnasium.Env):
         return self._observe(), 1.0, False, self.steps >= 8, {}
 
 
-@pytest.mark.parametrize("dead_at", [4, 8])
+@pytest.mark.parametrize("dead_at", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_it_is_an_explained_error_but_at_the_end(dead_at, monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
     registry.register("dead", Dead)

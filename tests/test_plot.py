@@ -41,7 +41,7 @@ def test_several_runs_have_the_means_of_their_seeds_and_the_target(tmp_path, mon
     assert any(line[0] == [10, 1] and len(line) > 2 for line in lines)  # the mean of 0 and 2
 
 
-def test_a_population_has_its_band(tmp_path, monkeypatch, capsys, own_pictures):
+def test_a_population_has_its_band(tmp_path, monkeypatch, capsys):
     for i, lr in enumerate((1e-3, 1e-3, 1e-4)):
         run_directory = tmp_path / "population" / "members" / str(i)
         run_directory.parent.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,6 @@ from jrl import api, config, evaluate, train
 from jrl.errors import InputError
 from jrl.run.session import Session
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SMALL = {
     "env": {"id": "MultiAgentCartPole-v1", "num_envs": 4, "options": {"num_agents": 3}},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
@@ -39,6 +37,7 @@ def saved(tmp_path_factory):
         return path, jax.device_get(algo.session.learner_state_of_all())
 
 
+@pytest.mark.slow
 def test_policies_that_do_not_learn_are_left_out_and_begin_anew(saved, capsys):
     path, states = saved
     for name in ("agent_0", "agent_2"):
@@ -53,6 +52,7 @@ def test_policies_that_do_not_learn_are_left_out_and_begin_anew(saved, capsys):
         equal(algo.session.learner_state_of_all(), states)  # as the seed made it
 
 
+@pytest.mark.slow
 def test_a_run_takes_over_some_policies_of_another(saved):
     path, states = saved
     how = {"policy_mapping_fn": {".*": "agent_2"}, "policies_to_train": ["agent_2"]}
@@ -66,6 +66,7 @@ def test_a_run_takes_over_some_policies_of_another(saved):
         api.Algorithm.from_checkpoint(path, ["agent_2"])
 
 
+@pytest.mark.slow
 def test_a_hundred_policies_are_one_program():
     cfg = config.from_dict(made(env={"num_envs": 2, "options": {"num_agents": 100}}, rollout={"length": 4},
                                 network={"hidden": []}, algo={"num_minibatches": 1},

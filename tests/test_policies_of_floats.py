@@ -14,8 +14,6 @@ from jrl.rollout import unroll
 from jrl.run import build, build_learner
 from jrl.run.session import Session
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 
 def session_of(own, agents=3, **sections):
     """A run whose agent_0, agent_1, ... have these values of their own."""
@@ -85,10 +83,9 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
-def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
-    monkeypatch.setattr(build, "run", build.run.__wrapped__)
-    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
+def test_each_policy_acts_and_learns_as_it_would_alone(name):
     algo, own, sections = OWN[name]
     with session_of(own, 2, **{**sections, "algo": algo}) as session:
         session.start()
@@ -140,6 +137,7 @@ def test_each_column_has_the_running_return_of_its_policys_gamma():
         np.testing.assert_array_equal(session.run.algo.running_return_gamma, np.float32([0.5, 0.8, 0.9]))
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_differs_is_a_metric_of_a_call_of_one_iteration():
     with session_of([{"algo": {"lr": 1e-2}}], 2) as session:
         session.start()

@@ -42,13 +42,13 @@ def observations(space, num, seed=0):
     ("algo", "spec"),
     [
         ("ppo", EnvSpec(VECTOR, Discrete(3), 1)),
-        ("ppo", EnvSpec(VECTOR, MultiDiscrete((2, 3)), 1)),
+        pytest.param("ppo", EnvSpec(VECTOR, MultiDiscrete((2, 3)), 1), marks=pytest.mark.slow),
         ("ppo", CONTINUOUS),
-        ("ppo", EnvSpec(PIXELS, Discrete(3), 1)),
-        ("pqn", EnvSpec(VECTOR, Discrete(3), 1)),
+        pytest.param("ppo", EnvSpec(PIXELS, Discrete(3), 1), marks=pytest.mark.slow),
+        pytest.param("pqn", EnvSpec(VECTOR, Discrete(3), 1), marks=pytest.mark.slow),
         ("dqn", EnvSpec(PIXELS, Discrete(3), 1)),
         ("sac", CONTINUOUS),
-        ("td3", CONTINUOUS),
+        pytest.param("td3", CONTINUOUS, marks=pytest.mark.slow),
     ],
 )
 def test_actions_are_the_algorithms_own_in_the_environments_units(tmp_path, algo, spec):
@@ -215,6 +215,7 @@ def large(state):
     return state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
 
 
+@pytest.mark.slow
 def test_memory_frames_and_the_step_before_are_kept_through_an_episode(tmp_path):
     """Against a plain loop that makes the observations, and carries the network's memory, by hand."""
     stack = Box((3, 4))
@@ -326,7 +327,8 @@ def test_the_policy_of_a_run(tmp_path):
     algo = build.algorithm(policy.config, policy.spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
     obs = observations(policy.spec.observation, 5)
-    expected = algo.act(algo.actor(state), obs, (), jax.random.key(0), False).action
+    act = jax.jit(lambda actor, obs: algo.act(actor, obs, (), jax.random.key(0), False).action)
+    expected = act(algo.actor(state), obs)
     np.testing.assert_allclose(jrl.load(found).act(obs), np.clip(2 * np.asarray(expected), -2, 2), atol=1e-5)
 
 

@@ -142,6 +142,7 @@ def recorded(run, out, capsys, *args):
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_game_is_seen_from_its_reset_to_the_end_of_the_last_agent(tmp_path, capsys):
     memory = {"core": {"name": "gru", "size": 4}, "use_prev_action": True, "use_prev_reward": True}
     tables = {"mapping": {"guest|waiting": "b", ".*": "a"}, "agent_id": True}
@@ -176,6 +177,7 @@ def test_images_that_agents_see_stand_side_by_side(tmp_path, capsys):
     assert found[9, 9].tolist() == [3] * 3 and found[9, 200].tolist() == [103] * 3
 
 
+@pytest.mark.slow
 def test_each_episode_of_self_play_shows_the_learner_in_another_game(tmp_path, capsys):
     run = saved(tmp_path, f"{__name__}:rigged", multi_agent={"self_play": {"pool": 2}})
     said = recorded(run, tmp_path / "video.gif", capsys, "--episodes=5")
@@ -184,6 +186,7 @@ def test_each_episode_of_self_play_shows_the_learner_in_another_game(tmp_path, c
     assert reds(tmp_path / "video.gif")[0] == [0, 30, 60] * 5
 
 
+@pytest.mark.slow
 def test_videos_of_a_run_under_way(tmp_path):
     play = {"every": 64, "duration": 2, "record": 1}
     env = {"id": "MultiAgentCartPole-v1", "num_envs": 8, "horizon": 5}

@@ -179,6 +179,7 @@ def test_a_closed_counter_counts_no_more():
     assert runtime.Recompiles(None).check() is None
 
 
+@pytest.mark.slow
 def test_an_ordinary_run_compiles_nothing_again(tmp_path, capsys, environ):
     args = ["--set=run.max_recompiles=0", "--set=runtime.env={JRL_TEST: abc}", "-v", f"--out={tmp_path / 'a'}"]
     more = ["--set=evaluation.every=300", "--set=evaluation.duration=2", "--set=checkpoint.every=200"]

@@ -81,11 +81,11 @@ def test_an_asynchronous_run_repeats_itself(tmp_path):
 @pytest.mark.parametrize(
     ("backend", "mode"),
     [
-        ("envpool", "async"),
-        ("jax", "sync"),
+        pytest.param("envpool", "async", marks=slow),
+        pytest.param("jax", "sync", marks=slow),
         pytest.param("envpool", "sync", marks=slow),
         pytest.param("jax", "async", marks=slow),
-        ("gymnasium", "async"),
+        pytest.param("gymnasium", "async", marks=slow),
         pytest.param("gymnasium", "sync", marks=slow),
     ],
 )
@@ -98,6 +98,7 @@ def test_other_devices_act_than_learn(backend, mode, tmp_path):
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("jrl-collect", "jrl-async"))]
 
 
+@pytest.mark.slow
 def test_pools_have_the_environments_of_one_pool():
     """Splitting a vector over devices leaves each environment as it is."""
     load = lambda *more: config.load(None, ["env.id=CartPole-v1", "stop.env_steps=1000", *more], algo="ppo")
@@ -133,6 +134,7 @@ def test_nothing_is_kept_of_the_states_before(algo):
 # ---------------------------------------------------------------- what breaks
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_threads_after_a_checkpoint(tmp_path):
     """First rows, then the interruption, a checkpoint that is not behind them, and the end: no thread keeps it."""
     out = tmp_path / "run"

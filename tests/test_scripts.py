@@ -26,6 +26,19 @@ def load(name):
     return module
 
 
+BREAKS = load("break_things").BREAKS
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_known_mistake_can_still_be_made(name):
+    """The script itself takes minutes."""
+    found = BREAKS[name]
+    assert (ROOT / found.file).read_text().count(found.old) == 1 and found.new != found.old
+    for test in found.tests:
+        file, _, function = test.partition("::")
+        assert f"def {function}" in (ROOT / file).read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_config_is_valid_and_has_a_return_criterion(path):
     data = config.mapping(path)
@@ -57,6 +70,7 @@ def test_the_works_are_valid_configs(monkeypatch):
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
 
 
+@pytest.mark.slow
 def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
     bench = load("bench_learning")
     small = (

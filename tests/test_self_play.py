@@ -24,8 +24,6 @@ from jrl.run import build, build_learner
 from jrl.run.session import Session
 from jrl.types import Rollout
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 POOL = 2
 SMALL = {
     "env": {"id": "TicTacToe-v0", "num_envs": 8},
@@ -227,6 +225,7 @@ class Looks(Callbacks):
         pass
 
 
+@pytest.mark.slow
 def test_games_are_counted_though_callbacks_look_at_them():
     counts = []
     for own in ([], [registry.reference(Looks)]):
@@ -258,13 +257,21 @@ def test_nothing_is_compiled_again_when_copies_are_taken():
     "more",
     [
         {},
-        {"multi_agent": {"self_play": {"opponents": "prioritised", "snapshot_win_rate": None, "snapshot_every": 300}}},
-        {"multi_agent": {"self_play": {"pool": 1, "opponents": "latest"}}, "devices": {"fake": 2}},
+        pytest.param(
+            {
+                "multi_agent": {
+                    "self_play": {"opponents": "prioritised", "snapshot_win_rate": None, "snapshot_every": 300}
+                }
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"multi_agent": {"self_play": {"pool": 1, "opponents": "latest"}}, "devices": {"fake": 2}},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more, request):
-    if not more:
-        request.getfixturevalue("own_pictures")
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 128}}, more))
     last = whole_and_resumed(tmp_path, data, cut=400, steps=900)
     assert last[0]["league/copies"] >= 2
@@ -275,6 +282,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, mor
     assert more or (tmp_path / "cut" / "league.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_replay_learns_from_the_learners_columns_alone():
     with Session(made(**DQN), endless=True) as session:
         session.start()

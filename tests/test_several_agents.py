@@ -17,16 +17,13 @@ from jrl.algos import ppo
 from jrl.config import multi_agent
 from jrl.envs import classic, jax_env
 from jrl.errors import InputError
-from jrl.learn import learner, parallel
+from jrl.learn import learner
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import build
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import JaxEnv, Several
-
-pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMES, STEPS = 4, 16
 SMALL = {
@@ -95,6 +92,7 @@ def test_one_policy_of_two_agents_is_one_agent_with_twice_the_environments_to_th
     assert int(counted.count) == 2 * int(games.count)
 
 
+@pytest.mark.slow
 def test_one_agent_of_several_is_the_environment_of_one():
     several = made(env={"options": {"num_agents": 1}})
     alone = made(env={"id": "CartPole-v1", "backend": "jax"})
@@ -167,9 +165,9 @@ def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
             assert advantage[t, k] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("algo", [{}, REPLAY])
-def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
-    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", [{}, pytest.param(REPLAY, marks=pytest.mark.slow)])
+def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
     cfg = made(env={"id": "late_arrivals:late_arrivals"}, **algo)
     with Session(cfg, endless=True) as session:
         session.start()
@@ -198,11 +196,11 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo, monkeypatch):
 # ---------------------------------------------------------------- policies
 
 
-def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone(monkeypatch):
+@pytest.mark.slow
+def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone():
     alike = trained(made(multi_agent=TWO))[0]
     # a setting that changes nothing makes them two kinds: each has a program of its own
     own = {"agent_0": {}, "agent_1": {"algo": {"max_leaf_norm": 1e9}}}
-    monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)
     apart = trained(made(multi_agent={**TWO, "policies": own}), 0)[0]
     assert set(alike) == set(apart) == {"agent_0", "agent_1"}
     kinds = {name: jax.tree.map(jnp.shape, state.params) for name, state in alike.items()}
@@ -212,6 +210,7 @@ def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone(monkeyp
         assert not np.array_equal(*kernels)
 
 
+@pytest.mark.slow
 def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypatch):
     cfg = made(
         env={"options": {"num_agents": 4}},
@@ -221,7 +220,6 @@ def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypat
     at_once, row = trained(cfg)
     blocks, map_rows = [], minibatch.map_rows
     watched = lambda fn, rows, chunk: (blocks.append(chunk), map_rows(fn, rows, chunk))[1]
-    monkeypatch.setattr(build, "run", build.run.__wrapped__)
     monkeypatch.setattr(minibatch, "map_rows", watched)
     monkeypatch.setattr(several, "_ROWS_AT_ONCE", 2 * STEPS * GAMES)
     two_by_two, of_two = trained(cfg)
@@ -230,6 +228,7 @@ def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypat
     assert row["policy/agent_3/loss/policy"] == pytest.approx(of_two["policy/agent_3/loss/policy"], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_policy_that_does_not_learn_stays_bit_for_bit():
     cfg = made(multi_agent={**TWO, "policies_to_train": ["agent_1"]}, algo={"normalize_obs": True})
     with Session(cfg, endless=True) as session:
@@ -252,6 +251,7 @@ def test_different_algorithms_learn_beside_each_other():
     assert int(state["b"].updates) == 3 * 16 and int(state["a"].updates) == 3  # 64 steps x 1 / 4, and rollouts
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     """On two devices, in lockstep; tests of teams and of kinds say the same of PPO with memory."""
     policies = {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}
@@ -269,6 +269,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     assert whole["updates"] == 2 * 16 * whole["iteration"]  # each policy's are as many
 
 
+@pytest.mark.slow
 def test_two_programs_give_the_bits_of_one():
     fused, staged = (
         made(multi_agent=TWO),
@@ -287,6 +288,7 @@ NAME = f"{__name__}:one_step"
 # ---------------------------------------------------------------- after training
 
 
+@pytest.mark.slow
 def test_evaluation_counts_games_and_a_policy_is_loaded_by_its_name(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     more = {

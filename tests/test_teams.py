@@ -26,8 +26,6 @@ from jrl.run import preflight
 from jrl.run.session import Session
 from jrl.types import ActOut, Box, Discrete, element
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 ID = "test_teams:two_games"
 AGENTS = ("left_0", "left_1", "right_0", "right_1")
 LATE = ("steady", "late", "guest", "waiting")
@@ -83,6 +81,7 @@ def resolved(**section):
     return preflight.resolved(made(multi_agent=section))
 
 
+@pytest.mark.slow
 def test_each_team_learns_its_own_answer(tmp_path, capsys):
     """VDN's sum must earn 7 on the left, QMIX 8 on the right: `test_vdn` says why; by the command, with its reports."""
     path, out = tmp_path / "run.yaml", tmp_path / "run"
@@ -116,6 +115,7 @@ def greeting() -> MultiDefinition:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["vdn", "qmix", "pqn"])
 def test_the_first_action_of_a_late_agent_is_learned(tmp_path, capsys, algo):
     """Greedy games pay all that there is, though the only action that counts is the first of one that comes late."""
@@ -207,6 +207,7 @@ def rows_of(path):
     return [json.loads(line) for line in (path / "result.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     """A team has a policy of its own, two agents alone share another; they come and go, and have memory."""
     teams = {"group": {"pair": ["late", "guest"]}, "mapping": {"pair": "pair", ".*": "alone"}}
@@ -224,6 +225,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
         assert about["action"]["kind"] == ("MultiDiscrete" if policy == "pair" else "Discrete")
 
 
+@pytest.mark.slow
 def test_teams_play_against_copies_of_themselves():
     own = {"group": TEAMS, "self_play": {"pool": 2, "window": 8, "snapshot_win_rate": 0.0}}
     with Session(

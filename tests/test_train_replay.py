@@ -11,6 +11,7 @@ from jrl.config import Sizes, datasets
 from jrl.data import __main__ as data_command
 from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
+from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import Box
 
@@ -20,7 +21,7 @@ SMALL = [
     "--set=env.backend=jax", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=replay.batch_size=16",
     "--set=replay.learning_starts=64", "--set=replay.capacity=400", "--set=replay.train_every=8",
     "--set=replay.updates_per_step=0.25", "--set=rollout.iterations_per_call=4", "--set=run.log=[jsonl]",
-    "--set=run.compile_cache=false", "--set=run.report_every=100",
+    "--set=run.compile_cache=false", "--set=run.report_every=100", "--set=run.smoothing_episodes=1",
 ]  # fmt: skip
 CLASSES = {name: algos.get_config_class(name) for name in algos.names()}
 TASKS = {
@@ -34,35 +35,8 @@ def run(name, *args, out):
     return train.main(["--algo", name, "--env", TASKS[name], *SMALL, "--out", str(out), *args])
 
 
-# options of another's algorithm, which have tests of their own: in the slow set
-OPTIONS = (
-    "c51",
-    "iqn",
-    "qrdqn",
-    "softq",
-    "ddpg",
-    "ddpg_mountaincar",
-    "sac_mujoco",
-    "rainbow",
-    "td3",
-    "sac_discrete",
-    "dqn_atari",
-    "dqn_mask",
-    "sac_dmc",
-    "impala_lstm",
-    "multi_cartpole_dqn",
-    "multi_cartpole_appo",
-    "multi_pendulum",
-    "masac_pendulum",
-    "maddpg_pendulum",
-    "rock_paper_scissors",
-    "spread_mappo",
-    "spread_vdn",
-    "spread_pqn_vdn",
-    "qmix",
-    "connect_four",
-    "rlpd",
-)
+# one of each way to get data: rollouts, replay, a data set; all others in the slow set
+QUICK = ("impala", "dqn", "discrete_cql")
 
 
 @pytest.fixture(scope="module")
@@ -79,31 +53,44 @@ def recorded(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in OPTIONS else []) for n in NAMES])
-def test_every_config_trains(name, tmp_path, recorded):
+def small(name, recorded):
+    """What makes a config quick: as few numbers and rows as it can have."""
     cfg = config.load(CONFIGS / f"{name}.yaml")
-    small = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
-    small.append("rollout.iterations_per_call=1")
+    made = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
+    made.append("rollout.iterations_per_call=1")
     norms = cfg.network.layer_norm or cfg.network.critic_layer_norm  # of hidden layers
-    small.append(f"network.hidden={[8] if norms else []}")
-    small += ["algo.num_epochs=1"] if hasattr(cfg.algo, "num_epochs") else []
+    made.append(f"network.hidden={[8] if norms else []}")
+    made += ["algo.num_epochs=1"] if hasattr(cfg.algo, "num_epochs") else []
     if cfg.replay is None and not hasattr(cfg.algo, "num_minibatches"):
-        small += ["rollout.length=4"]
+        made += ["rollout.length=4"]
     elif cfg.replay is None:
-        small += ["rollout.length=8", "algo.num_minibatches=2"]
+        made += ["rollout.length=8", "algo.num_minibatches=2"]
     else:
-        small += ["replay.capacity=400", "replay.batch_size=4", "replay.learning_starts=16", "replay.train_every=8"]
-        small += ["replay.updates_per_step=0.25"]
-        small += ["network.max_seq_len=4", "replay.burn_in=2"] if cfg.network.recurrent else []
+        made += ["replay.capacity=400", "replay.batch_size=4", "replay.learning_starts=16", "replay.train_every=8"]
+        made += ["replay.updates_per_step=0.25"]
+        made += ["network.max_seq_len=4", "replay.burn_in=2"] if cfg.network.recurrent else []
     if cfg.multi_agent and cfg.multi_agent.self_play:
-        small.append("multi_agent.self_play.pool=1")
+        made.append("multi_agent.self_play.pool=1")
     if cfg.data.input:
         path = recorded(cfg.env.id)
         mixed = f"{{sampler: 0.5, '{path}': 0.5}}"
-        small.append(f"data.input={mixed if datasets.is_mixed(cfg.data) else path}")
+        made.append(f"data.input={mixed if datasets.is_mixed(cfg.data) else path}")
     if config.algo_name(cfg) == "dt":  # whose sequences are read from their first row on
-        small.append("replay.burn_in=0")
-    settings, budget = [f"--set={s}" for s in small], Sizes(cfg).counts_by
+        made.append("replay.burn_in=0")
+    return made
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in QUICK])
+def test_every_config_is_built(name, recorded):
+    """Its environment, algorithm, programs and replay; what is compiled is in the slow set."""
+    with Session(config.load(CONFIGS / f"{name}.yaml", small(name, recorded))) as session:
+        assert session.run.program is not None
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NAMES])
+def test_every_config_trains(name, tmp_path, recorded):
+    cfg = config.load(CONFIGS / f"{name}.yaml")
+    settings, budget = [f"--set={s}" for s in small(name, recorded)], Sizes(cfg).counts_by
     stop = [f"--stop={budget}=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != budget)]
     assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0
     last = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]
@@ -112,6 +99,7 @@ def test_every_config_trains(name, tmp_path, recorded):
     assert losses and all(np.isfinite(last[k]) for k in losses)
 
 
+@pytest.mark.slow
 def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
     envpool = ("--set=env.backend=envpool", "--set=run.compile_cache=true")
     assert run("dqn", "--stop=env_steps=300", *envpool, out=tmp_path / "a") == 0
@@ -126,9 +114,7 @@ def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
     assert rows[-1]["env_steps"] >= 600 and rows[-1]["episode/length"] > 5
 
 
-def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_fills_it_anew(
-    tmp_path, capsys, built_once
-):
+def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
     none = ("--set=checkpoint.replay=none", "--set=replay.learning_starts=200")
     assert run("dqn", "--stop=env_steps=400", *none, out=tmp_path / "a") == 0
     rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")
@@ -155,15 +141,23 @@ def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_f
     assert "checkpoint.replay=none" in capsys.readouterr().err
 
 
+NO_UPDATE = ("--stop=env_steps=400", "--stop=episode/return=1", "--set=replay.learning_starts=200")
+WHY = (
+    "updates: expected at least 1 in",
+    "learning begins with replay.learning_starts 200: lower it, or raise stop.env_steps",
+)
+
+
 def test_a_run_that_made_no_update_says_so_and_fails(tmp_path, capsys):
-    """One run and members of a population, at their first end and when they are looked at again."""
-    args = ["--stop=env_steps=400", "--stop=episode/return=1", "--set=run.smoothing_episodes=1"]
-    args += ["--set=replay.learning_starts=390"]
-    assert run("dqn", *args, out=tmp_path / "one") == 1
-    why = "updates: expected at least 1 in"
-    fix = "learning begins with replay.learning_starts 390: lower it, or raise stop.env_steps"
-    assert why in (said := capsys.readouterr().err) and fix in said
-    assert run("dqn", *args, "--seeds=2", out=tmp_path / "two") == 1
-    assert why in (said := capsys.readouterr().err) and fix in said and "failed: 00, 01" in said
-    assert f"failed: {why}" in (tmp_path / "two" / "sweep.csv").read_text()
+    assert run("dqn", *NO_UPDATE, out=tmp_path / "one") == 1
+    said = capsys.readouterr().err
+    assert all(part in said for part in WHY)
+
+
+@pytest.mark.slow
+def test_members_that_made_no_update_say_so_and_fail_whenever_they_are_looked_at(tmp_path, capsys):
+    assert run("dqn", *NO_UPDATE, "--seeds=2", out=tmp_path / "two") == 1
+    said = capsys.readouterr().err
+    assert all(part in said for part in (*WHY, "failed: 00, 01"))
+    assert f"failed: {WHY[0]}" in (tmp_path / "two" / "sweep.csv").read_text()
     assert train.main([f"--resume={tmp_path / 'two'}"]) == 1

@@ -12,7 +12,12 @@ from jrl.algos import ppo
 PACKAGE = Path(jrl.__file__).parent
 
 
-@pytest.mark.parametrize(("backend", "most"), [("envpool", 11), ("jax", 14)], ids=["main job", "one program"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "most"),
+    [("envpool", 11), ("jax", 14)],
+    ids=["main job", "one program"],
+)
 def test_few_frames_of_few_files_lead_to_the_gradient(backend, most, monkeypatch, tmp_path):
     """Programs are traced in a thread of their own: the frames are those of it, from the first of jrl to the loss."""
     stacks, loss = [], ppo.loss

@@ -50,6 +50,7 @@ def test_it_holds_the_modules_the_configs_the_page_and_the_mark_of_types(wheel):
     assert found == modules | configs | page | {"jrl/py.typed", "jrl/serve/client.js"} and len(page) == 3
 
 
+@pytest.mark.slow
 def test_its_command_trains_a_shipped_config(installed, tmp_path):
     jrl = lambda *words: done([installed / "bin" / "jrl", *words], tmp_path, PYTHONPATH=str(installed))
     python = lambda code: done([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(installed))

@@ -19,7 +19,6 @@ from jrl.networks import NetworkConfig
 from jrl.run.store import checkpoint
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, Window
 
-pytestmark = pytest.mark.usefixtures("built_once")
 KEY = jax.random.key(7)
 CRITICS = tuple(name for name in algos.names() if algos.get_config_class(name).has_critic)
 GOAL = Dict((("at", Box((2,))), ("kind", Box((1,)))))

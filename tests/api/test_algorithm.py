@@ -22,8 +22,6 @@ from jrl.rllib.algorithm import to_path
 from jrl.rllib.table import KEYS
 from jrl.run.session import Session
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
 

@@ -12,8 +12,6 @@ from jrl.api import PPO, Algorithm
 from jrl.errors import InputError
 from jrl.metrics import loggers
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 
 def test_save_restore_and_go_on(tmp_path):
     with small().build() as algo:

@@ -14,8 +14,6 @@ from jrl.api import A2CConfig, Algorithm, DQNConfig, PPOConfig, SACConfig, conca
 from jrl.errors import InputError
 from jrl.types import Rollout
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 T, B = 8, 4
 
 

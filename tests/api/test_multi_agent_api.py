@@ -16,8 +16,6 @@ from jrl.migrate import migrate
 from jrl.record import main as record
 from jrl.rllib import multi_agent as spellings
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 ENV = "MultiAgentCartPole-v1"  # agent_0, agent_1
 AGENTS = ("agent_0", "agent_1")
 

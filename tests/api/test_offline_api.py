@@ -12,8 +12,6 @@ from jrl.config import datasets
 from jrl.errors import InputError
 from jrl.types import Batch, Box, Discrete
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SPACES = {
     "CartPole-v1": (Box((4,), "float32"), Discrete(2, "int64")),
     "Pendulum-v1": (Box((3,), "float32"), Box((1,), "float32", -2.0, 2.0)),

@@ -15,8 +15,6 @@ from jrl import config, data, evaluate, train
 from jrl.config.datasets import OutputConfig
 from jrl.data import __main__
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text()
 OWN, RECORD, LEARN, JUDGE, LOOK, FORMATS, TUNE = (
@@ -76,7 +74,7 @@ def test_learning(made, capsys):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory, built_once):
+def recorded(tmp_path_factory):
     """The directory in which the commands that record were run, and what they printed."""
     root, out = tmp_path_factory.mktemp("recorded"), io.StringIO()
     with contextlib.chdir(root), contextlib.redirect_stdout(out):

@@ -17,8 +17,6 @@ from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import Box, Discrete
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 
 def with_a_nan(path):
     """A data set of which one reward is NaN."""

@@ -25,8 +25,6 @@ from jrl.run import estimate_data, estimates
 from jrl.run.session import Session
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiDiscrete
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 GAMMA = 0.9
 VECTOR, TWO = Box((3,)), Discrete(2)
 MASKED = Dict((("action_mask", Box((3,), "bool", 0.0, 1.0)), ("obs", VECTOR)))

@@ -20,8 +20,6 @@ from jrl.run import build_collect, build_data, data_sets
 from jrl.run.session import Session
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 GAMMA = 0.9
 
 

@@ -13,8 +13,6 @@ from jrl.run import build_population
 from jrl.run.session import Session
 from jrl.types import Box, Discrete
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 OF_DATA = -1.0  # its rewards; CartPole's own are 1
 STEPS = 230  # of the data
 MEMORY = ("network.core={name: gru, size: 4}", "network.max_seq_len=4", "replay.burn_in=2", "network.hidden=[4]")

@@ -22,8 +22,6 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.run.session import Session
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 
 class Seen(Callbacks):
     """Keeps the rollouts that the learner gets."""
@@ -218,7 +216,7 @@ def test_every_format_of_files_can_be_written():
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory, built_once):
+def plain(tmp_path_factory):
     """What CartPole's agent does, in jrl's own format."""
     return collected(in_format("jrl"), tmp_path_factory.mktemp("plain"), calls=2)
 

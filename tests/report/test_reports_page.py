@@ -10,8 +10,6 @@ from run_files import run
 from jrl import train
 from jrl.report import __main__, page, page_server, runs
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reports.md").read_text()
 COMMANDS = [line for line in re.findall(r"^python -m jrl\.report (.+)$", PAGE, re.M) if "--serve" not in line]

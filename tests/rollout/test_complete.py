@@ -293,6 +293,7 @@ def test_the_longest_episode():
 # ---------------------------------------------------------------- learners
 
 
+@pytest.mark.slow
 def test_columns_of_several_devices_stay_where_they_are(four_devices):
     class Dealt(JaxSource):
         def next(self, actor, key):
@@ -377,6 +378,7 @@ def test_a_replay_draws_what_it_would_of_the_rollouts_as_they_came():
     assert len(seen) > len(expected) / 2
 
 
+@pytest.mark.slow
 def test_a_run_counts_steps_when_they_are_taken():
     env = build(tasks.drift(), B)
     made = ppo.make(

@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 import tasks
 
 from jrl.algos import a2c
@@ -19,6 +20,7 @@ from jrl.rollout.sources import JaxSource
 T, B = 4, 3
 
 
+@pytest.mark.slow
 def test_a_run_collects_once_and_goes_on_learning():
     env = build(tasks.drift(), B)
     algo = a2c.make(a2c.Config(), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)

@@ -34,7 +34,7 @@ WAYS = {
     "asynchronous runners": (RUNNERS, ASYNC),
     "runners, whole episodes": (RUNNERS, WHOLE),
 }
-QUICK = tuple(WAYS)[:4]
+QUICK = ("in a thread",)
 EVERY_WAY = [pytest.param(way, marks=[] if way in QUICK else [pytest.mark.slow]) for way in WAYS]
 SMALL = {
     "env": {"num_envs": GAMES},
@@ -112,6 +112,7 @@ def games_of(made):
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", EVERY_WAY)
 def test_games_of_self_play_are_those_that_were_played_and_count_if_no_copy_was_swapped(way, acted):
     own = {"self_play": {"pool": POOL, "window": 8, "snapshot_win_rate": 0.0}}
@@ -236,6 +237,7 @@ def test_who_follows_whom_is_as_the_mapping_said_of_each_game(way, acted):
     assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in returns)
 
 
+@pytest.mark.slow
 def test_policies_come_and_go_beside_a_thread_that_collects(acted):
     registry.register("lot", by_lot)
     with session("in a thread", **policies()) as run:
@@ -253,6 +255,7 @@ def test_policies_come_and_go_beside_a_thread_that_collects(acted):
         assert run.policies == ("other", "third")
 
 
+@pytest.mark.slow
 def test_a_runner_in_the_place_of_another_plays_games_that_were_asked_for(monkeypatch):
     monkeypatch.setattr(runner_group, "Cluster", FakeCluster({(1, 0, 3): "fail"}))
     again = {"recreate_failed_env_runners": True}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import descendants, gone
 
 from jrl.rollout.ray_cluster import in_words
@@ -29,6 +30,7 @@ def test_what_ray_says_of_a_dead_actor_in_words():
         assert words in in_words(died + reason)
 
 
+@pytest.mark.slow
 def test_an_interrupted_program_ends_the_ray_that_it_began():
     folder = Path(__file__).parent
     program = subprocess.Popen(

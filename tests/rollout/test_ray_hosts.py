@@ -79,6 +79,7 @@ def rows(rollout):
     return [tuple(map(int, x)) if there else None for *x, there in found]
 
 
+@pytest.mark.slow
 def test_parts_stand_in_the_order_of_runners_whichever_comes_first(steady):
     def collect(slow):
         steady.reset(KEY)
@@ -97,6 +98,7 @@ def test_parts_stand_in_the_order_of_runners_whichever_comes_first(steady):
     steady.foreach_worker(lambda s: vars(s).update(delay=0.0))
 
 
+@pytest.mark.slow
 def test_weights_are_put_once_per_version_and_rollouts_are_read_in_place(steady, monkeypatch):
     put, joined = [], []
     monkeypatch.setattr(Cluster, "put", lambda self, value: put.append(value) or self._ray.put(value))
@@ -108,6 +110,7 @@ def test_weights_are_put_once_per_version_and_rollouts_are_read_in_place(steady,
     assert all(not part.obs.flags.writeable and not part.obs.flags.owndata for part in joined)
 
 
+@pytest.mark.slow
 def test_metrics_and_stages(steady, monkeypatch):
     timers = Timers()
     monkeypatch.setattr(steady, "_timers", timers)
@@ -125,6 +128,7 @@ def test_metrics_and_stages(steady, monkeypatch):
     assert set(timers.drain()) == {"time/wait", "time/receive", "time/join", "time/send"}
 
 
+@pytest.mark.slow
 def test_functions_run_in_every_runner_and_every_environment(steady):
     assert steady.foreach_worker(lambda s: s.index) == [0, 1]
     assert steady.foreach_env(lambda env: env.upper()) == ["0.0", "0.1", "1.0", "1.1"]
@@ -133,6 +137,7 @@ def test_functions_run_in_every_runner_and_every_environment(steady):
     assert steady.foreach_worker(lambda s: s.index) == [0, 1]  # that was no failure of a runner
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_runners(steady):
     steady.reset(KEY)
     assert steady.columns.length.tolist() == [[0, 0], [0, 0]]
@@ -146,6 +151,7 @@ def test_statistics_are_those_of_the_runners(steady):
         steady.columns = jax.tree.map(lambda *x: jnp.stack(x), *set_to, set_to[0])
 
 
+@pytest.mark.slow
 def test_runners_find_an_actor_of_the_caller_by_its_name(steady, cluster):
     class Counter:
         def __init__(self):
@@ -167,6 +173,7 @@ def test_runners_find_an_actor_of_the_caller_by_its_name(steady, cluster):
     assert cluster.get(counter.add.remote(0)) == 6
 
 
+@pytest.mark.slow
 def test_more_than_the_cluster_has_is_an_error_at_once(cluster):
     for change, message in (
         ({"num": 5, "num_cpus": 1}, "at most 4"),
@@ -227,6 +234,7 @@ def test_asynchronous_rollouts_come_as_they_are_made_and_never_too_late(cluster,
     source.close()
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(cluster):
     options = OPTIONS._replace(recreate_failed_env_runners=True, max_restarts=2, sample_timeout_s=3.0)
     source = runners(options)
@@ -284,6 +292,7 @@ def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(clust
     source.close()
 
 
+@pytest.mark.slow
 def test_ignored_failures_leave_void_columns_until_nobody_is_left(cluster):
     options = OPTIONS._replace(ignore_env_runner_failures=True)
     source = runners(options, faults={1: {"fail": 1}, 0: {"fail": 3}})
@@ -300,6 +309,7 @@ def test_ignored_failures_leave_void_columns_until_nobody_is_left(cluster):
     source.close()
 
 
+@pytest.mark.slow
 def test_a_failure_ends_the_run_with_its_own_traceback_and_close_leaves_nothing(cluster):
     source = runners(OPTIONS._replace(num=1), faults={0: {"fail": 0}})
     (pid,) = source.foreach_worker(lambda s: os.getpid())
@@ -319,6 +329,7 @@ def test_a_failure_ends_the_run_with_its_own_traceback_and_close_leaves_nothing(
     assert sum(group["state"] == "CREATED" for group in groups) <= 1  # that of the runners that other tests share
 
 
+@pytest.mark.slow
 def test_what_an_environment_did_comes_without_our_frames(cluster):
     def breaks(error):
         def next(actor, key):
@@ -340,6 +351,7 @@ def test_what_an_environment_did_comes_without_our_frames(cluster):
     source.close()
 
 
+@pytest.mark.slow
 def test_runners_that_never_work_are_not_replaced_for_ever(cluster):
     options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
     source = runners(options, make=ray_sources.not_made)
@@ -349,6 +361,7 @@ def test_runners_that_never_work_are_not_replaced_for_ever(cluster):
     source.close()
 
 
+@pytest.mark.slow
 def test_compressed_observations_arrive_as_they_were_made(cluster):
     """Stacks of frames, from a runner that compresses them; everything else as without."""
 

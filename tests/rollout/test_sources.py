@@ -76,8 +76,17 @@ def pools(parts, devices, mesh):
     return sources.Pools(parts, devices=devices, join=join, stack=parallel.stack)
 
 
-@pytest.mark.parametrize("learners", [1, 2, 4])
-@pytest.mark.parametrize("actors", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("actors", "learners"),
+    [
+        (2, 2),
+        (1, 4),
+        *(
+            pytest.param(actors, learners, marks=pytest.mark.slow)
+            for actors, learners in ((1, 1), (1, 2), (2, 1), (2, 4), (4, 1), (4, 2), (4, 4))
+        ),
+    ],
+)
 def test_pools_put_columns_side_by_side(actors, learners):
     devices = jax.devices()[:actors]
     together = pools([graph(i, d) for i, d in enumerate(devices)], devices, parallel.make_mesh(learners))

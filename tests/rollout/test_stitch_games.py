@@ -109,7 +109,13 @@ def played(calls, name="Script", **sections):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"rollout": {"count_steps_by": "agent_steps", "batch_mode": "complete_episodes"}}]
+    "more",
+    [
+        {},
+        pytest.param(
+            {"rollout": {"count_steps_by": "agent_steps", "batch_mode": "complete_episodes"}}, marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_games_are_told_as_their_script_says(more):
     row = played(6, **more)
@@ -132,6 +138,7 @@ def test_ends_alone_are_the_same_games():
     assert row["episode/return"] == pytest.approx(np.mean([total for _, total, *_ in Ends.found]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_each_policy_is_told_of_once_and_evaluations_tell_of_games():
     from jrl.api import PPOConfig
 
@@ -164,6 +171,7 @@ class Infos(Callbacks):
         Infos.found.append((episode.env_index, len(episode), episode.agent_rewards, infos))
 
 
+@pytest.mark.slow
 def test_infos_of_agents_who_take_turns_and_a_game_that_broke_off():
     Turns.fails[:] = ["once"]
     runners = {"restart_failed_sub_environments": True}
@@ -176,6 +184,7 @@ def test_infos_of_agents_who_take_turns_and_a_game_that_broke_off():
     assert [found[3] for found in Infos.found] == [{"a": {"turn": 3}, "b": {"turn": 4}}] * 3  # after its own steps
 
 
+@pytest.mark.slow
 def test_games_that_do_not_wait_are_told_with_the_infos_of_their_agents():
     ready = {"id": "counting_envs:Turns", "remote_worker_envs": True, "batch_wait_ms": 0.0}
     played(4, "Infos", env=ready, multi_agent={"mapping": "shared"})

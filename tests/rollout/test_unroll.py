@@ -129,6 +129,7 @@ def test_without_exploration():
     np.testing.assert_array_equal(rollout.action, logit > 0)
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds():
     env = build(drift(), B)
     functions = unroll.make(env, act, length=T, carry=carry)
@@ -141,6 +142,7 @@ def test_vmap_over_seeds():
     assert not np.array_equal(together.obs[0], together.obs[1])
 
 
+@pytest.mark.slow
 def test_each_of_several_vectors_knows_which_environments_are_its_own():
     """What an exploration starts an episode with, at first and after each reset."""
 

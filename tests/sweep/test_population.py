@@ -15,8 +15,6 @@ from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.sweep import one_program
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SMALL = {
     "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4}, "network": {"hidden": [8]},
     "rollout": {"iterations_per_call": 2}, "run": {"log": [], "compile_cache": False},
@@ -98,7 +96,10 @@ def of_time(name):
     return name.startswith(("time", "perf/"))
 
 
-@pytest.mark.parametrize("name", KINDS)
+each = [pytest.param(name, marks=[] if name == "ppo" else [pytest.mark.slow]) for name in KINDS]
+
+
+@pytest.mark.parametrize("name", each)
 def test_each_member_is_the_same_run_as_alone(name, members):
     made = configs(*KINDS[name])
     population, sessions = members(made)
@@ -136,6 +137,7 @@ def test_members_that_differ_in_more_than_floats_are_another_program():
     assert build_population.grouped([*made, wide]) == [([0, 2], ""), ([1, 3], ""), ([4], "")]
 
 
+@pytest.mark.slow
 def test_members_do_not_depend_on_each_other_or_on_devices(members):
     """Paused members, a smaller program and two devices do not change the bits of advanced members."""
     made = configs(*KINDS["dqn"])

@@ -21,8 +21,6 @@ from jrl.sweep import __main__, schedule, settings, space, summary, trainer
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
     "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
@@ -189,7 +187,9 @@ class Killed(BaseException):
 MOMENTS = {"asha": 5, "pbt": 7, "groups": 3, "tpe": 3}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in ("asha", "pbt") else [pytest.mark.slow]) for k in KINDS]
+)
 def test_a_killed_sweep_resumes_to_the_same_end(kind, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0
@@ -264,6 +264,7 @@ def test_a_member_that_met_its_criterion_does_not_train_on_when_its_sweep_resume
     assert [rows(out / f"members/0{i}") for i in range(2)] == before
 
 
+@pytest.mark.slow
 def test_the_learning_rate_in_a_row_is_the_used_learning_rate(tmp_path, monkeypatch, capsys):
     """On a constant gradient Adam takes steps of its step size: https://github.com/ray-project/ray/issues/62173."""
 

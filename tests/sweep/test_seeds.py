@@ -25,8 +25,6 @@ from jrl.sweep import __main__, member_processes, members, one_program
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record
 
-pytestmark = pytest.mark.usefixtures("built_once")
-
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
 SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
@@ -55,7 +53,8 @@ def table(directory):
         return list(csv.DictReader(file))
 
 
-def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
+@pytest.mark.slow
+def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     started = []
 
@@ -110,6 +109,7 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 
+@pytest.mark.slow
 def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
     assert run("--stop=env_steps=64", f"--out={tmp_path / 'plain'}") == 0
     assert run("--stop=env_steps=64", "--seeds=1", f"--out={tmp_path / 'one'}") == 0
@@ -121,6 +121,7 @@ def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_members_that_do_not_fit_the_memory_train_in_turn(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
     monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
@@ -168,13 +169,15 @@ def test_members_with_different_checkpoints_resume_to_the_same_end(tmp_path, cap
         assert rows(cut / name) == rows(whole / name) and rows(whole / name)[-1]["env_steps"] >= 128
 
 
+@pytest.mark.slow
 def test_members_that_met_their_criterion_train_on_to_a_larger_budget(tmp_path, capsys):
-    goals = ["--stop=episode/return=9", "--set=run.smoothing_episodes=1", "--stop=env_steps=1024"]
+    goals = ["--stop=episode/return=9", "--set=run.smoothing_episodes=1", "--stop=env_steps=256"]
+    goals.append("--set=checkpoint.every=1000")  # at the end of each
     assert run(*goals, "--seeds=2", f"--out={tmp_path}") == 0
     assert all(row["ended"].startswith("episode/return") for row in table(tmp_path))
-    assert train.main([f"--resume={tmp_path}", "--stop=env_steps=2048"]) == 0
+    assert train.main([f"--resume={tmp_path}", "--stop=env_steps=512"]) == 0
     assert "resume: stop.episode/return 9 was met before: it does not count" in capsys.readouterr().out
-    assert [(row["ended"], int(row["env_steps"]) >= 2048) for row in table(tmp_path)] == [("env_steps", True)] * 2
+    assert [(row["ended"], int(row["env_steps"]) >= 512) for row in table(tmp_path)] == [("env_steps", True)] * 2
 
 
 def test_a_member_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):

@@ -30,8 +30,9 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         module, attribute = _LAZY[name]
         return getattr(importlib.import_module(module), attribute)
-    if importlib.util.find_spec(f"jrl.{name}") is None:  # `from jrl import types` asks for a package's name first
-        hints = importlib.import_module("jrl.rllib.hints")
-        if name in hints.HINTS["jrl"]:
-            raise hints.build_error(sys.modules[__name__], name, "jrl")
+    if importlib.util.find_spec(f"jrl.{name}") is not None:
+        return importlib.import_module(f"jrl.{name}")
+    hints = importlib.import_module("jrl.rllib.hints")
+    if name in hints.HINTS["jrl"]:
+        raise hints.build_error(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ import difflib
 import functools
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,17 @@ from typing import Any
 import yaml
 
 from jrl import registry
-from jrl.config import metric_names, path_keys
+from jrl.config import metric_names
 from jrl.config.checks import command_faults, faults
+from jrl.config.datasets import SAMPLER
+from jrl.config.external import ExternalConfig
 from jrl.config.plan import STEPS_PER_REPORT, Sizes
 from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
 from jrl.errors import InputError, short, shown
 from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
+from jrl.fields.paths import resolve, resolve_glob
 from jrl.fields.plain_yaml import as_plain, check_limits
 from jrl.fields.schema import Problem
 from jrl.host import files
@@ -39,6 +43,8 @@ Algos = Mapping[str, type]
 DROP = "leave out the keys of an RLlib config that jrl does not have, such as those of other replay buffers"
 _OWN = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
 _LINE = "lin_"  # Stable-Baselines3: a line to 0 at the end of the run
+_PATTERN = set("*?[")  # of a glob
+_EXTERNAL = ("spaces", "token_file", "certificate", "private_key")  # paths in the section `external`
 _MOST_DOTS = 40  # dots in a key of the command line
 _MOST_PROBLEMS = 50  # problems that are printed
 
@@ -402,7 +408,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         return None, problems
     if cfg.replay is None and learns_from(cls) is not Fresh:  # the section was faulty
         cfg = dataclasses.replace(cfg, replay=ReplayConfig())
-    cfg, path_faults = path_keys.resolve_paths(cfg)
+    cfg, path_faults = resolve_paths(cfg)
     problems += [Problem(key, message) for key, message in path_faults]
     sizes = Sizes(cfg)
     key = sizes.counts_by
@@ -422,3 +428,62 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         if not any(b.startswith(k + ".") or (k + ".").startswith(b) for k in keys for b in broken):
             problems.append(Problem(keys[0], message))
     return cfg, problems
+
+
+# ---------------------------------------------------------------- paths
+
+
+def resolve_paths(cfg: RunConfig) -> tuple[RunConfig, list[tuple[str, str]]]:
+    """Return a config with absolute paths, and (key, message) of each value that cannot be a path."""
+    faults: list[tuple[str, str]] = []
+
+    def resolve_key(section: Any, name: str, key: str, read: Callable[[Any, str], Any] = _path) -> Any:
+        value = None if section is None else getattr(section, name)
+        if value is None:
+            return section
+        try:
+            return dataclasses.replace(section, **{name: read(value, f"{key}.{name}")})
+        except InputError as e:
+            faults.extend((f"{key}.{name}", line) for line in e.errors)
+            return section
+
+    data = dataclasses.replace(cfg.data, output=resolve_key(cfg.data.output, "path", "data.output"))
+    data, external = resolve_key(data, "input", "data", _inputs), cfg.external
+    for name in _EXTERNAL:
+        external = resolve_key(external, name, "external")
+    run = resolve_key(cfg.run, "out", "run")
+    return dataclasses.replace(cfg, run=run, data=data, external=external), faults
+
+
+def resolve_external(section: ExternalConfig) -> ExternalConfig:
+    """Return the section `external` with absolute paths. Raises InputError: a value cannot be a path."""
+    values = {name: getattr(section, name) for name in _EXTERNAL}
+    paths: dict[str, Any] = {name: _path(path, f"external.{name}") for name, path in values.items() if path is not None}
+    return dataclasses.replace(section, **paths)
+
+
+def _path(value: Any, key: str) -> str:
+    return str(resolve(value, key))
+
+
+def _inputs(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        return _input(value, key)
+    inputs = [_input(name, key) for name in value]
+    if not isinstance(value, dict):
+        return tuple(inputs)
+    if len(set(inputs)) < len(inputs):
+        twice = next(name for name in inputs if inputs.count(name) > 1)
+        same = " and ".join(name for name in value if _input(name, key) == twice)
+        raise InputError(f"{key}: expected different paths, got {same}, which are one path: leave one out")
+    return dict(zip(inputs, value.values(), strict=True))
+
+
+def _input(name: str, key: str) -> str:
+    """Return an input of data: an absolute path or glob, the name of a function, or `sampler`."""
+    if not name or name == SAMPLER or registry.registered(name) is not None:
+        return name
+    path = resolve(name, key)
+    if ":" in name and not os.path.isabs(name) and not os.path.lexists(path):  # package.module:name
+        return name
+    return resolve_glob(name, key) if _PATTERN & set(name) else str(path)

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from jrl import train
-from jrl.config import path_keys
 from jrl.config.external import ExternalConfig
+from jrl.config.reader import resolve_external
 from jrl.errors import InputError, shown
 from jrl.fields import schema
 from jrl.fields.paths import resolve, written
@@ -114,7 +114,7 @@ def _build_section(overrides: Sequence[str]) -> ExternalConfig:
     cfg = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
     if problems:
         raise InputError(*(p.message for p in problems))
-    return path_keys.resolve_external(cfg)
+    return resolve_external(cfg)
 
 
 def _write_client(path: str) -> None:

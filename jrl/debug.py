@@ -306,7 +306,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
         raise InputError(f"{found} is a checkpoint, no bundle of a non-finite update: give <run>/nonfinite/<iteration>")
     cfg = config.override(meta["config"], [])
     runtime.apply(cfg.runtime)
-    spec = checkpoint.spec(meta)
+    spec = checkpoint.read_spec(meta)
     algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))

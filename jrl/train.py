@@ -145,7 +145,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         if saved and not args.as_test:  # which asks whether the criterion is met
             meta = checkpoint.read_meta(saved, resumable=True)
             asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
-            cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)
+            cfg, lines = resume.drop_met_criteria(meta, cfg, is_requested=asked)
             print(*(f"resume: {line}\n" for line in lines), sep="", end="")
         interrupted = stack.enter_context(interruption.watch_signals())
         stack.enter_context(interruption.enable_stack_dumps())
@@ -153,8 +153,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
             if count:
                 cfg, saved = _rolled_back(cfg, directory, saved, count)
             # a run that was killed before its first checkpoint begins anew: its rows do not count
-            anew = saved is None and bool(args.resume or count)
-            member = _run(args, cfg, directory, saved, anew, transcript, interrupted, clients)
+            starts_over = saved is None and bool(args.resume or count)
+            member = _run(args, cfg, directory, saved, starts_over, transcript, interrupted, clients)
             if member.fault is None or cfg.run.on_nonfinite != "rollback":
                 break
         return _tell_end(args, member, interrupted)
@@ -296,7 +296,7 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
         raise InputError(f"--resume: {run} does not exist: give a run directory or a checkpoint inside it")
     from jrl.run.store import resume
 
-    data = resume.stored_config(Path(run)) if Path(run).exists() else None
+    data = resume.read_config(Path(run)) if Path(run).exists() else None
     if data is None and args.resume != "auto":
         raise InputError(f"--resume: {run} holds no run to continue: begin one with a config and --out {run}")
     if data is not None:
@@ -321,7 +321,7 @@ def _directory(
             own, saved = latest, checkpoint.locate(latest)
     elif args.resume:
         saved = checkpoint.locate(Path(args.resume))
-        own = given or checkpoint.run_of(Path(args.resume))
+        own = given or checkpoint.find_run_directory(Path(args.resume))
     directory = own or files.make_numbered(Path(f"runs/{_name(args, cfg)}"))
     stack.enter_context(files.lock_directory(directory, made=own is None))
     if args.resume is None and (directory / "config.yaml").exists():
@@ -334,7 +334,7 @@ def _run(
     cfg: config.RunConfig,
     directory: Path,
     saved: Path | None,
-    anew: bool,
+    starts_over: bool,
     transcript: output.Transcript,
     interrupted: interruption.Signals,
     clients: Any,
@@ -374,13 +374,13 @@ def _run(
         member = runner.Member(session, directory, watchdog)
         member.open_checkpoints(stack)
         print(*run_directory.introduction(session, verbose=args.verbose > 0), sep="\n")
-        for note in session.start(saved, weights, policy_only=args.policy_only, anew=anew):
+        for note in session.start(saved, weights, policy_only=args.policy_only, starts_over=starts_over):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         window = cfg.run.smoothing_episodes
         sinks = run_directory.displays(stack, directory, transcript, cfg.stop, window=window)
         sinks += [_print_stages] if args.verbose else []
-        rows_until = session.reporter.row_steps if meta or anew else None
+        rows_until = session.reporter.row_steps if meta or starts_over else None
         member.open(stack, rows_until, *sinks, told=_told(args.rows))
         runner.Runner([member], watchdog, interrupted).run(until)
     if member.info is None or member.fault:

@@ -282,7 +282,7 @@ def test_a_plain_observation_takes_its_mask_beside_it(tmp_path):
     policy = jrl.load(tmp_path)
     assert [policy.act(np.zeros(4), action_mask=mask) for mask in np.eye(3)] == [0, 1, 2]
     save(tmp_path / "without", "ppo", EnvSpec(VECTOR, Discrete(3), 1))
-    with pytest.raises(ValueError, match="trained without one"):
+    with pytest.raises(ValueError, match="trained without a mask"):
         jrl.load(tmp_path / "without").act(np.zeros(4), action_mask=np.ones(3))
 
 

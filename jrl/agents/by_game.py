@@ -138,9 +138,9 @@ class ByGame(policies.Policies):
         return {**super().game_options, "named": self.numbered.__getitem__}
 
     def _rows_of(self, played: Any, agents: Sequence[str]) -> list[tuple[str, Any]]:
-        if played is None or played.followed is None:
+        if played is None or played.policy_ids is None:
             return super()._rows_of(played, agents)
-        return [(name, played.followed == self.numbered.index(name)) for name in self.names]
+        return [(name, played.policy_ids == self.numbered.index(name)) for name in self.names]
 
     # ------------------------------------------------------------ acting and learning
 

@@ -188,7 +188,7 @@ class Policies(abc.ABC):
         its agents.
 
         Args:
-          played: a `jrl.play.evaluate.Evaluation`; None: all are NaN.
+          played: a `jrl.play.player.Evaluation`; None: all are NaN.
         """
         agents = (self.cfg.multi_agent and self.cfg.multi_agent.agents) or ()
         found = None if played is None else played.agents

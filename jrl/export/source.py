@@ -44,7 +44,7 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
     reader, start = actor.reader, actor.algo.carry(1)  # of any number of environments the same
 
     def memory(num: int) -> PyTree:
-        carry, past = actor.start(num)
+        carry, past = actor.init_memory(num)
         return carry, () if past is None else (past.frames, past.action)
 
     def step(obs: PyTree, memory: PyTree, reward: Array, begins: Array) -> tuple[PyTree, PyTree]:

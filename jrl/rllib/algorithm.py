@@ -325,7 +325,7 @@ class Algorithm(Learns):
             cfg, spec = session.config, session.run.spec
             if session.policies:
                 cfg, spec = session.run.policies.of(name)
-            acting = actor.of_training(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
+            acting = actor.build_training_actor(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
             self._policies[name] = ActionPolicy(session, acting, name)
         return self._policies[name]
 
@@ -445,7 +445,7 @@ class Algorithm(Learns):
                 raise InputError(f"save: {target} exists already: name another, or leave the path out")
         parts, description = session.to_save()
         try:
-            checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
+            checkpoint.write(target, checkpoint.copy_to_host(parts), {**description, "keep": True})
         except OSError as e:
             raise unwritable(target, "save", e) from e
         if path is None:
@@ -473,7 +473,7 @@ class Algorithm(Learns):
         self.get_policy(policy_id)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
-            checkpoint.write(path, checkpoint.on_host(self.session.parts()), self.session.description())
+            checkpoint.write(path, checkpoint.copy_to_host(self.session.parts()), self.session.description())
             given = {"best": False, "out": str(export_dir), "policy": self._own_name(policy_id)}
             return export(argparse.Namespace(checkpoint=str(path), format="onnx" if onnx else format, **given))
 
@@ -554,7 +554,7 @@ class Algorithm(Learns):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the whole run as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
         session = self.session
-        arrays = checkpoint.on_host(session.parts())
+        arrays = checkpoint.copy_to_host(session.parts())
         return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -178,7 +178,7 @@ class Stitch:
         self._cut(np.zeros(self._num_envs, bool), np.zeros(self._num_envs, bool))
         self._begin_anew()
 
-    def under_way(self) -> list[Episode]:
+    def unfinished(self) -> list[Episode]:
         """Returns the episodes of single agents that have not ended, column by column; they go on."""
         return [episode for _, episode in sorted(self._open.items())]
 

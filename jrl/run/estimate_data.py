@@ -101,7 +101,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))
     judge = estimates.Judge(cfg, how, algo, spec, store, mend=("--methods dm", "--explore"))
-    explore = action_probabilities.draws(algo, spec) if args.explore is None else args.explore
+    explore = action_probabilities.is_stochastic(algo, spec) if args.explore is None else args.explore
     about = {
         "policy": args.checkpoint,
         "data": f"{store.name}: {counted(store.num_episodes, 'episode', ',')}, {counted(store.num_steps, 'step', ',')}",

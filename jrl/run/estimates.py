@@ -87,14 +87,14 @@ class Judge:
             store = store.take(np.sort(chosen))
         self._cfg, self._how, self._algo, self._spec, self._store = cfg, how, algo, spec, store
         self._gamma = float(np.asarray(cfg.algo.gamma))
-        explore = action_probabilities.draws(algo, spec) if how.explore is None else how.explore
+        explore = action_probabilities.is_stochastic(algo, spec) if how.explore is None else how.explore
         weighing = [name for name in how.methods if name != "dm"]
         if weighing:
             check_log_probs(store, weighing, mend[0])
         if weighing or isinstance(spec.action, Discrete):  # of a set of choices the values ask for probabilities, too
             _check_choice(algo, spec, explore, weighing or how.methods, mend)
         fits = any(name in _FITTED for name in how.methods)
-        self._asked = action_probabilities.Asked(explore, bool(weighing), how.fqe.actions if fits else 0)
+        self._asked = action_probabilities.Request(explore, bool(weighing), how.fqe.actions if fits else 0)
         self._fit = _Fit(cfg, how, spec, store, self._gamma) if fits else None
         self._begins = store.offsets[:-1]
 
@@ -102,7 +102,7 @@ class Judge:
         """Estimates the return of a policy, `actor` of the algorithm; the same key gives the same result."""
         store, how = self._store, self._how
         along_key, fit_key = jax.random.split(key)
-        found = action_probabilities.along(self._algo, self._spec, actor, store, self._asked, along_key)
+        found = action_probabilities.compute_probabilities(self._algo, self._spec, actor, store, self._asked, along_key)
         q = value = None
         if self._fit is not None and found.choices is not None:
             q, value = (

@@ -38,7 +38,7 @@ class Schedule:
         cfg = session.config
         self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
         self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)
-        self._videos = video.of_run(self.evaluations.config, cfg, directory)
+        self._videos = video.build_videos(self.evaluations.config, cfg, directory)
         self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
         self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
         self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
@@ -57,7 +57,7 @@ class Schedule:
     def start(self) -> None:
         """Puts the keys into result rows, and counts from where the session stands."""
         if self._some and self._plays:
-            self._session.reporter.extra.update(self.evaluations.nothing())
+            self._session.reporter.extra.update(self.evaluations.nan_metrics())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
             self._reaches = reporter.reached(self._settings.every, most=most, env_steps=done)
@@ -75,7 +75,7 @@ class Schedule:
         """
         if self._reaches is None or not self._reaches(info):
             return False
-        if self._parallel and not self.evaluations.busy:
+        if self._parallel and not self.evaluations.is_busy:
             self._due()
             return False
         self._asked = True
@@ -95,8 +95,8 @@ class Schedule:
         """Finishes the evaluation for the row that is about to be made, or plays it."""
         extra = self._session.reporter.extra
         if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
-            extra.update(self.evaluations.nothing())
-        if self.evaluations.busy:
+            extra.update(self.evaluations.nan_metrics())
+        if self.evaluations.is_busy:
             found = self._finish()
             if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
                 self.play()  # those weights are gone
@@ -138,7 +138,7 @@ class Schedule:
         if self._told:
             self._told.call("on_evaluate_start", algorithm=self._face)
         actor = self._session.actor()
-        self.evaluations.plays_for = self._session.config
+        self.evaluations.run = self._session.config
         judge = self._session.run.judge
         if judge and judge.with_evaluations:
             self._estimated = judge.of(actor, self._session.iteration)

@@ -196,9 +196,9 @@ def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     if not names or set(names) - set(known):
         expected = f"some of {', '.join(known)}" if known else "none, as the run has one policy"
         raise InputError(f"policy_ids: expected {expected}, got {', '.join(names) or 'none'}: {path}")
-    algo = build.algorithm(config.without_loss(cfg), checkpoint.spec(meta))
-    whole = resume.learner(path, jax.eval_shape(algo.init, jax.random.key(0)), beside=True)
-    return {name: resume.held(path, name, whole[name]) for name in names}
+    algo = build.algorithm(config.without_loss(cfg), checkpoint.read_spec(meta))
+    whole = resume.restore_learner(path, jax.eval_shape(algo.init, jax.random.key(0)), allow_missing=True)
+    return {name: resume.require_policy(path, name, whole[name]) for name in names}
 
 
 def _shapes(tree: PyTree) -> Any:

@@ -131,7 +131,7 @@ class Session(BaseSession):
         *,
         policy_only: bool = False,
         begin: bool = True,
-        anew: bool = False,
+        starts_over: bool = False,
     ) -> list[str]:
         """Sets the state to begin with: of a checkpoint, with the weights of one, or fresh.
 
@@ -140,7 +140,7 @@ class Session(BaseSession):
           weights: checkpoint whose weights are taken over.
           policy_only: of them those of the policy alone, not of values.
           begin: whether callbacks are told that the algorithm is made.
-          anew: whether the run was begun before, without a checkpoint: what that wrote does not count.
+          starts_over: whether this run replaces an attempt without a checkpoint; its files are deleted.
         Returns:
           What there is to say about it.
         Raises:
@@ -154,8 +154,8 @@ class Session(BaseSession):
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
         if saved and meta:
-            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
-            kept = resume.restore(saved, cfg, program.keep(state), self.run.learners)
+            notes = [f"resume: {note}" for note in resume.describe_resume(saved, cfg, self.run.learners, self.run.data)]
+            kept = resume.restore_state(saved, cfg, program.keep(state), self.run.learners)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
             steps = meta["env_steps"]
@@ -163,13 +163,13 @@ class Session(BaseSession):
             self.met = dict(meta.get("met") or {})
         elif weights:
             kept = jax.device_get(program.keep(state).learner)
-            learner, lines = resume.weights(weights, kept, policy_only=policy_only)
+            learner, lines = resume.transfer_weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         notes += self.run.data_notes
         self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
-            notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
+            notes += self.run.recorder.begin(self._directory, self.iteration, starts_over=starts_over)
         updates = plan.batch_plan(cfg).updates or 1
         self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
@@ -191,7 +191,7 @@ class Session(BaseSession):
             try:
                 self.reporter.restore(meta["rows"], self.timers)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-                raise checkpoint.damaged(saved, f"rows: {e}") from e
+                raise checkpoint.damaged_error(saved, f"rows: {e}") from e
         if self.callback_list:
             if begin:
                 named = getattr(self._face, "get_policy", lambda name: self._face)
@@ -337,7 +337,7 @@ class Session(BaseSession):
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
-        evaluates = self.schedule.evaluations.busy or self.schedule.in_row(1)
+        evaluates = self.schedule.evaluations.is_busy or self.schedule.in_row(1)
         if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
@@ -463,7 +463,7 @@ class Session(BaseSession):
         more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
         more |= {"data": dict(run.data)} if run.data else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
-        return checkpoint.meta(
+        return checkpoint.build_meta(
             cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )
 
@@ -495,7 +495,7 @@ class Session(BaseSession):
 
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
-        return resume.parts(self.run.program.keep(self.state), self.config)
+        return resume.select_parts(self.run.program.keep(self.state), self.config)
 
 
 def _log_at(level: str) -> None:

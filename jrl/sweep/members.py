@@ -136,16 +136,15 @@ def copied(source: Member, target: Member) -> None:
     Raises:
       InputError: the source has none.
     """
-    from jrl.run.store import checkpoint
-    from jrl.run.store import meta as checkpoint_file
+    from jrl.run.store import checkpoint, checkpoint_json
 
     saved = checkpoint.locate(source.directory)
     own = target.directory / saved.parent.name / saved.name
     making = own.with_name(f"{own.name}.unfinished")  # which a checkpointer clears away
     shutil.rmtree(making, ignore_errors=True)
     shutil.copytree(saved, making)
-    meta = checkpoint_file.read_meta(making)
-    checkpoint_file.write(making, {**meta, "config": config.to_dict(target.config)})
+    meta = checkpoint_json.read_meta(making)
+    checkpoint_json.write(making, {**meta, "config": config.to_dict(target.config)})
     for saved_then in own.parent.glob("[0-9]*"):  # later ones are of a run that is gone back on
         if saved_then.name.isdigit() and int(saved_then.name) >= int(own.name):
             shutil.rmtree(saved_then)

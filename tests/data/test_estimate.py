@@ -199,8 +199,8 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
     algo = ppo.make(ppo.Config(), spec, NetworkConfig(hidden=(8,), core=core))
     actor = first_actor(algo, 0)
     held = store(action, observation=observation)
-    found = action_probabilities.along(
-        algo, spec, actor, held, action_probabilities.Asked(True, True, 2), jax.random.key(1)
+    found = action_probabilities.compute_probabilities(
+        algo, spec, actor, held, action_probabilities.Request(True, True, 2), jax.random.key(1)
     )
     choose = jax.jit(lambda obs, carry: algo.choice(actor, obs, carry, True))
     row = 0

@@ -392,4 +392,4 @@ def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rol
         recorded: Any = like.extras[unroll.RAW_STEPS]
         like = dataclasses.replace(like, extras={**like.extras, unroll.RAW_STEPS: {**recorded, "over": like.mask}})
     side_by_side = cfg.rollout.batch_mode == "truncate_episodes" and cfg.external is None
-    return like if side_by_side else complete.led_like(like)
+    return like if side_by_side else complete.mark_counted_steps_like(like)

@@ -36,8 +36,8 @@ from jrl.rllib.policy import ActionPolicy
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import canonical
 from jrl.rllib.weights_file import read_weights
-from jrl.run import build, policies, reporter, run_directory, runner
-from jrl.run.manual_steps import POLICY, Learns, known
+from jrl.run import base_session, build, reporter, run_directory, runner
+from jrl.run.manual_steps import POLICY, LearnerMethods, find_policy_ids
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import Batch, PyTree, SequenceBatch
@@ -90,7 +90,7 @@ def path_of(given: Any) -> Path:
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
-class Algorithm(Learns):
+class Algorithm(LearnerMethods):
     """A run that is driven call by call.
 
     Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.learn.staged.Step, and
@@ -181,7 +181,7 @@ class Algorithm(Learns):
                 self._files.enter_context(files.lock_directory(Path(out)))
                 if not found and (Path(out) / "config.yaml").exists():
                     raise InputError(f"run.out: {out} holds a run already: name another, or go on from a checkpoint")
-            self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
+            self.session = Session(cfg, restarts=restarts, callback_target=self, endless=True, training_step=own_step)
             self.session.rows_wait = True
             failed.callback(self.session.close)
             self._stopped = False
@@ -224,7 +224,7 @@ class Algorithm(Learns):
         """Returns (scalar, metrics) of a batch, for subclasses to change; `default(params, batch)` is jrl's own."""
         return default(params, batch)
 
-    def _learns(self, what: str) -> Session:
+    def _learner_session(self, what: str) -> Session:
         return self.session
 
     # ------------------------------------------------------------ training
@@ -309,7 +309,7 @@ class Algorithm(Learns):
 
     def sample_replay(self) -> Batch | SequenceBatch:
         """Returns a batch of replay or data sets, in numpy. Raises InputError: there is neither, or it is empty."""
-        return self.session.by_hand.sample_replay()
+        return self.session.manual_steps.sample_replay()
 
     # ------------------------------------------------------------ policies
 
@@ -320,7 +320,7 @@ class Algorithm(Learns):
           KeyError: there is no such policy, or there are several and none is named.
         """
         session = self.session
-        name = known(session).named(policy_id)
+        name = find_policy_ids(session).resolve(policy_id)
         if name not in self._policies:
             cfg, spec = session.config, session.run.spec
             if session.policies:
@@ -332,7 +332,7 @@ class Algorithm(Learns):
     @property
     def policy_map(self) -> dict[str, ActionPolicy]:
         """Policies of the run, by name."""
-        return {name: self.get_policy(name) for name in known(self.session).ids}
+        return {name: self.get_policy(name) for name in find_policy_ids(self.session).ids}
 
     def compute_single_action(self, observation: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
         """Returns the action for one observation, of one agent: see `ActionPolicy.compute_single_action`."""
@@ -387,7 +387,7 @@ class Algorithm(Learns):
 
     def _own_name(self, policy_id: str) -> str | None:
         """Returns the id of one of several policies; None for the only policy of a run."""
-        return known(self.session).named(policy_id) if self.session.policies else None
+        return find_policy_ids(self.session).resolve(policy_id) if self.session.policies else None
 
     # ------------------------------------------------------------ weights
 
@@ -510,7 +510,7 @@ class Algorithm(Learns):
         own = cls if cls.algo_name else algorithm_class(made.algo_name)
         if policy_ids is None:
             return own(made, checkpoint=found)
-        states = policies.states(found, policy_ids)
+        states = base_session.load_states(found, policy_ids)
         given = made.to_run_config().multi_agent
         assert given is not None  # `states` would have raised
         changes = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}

@@ -156,7 +156,7 @@ class Columns:
         slot = (self._first + np.minimum(t, count)) % self._slots
         real = t < count
         obs, action, extras, carry = self._rows
-        columns_of = functools.partial(complete.columns_of, self._agents, self._num)
+        columns_of = functools.partial(complete.find_leaf_columns, self._agents, self._num)
 
         def at(tree: PyTree, slot: np.ndarray, own: Sequence[np.ndarray | None]) -> PyTree:
             leaves, structure = jax.tree.flatten(tree)

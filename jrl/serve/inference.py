@@ -75,7 +75,7 @@ class Program:
 
     def _whole(self, out: ActOut, num: int) -> dict[str, PyTree]:
         """Returns what acting recorded as arrays of all columns, zeros where there is nothing."""
-        own = complete.columns_of(self._agents, num, (), out.extras)
+        own = complete.find_leaf_columns(self._agents, num, (), out.extras)
         leaves, structure = jax.tree.flatten(dict(out.extras))
         whole = [
             x if columns is None else jnp.zeros((num, *x.shape[1:]), x.dtype).at[columns].set(x)

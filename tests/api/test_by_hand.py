@@ -326,7 +326,7 @@ def test_env_runners_sample_by_hand():
         assert np.isfinite(algo.learn_on_batch(concat_samples(rollouts))["loss/policy"])
         assert algo.workers.local_worker().sample().reward.shape == (T, B)
         for call in (lambda w: w.set_weights({}), lambda w: w.sync_filters({}), lambda w: w.learn_on_batch(None)):
-            with pytest.raises(Exception, match="an environment runner acts with what comes with each request"):
+            with pytest.raises(Exception, match="expected a call in the process that learns"):
                 algo.workers.foreach_worker(call)
         same(*[f["default_policy"] for f in algo.workers.foreach_worker(lambda w: w.get_filters())])
         assert algo.train()["training_iteration"] == 2

@@ -276,7 +276,7 @@ def test_acting_by_policy(algo):
 
 def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
     before, steps = algo.get_weights(), algo.session.clock_now()
-    rollout, report = algo.session.by_hand.sample()
+    rollout, report = algo.session.manual_steps.sample()
     algo.learn_on_batch(rollout)
     # as an iteration counts them
     assert algo.session.clock_now() == steps.after(report) and report.steps.sum() < report.agents.steps.sum()

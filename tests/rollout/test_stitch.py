@@ -213,7 +213,7 @@ def test_from_a_program_and_with_a_short_memory(length):
 
 def test_without_memory_observations_stay_where_they_are():
     def end(episode):
-        with pytest.raises(RuntimeError, match=r"history is 0: .* set it to None, or to 1"):
+        with pytest.raises(RuntimeError, match=r"Callbacks.history: .* set it to 1"):
             _ = episode.last_obs
         totals.append((episode.length, episode.total_reward, episode.last_reward))
 

@@ -33,7 +33,7 @@ class BaseSession(abc.ABC):
     iteration: int
     reporter: reporter.Reporter
     callback_list: callbacks.CallbackList | None
-    by_hand: Any  # manual_steps.ByHand
+    manual_steps: Any  # jrl.run.manual_steps.ManualSteps
 
     @property
     @abc.abstractmethod
@@ -183,7 +183,7 @@ class BaseSession(abc.ABC):
         return resolved(dataclasses.replace(self.config, multi_agent=given))
 
 
-def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
+def load_states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     """Reads the States of some policies of a checkpoint with several, on the host, by name.
 
     Raises:

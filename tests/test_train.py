@@ -119,7 +119,7 @@ def test_a_disk_that_becomes_full_costs_nothing(tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert captured.err.startswith("error: cannot write to ") and captured.err.count("\n") == 1
     meta = checkpoint.read_meta(checkpoint.locate(out))
-    assert f"saved: what was learned in {meta['env_steps']:,} steps" in captured.out
+    assert f"saved: the state after {meta['env_steps']:,} steps" in captured.out
     monkeypatch.undo()
     last = loggers.read_rows(out / "result.jsonl")[-1]
     assert meta["rows"]["env_steps"] == last["env_steps"] and len((out / "progress.csv").read_text().split("\n")) == 5

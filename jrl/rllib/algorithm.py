@@ -434,7 +434,7 @@ class Algorithm(LearnerMethods):
         session = self.session
         if path is None:
             if self._member:
-                self._member.check(whole=True)  # one of the same iteration may be under way
+                self._member.check(wait=True)  # one of the same iteration may be under way
             target = self.logdir / "checkpoints" / str(session.iteration)
             again = itertools.count(2)
             while target.exists():

@@ -57,7 +57,7 @@ class MemberRun(runner.Member):
             return
         self.open_checkpoints(stack, writer)
         self.session.start(self.saved, starts_over=meta is None)
-        self.open(stack, self.session.reporter.row_steps if meta else 0, told=self.member.told)
+        self.open(stack, self.session.reporter.row_steps if meta else 0, extra=self.member.told)
 
     def take_over(self, source: "MemberRun", member: Member) -> None:
         """Goes on from where another member is, with a config of its own, as if from a copy of its checkpoint."""

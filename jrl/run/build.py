@@ -76,7 +76,7 @@ class Run(NamedTuple):
     programs: str  # whether one program collects and learns or two do, and why, in words
     policies: agents.Policies
     recorder: data_output.Recorder | None = None  # of `data.output`
-    judge: estimates.Beside | None = None  # of `data.estimate`
+    judge: estimates.ScheduledEstimates | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
@@ -285,7 +285,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         unroll=None,
         note="",
         apply_task=apply_task,
-        judge=estimates.beside(cfg, found, algo),
+        judge=estimates.build_estimates(cfg, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",

@@ -100,7 +100,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     how = datasets.EstimateConfig(methods=methods, episodes=args.episodes, explore=args.explore)  # type: ignore[arg-type]  # they were looked at
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))
-    judge = estimates.Judge(cfg, how, algo, spec, store, mend=("--methods dm", "--explore"))
+    judge = estimates.ReturnEstimator(cfg, how, algo, spec, store, fix=("--methods dm", "--explore"))
     explore = action_probabilities.is_stochastic(algo, spec) if args.explore is None else args.explore
     about = {
         "policy": args.checkpoint,

@@ -149,7 +149,7 @@ class Schedule:
         self.evaluations.run = self._session.config
         judge = self._session.run.judge
         if judge and judge.with_evaluations:
-            self._estimated = judge.of(actor, self._session.iteration)
+            self._estimated = judge.estimate(actor, self._session.iteration)
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor

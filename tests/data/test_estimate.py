@@ -146,7 +146,7 @@ def judge(module, cfg, action, held=None, **how):
     algo = module.make(cfg, spec, network)
     settings = {"methods": ["wis"], **how}
     whole = run_config("x", f"data.estimate={json.dumps(settings)}")
-    made = estimates.Judge(whole, whole.data.estimate, algo, spec, store(action) if held is None else held)
+    made = estimates.ReturnEstimator(whole, whole.data.estimate, algo, spec, store(action) if held is None else held)
     return made, first_actor(algo, 0)
 
 
@@ -299,7 +299,7 @@ def verdict(spec, held, methods, change, fqe):
     actor = jax.tree.map(change, first_actor(algo, 3))
     cfg = run_config("x", f"data.estimate={json.dumps({'methods': methods, 'fqe': fqe})}")
     assert cfg.algo.gamma == tabular.GAMMA
-    return estimates.Judge(cfg, cfg.data.estimate, algo, spec, held)(actor, jax.random.key(0)), algo, actor
+    return estimates.ReturnEstimator(cfg, cfg.data.estimate, algo, spec, held)(actor, jax.random.key(0)), algo, actor
 
 
 def test_fitted_values_and_doubly_robust_ones_are_those_of_a_linear_solve():

@@ -167,7 +167,7 @@ def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTr
 
 
 def _joined(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
-    """Returns the actions of all groups, [G * P * n, ...] each, by column: [G * A, ...], or a tuple by kind."""
+    """Returns the actions of all groups, [G * P * n, ...] each, as [G * A, ...], or as a tuple by kind."""
     if not (kinds := groups[0].kinds):
         return _of_one_kind(groups, num_agents, parts)
     mine = [[i for i, group in enumerate(groups) if group.kind == k] for k in range(len(kinds))]
@@ -190,8 +190,8 @@ def _of_one_kind(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTre
 def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     """Returns an Algo in which each policy acts in its own columns.
 
-    Its State is a dict by policy, as in checkpoints. Actor, carry and extras are dicts by group. A group's carry has all
-    columns, so that code that resets a carry needs no groups.
+    Its State is a dict by policy, as in checkpoints. Actor, carry and extras are dicts by group. The carry of a group
+    has all columns, so that code that resets it needs no groups.
 
     Args:
       groups: groups, which own each agent once.

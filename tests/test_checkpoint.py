@@ -351,7 +351,7 @@ def test_nothing_to_find(tmp_path):
     with pytest.raises(InputError, match="holds no complete checkpoint: give a run directory"):
         checkpoint.locate(tmp_path)
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(InputError, match=f"holds no complete checkpoint: .*--out {tmp_path} --resume auto begins"):
+    with pytest.raises(InputError, match=f"holds no complete checkpoint: .*--out {tmp_path} --resume auto"):
         checkpoint.locate(tmp_path)
 
 

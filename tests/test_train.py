@@ -144,7 +144,7 @@ def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path, capsys):
     kept = checkpoint.read_meta(checkpoint.locate(out, best=True))
     assert (kept["iteration"], kept["env_steps"]) == (top["iteration"], top["env_steps"])
     assert kept["metrics"]["evaluation/return"] == top["evaluation/return"]
-    told = f"best: evaluation/return {top['evaluation/return']:.4g} after {top['env_steps']:,} steps, which is"
+    told = f"best: evaluation/return {top['evaluation/return']:.4g} after {top['env_steps']:,} steps, which other"
     assert top is not rows[-1] and told in capsys.readouterr().out
 
 

@@ -120,7 +120,7 @@ def test_with_replay_batches_are_learned_from(q):
     learned = q.session.learner_state()
     same((stepped.params, stepped.opt_state), (learned.params, learned.opt_state), rtol=1e-4, atol=1e-6)
     assert differ(learned.params, before.params)
-    with pytest.raises(InputError, match=r"compute_gradients: dqn learns from a Batch, as sample_replay\(\)"):
+    with pytest.raises(InputError, match=r"compute_gradients: dqn learns from a Batch, as from sample_replay\(\)"):
         q.compute_gradients(q.workers.local_worker().sample())
     with pytest.raises(InputError, match="expected 16 rows"):
         q.learn_on_batch(jax.tree.map(lambda x: x[:4], batch))

@@ -119,7 +119,7 @@ def test_episodes_that_never_end(monkeypatch):
     monkeypatch.setattr(evaluation, "_LONG", 64)
     task = short_or_long()._replace(reset=lambda draws: jnp.full((draws.shape[1], 2), 1e9))
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
-    words = "no episode has ended in the last 64 steps of each environment: end them by env.horizon"
+    words = "no episode has ended in the last 64 steps of each environment: set env.horizon"
     with pytest.warns(RuntimeWarning, match=words) as told, pytest.raises(EnvironmentFailed) as e:
         Player(build(task, 2), act).play((), jax.random.key(0), Goal(3), max_steps=192)
     assert len(told) == 1

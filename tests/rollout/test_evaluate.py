@@ -116,7 +116,7 @@ def test_graph_environments_are_reset_and_follow_the_key():
 
 
 def test_episodes_that_never_end(monkeypatch):
-    monkeypatch.setattr(evaluation, "_LONG", 64)
+    monkeypatch.setattr(evaluation, "_STALL_STEPS", 64)
     task = short_or_long()._replace(reset=lambda draws: jnp.full((draws.shape[1], 2), 1e9))
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
     words = "no episode has ended in the last 64 steps of each environment: set env.horizon"
@@ -124,13 +124,13 @@ def test_episodes_that_never_end(monkeypatch):
         Player(build(task, 2), act).play((), jax.random.key(0), Goal(3), max_steps=192)
     assert len(told) == 1
     assert str(e.value).startswith(
-        "evaluation: 0 of 3 episodes ended within 192 steps per environment: end them by env."
+        "evaluation: 0 of 3 episodes ended within 192 steps per environment: set env."
     )
     assert "evaluation.timeout_s" in str(e.value)
 
 
 def test_no_warning_where_episodes_end_or_steps_are_counted(monkeypatch, recwarn):
-    monkeypatch.setattr(evaluation, "_LONG", 64)
+    monkeypatch.setattr(evaluation, "_STALL_STEPS", 64)
     player = Player(build(short_or_long(), 2), act)
     for goal in (Goal(40), Goal(512, "timesteps")):
         player.play((), jax.random.key(0), goal)

@@ -63,7 +63,7 @@ def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
 
 def test_agents_are_taken_over_with_their_spaces(pendulum, monkeypatch):
     spec = client_spaces.build_spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
-    monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
+    monkeypatch.setattr(checkpoint, "read_spec", lambda meta: spec)
     found = build_collect.played_by_clients(of(pendulum), 1).spec
     assert (found.agents, found.kinds) == (("a", "b"), ((0,), (1,)))
     assert found.num_envs == 2 * of(pendulum).env.num_envs

@@ -123,9 +123,7 @@ def test_episodes_that_never_end(monkeypatch):
     with pytest.warns(RuntimeWarning, match=words) as told, pytest.raises(EnvironmentFailed) as e:
         Player(build(task, 2), act).play((), jax.random.key(0), Goal(3), max_steps=192)
     assert len(told) == 1
-    assert str(e.value).startswith(
-        "evaluation: 0 of 3 episodes ended within 192 steps per environment: set env."
-    )
+    assert str(e.value).startswith("evaluation: 0 of 3 episodes ended within 192 steps per environment: set env.")
     assert "evaluation.timeout_s" in str(e.value)
 
 

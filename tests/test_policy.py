@@ -181,7 +181,7 @@ def test_what_is_carried_through_an_episode():
     assert int(policy.act(one)) == 0
     assert int(policy.act(one, reset=False)) == 1
     assert int(policy.act(one, reset=True)) == 0
-    with pytest.raises(ValueError, match=r"reset: expected 3 of bool"):
+    with pytest.raises(ValueError, match=r"reset: expected bool \[3\]"):
         policy.act(three, reset=[True, False])
 
 

@@ -263,7 +263,7 @@ def test_actions_are_masked(tmp_path):
         assert len(np.unique(action, axis=0)) == 6
     one = {"place": (1, np.zeros(2, np.int8))}
     assert policy.act(one, action_mask=[True, False, False, False, True]).tolist() == [0, 2]
-    with pytest.raises(ValueError, match="obs/action_mask: entries 0 to 1 are all 0 in row 0: no action"):
+    with pytest.raises(ValueError, match="obs/action_mask: entries 0 to 1 are all 0 in row 0: expected at least one 1"):
         policy.act(one, action_mask=[0, 0, 1, 1, 1])
     for wrong, message in [
         (one, "obs: expected a dict of place, action_mask, got one of place"),

@@ -307,7 +307,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
         )
     cfg = config.override(meta["config"], [])
     runtime.apply(cfg.runtime)
-    spec = checkpoint.spec(meta)
+    spec = checkpoint.read_spec(meta)
     algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))

@@ -110,7 +110,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     cfg = config.without_loss(cfg)
     cfg = dataclasses.replace(cfg, evaluation=own, custom=dataclasses.replace(cfg.custom, evaluation=None))
     build.enable_compile_cache()
-    evaluations = Evaluations(cfg, spec=checkpoint.spec(meta))
+    evaluations = Evaluations(cfg, spec=checkpoint.read_spec(meta))
     try:
         evaluations.prepare()
         row = evaluations.play(actor.load_all(found, settings=settings).weights, count=0, version=meta["iteration"])

@@ -49,11 +49,11 @@ def record(args: argparse.Namespace) -> Path:
     from jrl.run import build
 
     build.enable_compile_cache()
-    scene = video.of_checkpoint(args.checkpoint, best=args.best, seed=args.seed)
+    scene = video.build_checkpoint_scene(args.checkpoint, best=args.best, seed=args.seed)
     fps = args.fps or scene.env.fps
     try:
-        frames = video.frames(scene, episodes=args.episodes, max_steps=args.max_steps, on_end=_print_episode)
-        count = video.write(out, frames, fps, key="--out")
+        frames = video.play_frames(scene, episodes=args.episodes, max_steps=args.max_steps, on_end=_print_episode)
+        count = video.write_video(out, frames, fps, key="--out")
     finally:
         scene.env.close()
     print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {scene.env.how}")

@@ -1,4 +1,4 @@
-"""python -m jrl.train CONFIG: from a YAML file to a run directory with a trained policy."""
+"""python -m jrl.train CONFIG: trains a policy by a config and writes a run directory."""
 
 import argparse
 import contextlib
@@ -114,8 +114,8 @@ def run(args: argparse.Namespace, clients: Callable[[], Any] | None = None) -> i
 
 def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients: Callable[[], Any] | None) -> int:
     _resolve_paths(args)
-    over_it = _rllib(args.rllib)
-    base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
+    rllib_keys = _read_rllib_keys(args.rllib)
+    base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:
         raise InputError(
@@ -123,12 +123,14 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         )
     criteria = [name for name in cfg.stop if name != Sizes(cfg).counts_by]
     if args.as_test and not criteria:
-        raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
+        raise InputError(
+            "--as-test: expected a stop criterion beside env_steps: add one, such as --stop episode/return=475"
+        )
     if args.policy_only and not args.init_from:
-        raise InputError("--policy-only says what --init-from takes: give that, too")
-    _told(args.rows)
+        raise InputError("--policy-only: expected --init-from, too: add it, or leave out --policy-only")
+    _read_row_keys(args.rows)
     if args.resume and args.init_from:
-        raise InputError("--resume continues a run, --init-from begins one: give one of them")
+        raise InputError("--resume: expected no --init-from, which begins a new run: give one of them")
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
@@ -143,29 +145,29 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg.external))
         directory, saved = _directory(args, cfg.run.out, title, stack)
-        if saved and not args.as_test:  # which asks whether the criterion is met
+        if saved and not args.as_test:  # --as-test needs the criterion
             from jrl.run.store import checkpoint, resume
 
             meta = checkpoint.read_meta(saved, resumable=True)
-            asked = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
-            cfg, lines = resume.without_met_criteria(meta, cfg, asked=asked)
+            is_requested = bool(args.stop) or any(text.lstrip().startswith("stop") for text in args.overrides)
+            cfg, lines = resume.drop_met_criteria(meta, cfg, is_requested=is_requested)
             print(*(f"resume: {line}\n" for line in lines), sep="", end="")
         interrupted = stack.enter_context(interruption.watch_signals())
         stack.enter_context(interruption.enable_stack_dumps())
         for count in range(cfg.run.max_rollbacks + 1):
             if count:
-                cfg, saved = _rolled_back(cfg, directory, saved, count)
-            # a run that was killed before its first checkpoint begins anew: its rows do not count
-            anew = saved is None and bool(args.resume or count)
-            member = _run(args, cfg, directory, saved, anew, transcript, interrupted, clients)
+                cfg, saved = _roll_back(cfg, directory, saved, count)
+            # discard the rows of an attempt that ended before its first checkpoint
+            starts_over = saved is None and bool(args.resume or count)
+            member = _run(args, cfg, directory, saved, starts_over, transcript, interrupted, clients)
             if member.fault is None or cfg.run.on_nonfinite != "rollback":
                 break
-        return _tell_end(args, member, interrupted)
+        return _report_end(args, member, interrupted)
 
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Makes the paths of the command line absolute. Raises InputError: one cannot be a path, or is a device."""
-    paths.resolve(".", "run.out")  # there is a working directory
+    paths.resolve(".", "run.out")  # the working directory may be deleted
     for name in ("out", "resume", "init_from"):
         given = getattr(args, name)
         if given is not None and not (name == "resume" and given == "auto"):
@@ -174,21 +176,21 @@ def _resolve_paths(args: argparse.Namespace) -> None:
 
 
 def _dated(title: str) -> str:
-    """Returns the name of a directory for a run that is given none."""
+    """Returns the default name of a run that is given none."""
     return f"{title}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interruption.Signals) -> int:
-    """Prints why the run ended and what can be done with it; returns the exit status."""
+def _report_end(args: argparse.Namespace, member: "Member", interrupted: interruption.Signals) -> int:
+    """Prints why the run ended and the next commands; returns the exit status."""
     from jrl.run import reporter
     from jrl.run.store import checkpoint
 
     cfg, directory, reason = member.session.config, member.directory, member.reason
     assert directory is not None
     key = Sizes(cfg).counts_by
-    kept = checkpoint.exists(directory)
+    has_checkpoint = checkpoint.exists(directory)
     typed = shlex.quote(str(directory))
-    # a criterion: a callback's reason is none
+    # a callback is not a criterion
     missed = args.as_test and (not reason or reason == member.session.ended)
     without_update = ""
     if member.fault:
@@ -196,7 +198,7 @@ def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interrupt
             f"ended by an update that was not finite; {command.format_command('debug')} {member.fault} explains it",
             file=sys.stderr,
         )
-    elif interrupted and kept:
+    elif interrupted and has_checkpoint:
         print("interrupted: continue with --resume", typed)
     elif interrupted:
         print("interrupted before the first checkpoint: there is nothing to continue")
@@ -210,11 +212,15 @@ def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interrupt
         if not reason or reason != member.session.ended:
             without_update = reporter.without_update(member.session.reporter.row or {}, cfg.replay)
     where = "" if cfg.env.id else " --set env.id=NAME"
-    if kept and (best := _best(directory)):
+    if has_checkpoint and (best := _describe_best(directory)):
         print(best)
     print(
         f"run: {directory}"
-        + (f"    evaluate: {command.format_command('evaluate')} {typed} --episodes 100{where}" if kept else "")
+        + (
+            f"    evaluate: {command.format_command('evaluate')} {typed} --episodes 100{where}"
+            if has_checkpoint
+            else ""
+        )
     )
     if interrupted:
         return interrupted.exit_status or 1
@@ -223,8 +229,8 @@ def _tell_end(args: argparse.Namespace, member: "Member", interrupted: interrupt
     return 1 if member.fault or without_update or missed else 0
 
 
-def _best(directory: Path) -> str:
-    """Returns a line on the checkpoint that acts from now on, if it is not the last one."""
+def _describe_best(directory: Path) -> str:
+    """Returns a line on the best checkpoint; "": it is the latest."""
     from jrl.run.store import checkpoint
 
     found = checkpoint.locate(directory, best=None)
@@ -233,45 +239,45 @@ def _best(directory: Path) -> str:
     meta = checkpoint.read_meta(found)
     by = meta["config"]["checkpoint"]["keep_best_by"]
     return (
-        f"best: {by} {meta['metrics'][by]:.4g} after {meta['env_steps']:,} steps, which is what acts from now on; "
-        "--latest takes the end"
+        f"best: {by} {meta['metrics'][by]:.4g} after {meta['env_steps']:,} steps, which other commands use; "
+        "--latest selects the latest checkpoint"
     )
 
 
-def _rllib(text: str | None) -> dict[str, Any] | None:
-    """Reads the mapping that --config gives, as JSON. Raises InputError."""
-    found = None if text is None else _mapping(text)
-    if text is None or found is not None:
-        return found
-    mend = (
+def _read_rllib_keys(text: str | None) -> dict[str, Any] | None:
+    """Returns the mapping of --config, from JSON. Raises InputError."""
+    keys = None if text is None else _parse_mapping(text)
+    if text is None or keys is not None:
+        return keys
+    fix = (
         f"a file goes without --config: {command.format_command('train')} {text}"
         if Path(text).suffix
         else "mind the quotes"
     )
-    raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {mend}")
+    raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {fix}")
 
 
-def _told(text: str | None) -> dict[str, Any]:
-    """Reads the values that --rows gives, as JSON. Raises InputError."""
-    found = {} if text is None else _mapping(text)
-    if found is None or not all(isinstance(value, str | int | float | None) for value in found.values()):
+def _read_row_keys(text: str | None) -> dict[str, Any]:
+    """Returns the further keys of result rows from --rows, in JSON. Raises InputError."""
+    keys = {} if text is None else _parse_mapping(text)
+    if keys is None or not all(isinstance(value, str | int | float | None) for value in keys.values()):
         raise InputError(f"--rows: expected JSON of numbers and text such as '{{\"x/y\": 1}}', got {text!r:.60}")
-    return found
+    return keys
 
 
-def _mapping(text: str) -> dict[str, Any] | None:
-    """Reads a text as a mapping in JSON; None: it is none."""
+def _parse_mapping(text: str) -> dict[str, Any] | None:
+    """Returns a mapping from JSON; None: the text is not a mapping."""
     try:
-        found = plain_yaml.parse_json(text)
+        parsed = plain_yaml.parse_json(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
-def _rolled_back(
+def _roll_back(
     cfg: config.RunConfig, directory: Path, saved: Path | None, count: int
 ) -> tuple[config.RunConfig, Path | None]:
-    """Returns the run from its last checkpoint, or else from its beginning, with smaller step sizes."""
+    """Returns the config with smaller step sizes, and the checkpoint of a rollback; None: the beginning."""
     from jrl.run.store import checkpoint
 
     with contextlib.suppress(InputError):
@@ -286,7 +292,7 @@ def _rolled_back(
 
 
 def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
-    """Returns the config that the command line changes: the given file, or the config of the run that is continued."""
+    """Returns the config that the command line changes: the given file, or the config of the continued run."""
     run = args.out if args.resume == "auto" else args.resume
     if args.config is not None or not run:
         return args.config
@@ -294,7 +300,7 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
         raise InputError(f"--resume: {run} does not exist: give a run directory or a checkpoint inside it")
     from jrl.run.store import resume
 
-    data = resume.stored_config(Path(run)) if Path(run).exists() else None
+    data = resume.read_config(Path(run)) if Path(run).exists() else None
     if data is None and args.resume != "auto":
         raise InputError(f"--resume: {run} holds no run to continue: begin one with a config and --out {run}")
     if data is not None:
@@ -305,7 +311,7 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
 def _directory(
     args: argparse.Namespace, out: str | None, title: str, stack: contextlib.ExitStack
 ) -> tuple[Path, Path | None]:
-    """Returns the run directory, which is held until the stack ends, and the checkpoint to continue from."""
+    """Returns the run directory, locked until the stack ends, and the checkpoint to continue from or None."""
     from jrl.run.store import checkpoint
 
     given = Path(out) if out else None
@@ -319,7 +325,7 @@ def _directory(
             own, saved = latest, checkpoint.locate(latest)
     elif args.resume:
         saved = checkpoint.locate(Path(args.resume))
-        own = given or checkpoint.run_of(Path(args.resume))
+        own = given or checkpoint.find_run_directory(Path(args.resume))
     directory = own or files.make_numbered(Path(f"runs/{_dated(title)}"))
     stack.enter_context(files.lock_directory(directory, made=own is None))
     if args.resume is None and (directory / "config.yaml").exists():
@@ -332,7 +338,7 @@ def _run(
     cfg: config.RunConfig,
     directory: Path,
     saved: Path | None,
-    anew: bool,
+    starts_over: bool,
     transcript: output.Transcript,
     interrupted: interruption.Signals,
     clients: Any,
@@ -372,20 +378,20 @@ def _run(
         member = runner.Member(session, directory, watchdog)
         member.open_checkpoints(stack)
         print(*run_directory.introduction(session, verbose=args.verbose > 0), sep="\n")
-        for note in session.start(saved, weights, policy_only=args.policy_only, anew=anew):
+        for note in session.start(saved, weights, policy_only=args.policy_only, starts_over=starts_over):
             print(note)
-        # not before the checkpoint was found to fit: nothing in the directory changes until then
+        # after the checkpoint is known to fit: nothing in the directory changes before
         window = cfg.run.smoothing_episodes
         sinks = run_directory.displays(stack, directory, transcript, cfg.stop, window=window)
         sinks += [_print_stages] if args.verbose else []
-        rows_until = session.reporter.row_steps if meta or anew else None
-        member.open(stack, rows_until, *sinks, told=_told(args.rows))
+        rows_until = session.reporter.row_steps if meta or starts_over else None
+        member.open(stack, rows_until, *sinks, extra=_read_row_keys(args.rows))
         runner.Runner([member], watchdog, interrupted).run(until)
     if member.info is None or member.fault:
         return member
     try:
         run_directory.plot(session, directory)
-    except (OSError, InputError) as e:  # the run itself is whole
+    except (OSError, InputError) as e:  # the run itself is complete
         print(f"learning_curve.png was not drawn: {getattr(e, 'strerror', None) or e}", file=sys.stderr)
     return member
 

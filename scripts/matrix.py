@@ -152,7 +152,7 @@ def train_and_resume(session: Session) -> dict[str, Any]:
     train(session, until=session.iteration * ((Sizes(session.config).total_steps or 0) // (2 * each)))
     with tempfile.TemporaryDirectory() as directory:
         saved, steps = Path(directory) / "half", session.counted()
-        checkpoint.write(saved, checkpoint.on_host(session.parts()), session.description())
+        checkpoint.write(saved, checkpoint.copy_to_host(session.parts()), session.description())
         train(session)
         with Session(session.config) as other:
             other.start(saved)

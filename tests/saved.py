@@ -37,7 +37,7 @@ def save_games(directory: Path, **sections):
 def _written(directory: Path, cfg, spec, change, own):
     made = build.algorithm(cfg, spec)
     state = change(jax.jit(made.init)(jax.random.key(1)))
-    meta = checkpoint.meta(cfg, spec, counters={"iteration": 3, "env_steps": 77, "time_s": 1.0})
+    meta = checkpoint.build_meta(cfg, spec, counters={"iteration": 3, "env_steps": 77, "time_s": 1.0})
     if own is not None:
         meta["spec"]["env_observation"] = spaces_json.space_to_json(own)
     checkpoint.write(directory / "checkpoints" / "3", {"learner": state}, meta)

@@ -74,7 +74,7 @@ def algo():
 
 def rows_of(session):
     """A rollout, the policy that each row should be of, and that which it is of."""
-    rollout, _ = session.by_hand.sample()
+    rollout, _ = session.manual_steps.sample()
     number = np.asarray(rollout.extras[by_game.GAME_NUMBER])
     ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
     for t, b in np.ndindex(*number.shape):

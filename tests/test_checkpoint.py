@@ -34,7 +34,7 @@ def save_all(directory, steps, policy=None, metrics=None):
         for i in steps:
             counters = {"iteration": i, "env_steps": 100 * i, "time_s": 0.0}
             more = {"metrics": {"episode/return": metrics[i]}} if metrics else {}
-            checkpoints.save(i, {"learner": TREE}, checkpoint.meta(CFG, SPEC, counters=counters, **more))
+            checkpoints.save(i, {"learner": TREE}, checkpoint.build_meta(CFG, SPEC, counters=counters, **more))
 
 
 def names(directory):
@@ -59,7 +59,7 @@ def test_names_that_are_alike_are_kept_apart(tmp_path, names):
     one, two = names
     zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
     tree = {"obs": {one: zeros, two: {"y": ones}}, "n": (np.uint32(1), np.uint32(2))}
-    meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 1, "time_s": 0.0})
+    meta = checkpoint.build_meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 1, "time_s": 0.0})
     checkpoint.write(tmp_path / "1", {"learner": tree}, meta)
     found = checkpoint.restore(checkpoint.locate(tmp_path), "learner", tree)
     jax.tree.map(np.testing.assert_array_equal, found, tree)
@@ -77,11 +77,11 @@ def test_names_that_are_alike_are_kept_apart(tmp_path, names):
 )
 def test_spaces_survive(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    meta = checkpoint.meta(CFG, spec, counters={"iteration": 1, "env_steps": 0})
+    meta = checkpoint.build_meta(CFG, spec, counters={"iteration": 1, "env_steps": 0})
     checkpoint.write(Path("1"), {"learner": TREE}, meta)  # a path below the working directory will do
     text = (tmp_path / "1" / "checkpoint.json").read_text()
     json.loads(text, parse_constant=lambda x: pytest.fail(f"{x} is no JSON"))
-    assert checkpoint.spec(checkpoint.read_meta(tmp_path / "1")) == spec._replace(num_envs=1)
+    assert checkpoint.read_spec(checkpoint.read_meta(tmp_path / "1")) == spec._replace(num_envs=1)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_best_one_is_found_by_the_metric_of_the_run(tmp_path):
     cfg = dataclasses.replace(CFG, checkpoint=keep(keep_best_by="episode/return"))
     for i, value in enumerate([3.0, 9.0, 4.0]):
         counters = {"iteration": i, "env_steps": i}
-        meta = checkpoint.meta(cfg, SPEC, counters=counters, metrics={"episode/return": value})
+        meta = checkpoint.build_meta(cfg, SPEC, counters=counters, metrics={"episode/return": value})
         checkpoint.write(tmp_path / "checkpoints" / str(i), {"learner": TREE}, meta)
     assert checkpoint.locate(tmp_path).name == "2"
     assert checkpoint.locate(tmp_path, best=True).name == checkpoint.locate(tmp_path, best=None).name == "1"
@@ -173,7 +173,7 @@ def test_a_rescue_that_fails_says_so_and_raises_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", "disk")
 
     monkeypatch.setattr(checkpoint, "write", full)
-    meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
+    meta = checkpoint.build_meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
     with Checkpointer(tmp_path) as checkpoints:
         assert not checkpoints.rescue(2, {"learner": TREE}, meta)
 
@@ -185,7 +185,7 @@ def test_what_improves(tmp_path):
         assert checkpoints.improves({"evaluation/return": 5.0})
         counters = {"iteration": 1, "env_steps": 100, "time_s": 0.0}
         checkpoints.save(
-            1, {"learner": TREE}, checkpoint.meta(CFG, SPEC, counters=counters, metrics={"evaluation/return": 5})
+            1, {"learner": TREE}, checkpoint.build_meta(CFG, SPEC, counters=counters, metrics={"evaluation/return": 5})
         )
         found = [checkpoints.improves({"evaluation/return": x}) for x in (6.0, 5.0, 4.0)]
         assert found == [False, False, True]
@@ -227,7 +227,7 @@ def test_other_numbers_than_those_written_are_noticed(tmp_path):
     checkpoint.write(tmp_path / "2", {"learner": other}, {"format": 1})
     shutil.rmtree(tmp_path / "1" / "learner")
     shutil.copytree(tmp_path / "2" / "learner", tmp_path / "1" / "learner")
-    with pytest.raises(InputError, match=r"\(its learner: it is not what was written\): use that of another run"):
+    with pytest.raises(InputError, match=r"\(its learner: its checksum differs\): use that of another run"):
         checkpoint.restore(tmp_path / "1", "learner", TREE)
 
 
@@ -313,7 +313,7 @@ def test_a_file_with_a_checksum_is_what_was_written(tmp_path):
     save_all(tmp_path, [1])
     assert checkpoint.read_meta(tmp_path / "1")["env_steps"] == 100
     edited(tmp_path / "1", lambda m: m.update(env_steps=101), checksum=True)
-    with pytest.raises(InputError, match="it is not what was written"):
+    with pytest.raises(InputError, match="its checksum differs"):
         checkpoint.read_meta(tmp_path / "1")
 
 
@@ -321,7 +321,7 @@ def test_a_file_with_a_checksum_is_what_was_written(tmp_path):
 def test_what_a_power_cut_or_somebody_leaves(text, tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "checkpoint.json").write_text(text)
-    with pytest.raises(InputError, match="none beside it is whole"):
+    with pytest.raises(InputError, match="this run has no intact checkpoint"):
         checkpoint.read_meta(tmp_path / "7")
 
 
@@ -329,7 +329,7 @@ def test_a_damaged_checkpoint_names_the_latest_that_is_whole_and_does_not_stop_o
     save_all(tmp_path, [1, 2, 3])
     (tmp_path / "2" / "learner" / "manifest.ocdbt").write_bytes(b"no")
     edited(tmp_path / "3", lambda m: m.update(checksums={"learner": "00000000"}))
-    with pytest.raises(InputError, match=f"its learner: it is not what was written.*such as {tmp_path}/1$"):
+    with pytest.raises(InputError, match=f"its learner: its checksum differs.*such as {tmp_path}/1$"):
         checkpoint.restore(tmp_path / "3", "learner", TREE)
     (tmp_path / "2" / "checkpoint.json").write_text("")
     save_all(tmp_path, [4, 5])
@@ -350,7 +350,7 @@ def test_nothing_to_find(tmp_path):
     with pytest.raises(InputError, match="holds no complete checkpoint: give a run directory"):
         checkpoint.locate(tmp_path)
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(InputError, match=f"holds no complete checkpoint: .*--out {tmp_path} --resume auto begins"):
+    with pytest.raises(InputError, match=f"holds no complete checkpoint: .*--out {tmp_path} --resume auto"):
         checkpoint.locate(tmp_path)
 
 
@@ -369,7 +369,7 @@ def test_checkpoints_of_format_1_stay_readable(name):
     found = checkpoint.locate(FIXTURES / name)
     meta = checkpoint.read_meta(found)
     cfg = config.override(meta["config"], [])
-    algo = build.algorithm(cfg, checkpoint.spec(meta))
+    algo = build.algorithm(cfg, checkpoint.read_spec(meta))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
     obs = jnp.asarray([[0.0, 0.1, 0.02, -0.3], [0.5, -0.1, -0.1, 0.9]])
     action = algo.act(algo.actor(state), obs, (), jax.random.key(0), explore=False).action
@@ -390,26 +390,26 @@ def test_spaces_come_back_from_json():
     space = Dict((("z", Tuple(leaves)), ("a", Dict((("inner", Box((), "bool", 0.0, 1.0)),)))))
     cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     spec = EnvSpec(space, Tuple(leaves[1:]), 1, 7)
-    written = checkpoint.meta(cfg, spec, counters={})
+    written = checkpoint.build_meta(cfg, spec, counters={})
     read = json.loads(json.dumps(spaces_json.plain(written), allow_nan=False))
-    assert checkpoint.spec(read) == spec and checkpoint.spec(read).env_observation is None
+    assert checkpoint.read_spec(read) == spec and checkpoint.read_spec(read).env_observation is None
     assert list(read["spec"]["observation"]["spaces"]) == ["z", "a"]
     read["spec"]["env_observation"] = read["spec"]["observation"]
-    assert checkpoint.spec(read).env_observation == space
+    assert checkpoint.read_spec(read).env_observation == space
     del read["spec"]["env_observation"]  # as earlier versions wrote it
-    assert checkpoint.spec(read).env_observation is None
+    assert checkpoint.read_spec(read).env_observation is None
 
 
 def test_kinds_of_agents_come_back_and_those_that_do_not_fit_are_damage():
     cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     both = Tuple((Box((2,)), Discrete(3)))
     spec = EnvSpec(both, Tuple((Discrete(2), Discrete(2))), 3, 7, agents=("a", "b", "c"), kinds=((0, 2), (1,)))
-    read = json.loads(json.dumps(spaces_json.plain(checkpoint.meta(cfg, spec, counters={})), allow_nan=False))
-    assert checkpoint.spec(read) == spec
+    read = json.loads(json.dumps(spaces_json.plain(checkpoint.build_meta(cfg, spec, counters={})), allow_nan=False))
+    assert checkpoint.read_spec(read) == spec
     for kinds in ([[0, 2]], [[0], [1], [2]], [[0, 1], [1, 2]]):
         read["spec"]["kinds"] = kinds
         with pytest.raises(ValueError, match=r"^spec: "):
-            checkpoint.spec(read)
+            checkpoint.read_spec(read)
 
 
 # ---------------------------------------------------------------- names that a library below takes for patterns

@@ -248,7 +248,7 @@ def bundle(directory, algo_name, poison, *overrides):
     kind = "batch" if isinstance(data, Batch) else "rollout"
     note = {"iteration": 12, "key": jax.random.key_data(KEY).tolist(), "kind": kind, "found": ["loss", "params"]}
     counters = {"iteration": 12, "env_steps": 960, "time_s": 1.0}
-    meta = checkpoint.meta(cfg, spec, counters=counters, nonfinite=note)
+    meta = checkpoint.build_meta(cfg, spec, counters=counters, nonfinite=note)
     path = directory / "nonfinite" / "12"
     checkpoint.write(path, {"learner": state, "batch": data}, meta)
     return path, algo, state, data

@@ -11,8 +11,8 @@ from jrl import agents, config
 from jrl.errors import InputError
 from jrl.learn.program import Role, role_key
 from jrl.play import build_evaluation
-from jrl.play.evaluate import Player
 from jrl.play.evaluation import Evaluations
+from jrl.play.player import Player
 from jrl.play.tally import SUMMARY, Goal
 from jrl.run import build
 
@@ -55,7 +55,7 @@ def test_the_episodes_are_those_of_a_player(env):
         assert {name: found[name] for name in want} == want
         assert found["weights_version"] == 2 and found["timed_out"] == 0 and found["time_s"] > 0
         assert found["timesteps"] == round(want["length"] * 6)
-    assert set(found) == set(evaluations.names) == {n.removeprefix("evaluation/") for n in evaluations.nothing()}
+    assert set(found) == set(evaluations.names) == {n.removeprefix("evaluation/") for n in evaluations.nan_metrics()}
     more = evaluations.play(actor, count=9, version=2, duration=3)
     assert more["episodes"] == 3
     evaluations.restart(5)  # other environments, those of the count
@@ -75,11 +75,11 @@ def test_parallel_plays_with_a_copy_of_the_weights():
     actor = trained(cfg)
     evaluations.begin(actor, count=4, version=3)
     jax.tree.map(lambda x: x.delete(), actor)  # as the learner's next update does
-    assert evaluations.busy
+    assert evaluations.is_busy
     with pytest.raises(RuntimeError, match="under way"):
         evaluations.begin(trained(cfg), count=5, version=4)
     found = evaluations.finish()
-    assert not evaluations.busy and evaluations.finish() is None
+    assert not evaluations.is_busy and evaluations.finish() is None
     assert {n: found[n] for n in SUMMARY} == {n: expected[n] for n in SUMMARY}
     assert found["weights_version"] == 3
     evaluations.close()
@@ -94,7 +94,8 @@ def test_auto_lasts_until_training_is_done():
     assert short["timed_out"] == 0 and 0 < short["timesteps"] <= 4 * 64 and short["episodes"] > 0
     evaluations.begin(actor, count=0, version=0)
     time.sleep(0.5)
-    assert evaluations.busy and evaluations._running.found.running() is False and not evaluations._running.found.done()
+    future = evaluations._running.future
+    assert evaluations.is_busy and future.running() is False and not future.done()
     long = evaluations.finish()
     assert long["timesteps"] > short["timesteps"] and long["episodes"] > short["episodes"]
     assert not any(t.name == "jrl-evaluate" for t in threading.enumerate())
@@ -117,14 +118,14 @@ def test_own_environments():
     assert cfg.env.options == {"max_episode_steps": 30} and sizes(cfg) == [4]  # evaluation.num_envs
     cfg = dataclasses.replace(cfg, evaluation=dataclasses.replace(cfg.evaluation, num_envs=None))
     assert sizes(cfg) == [3]
-    assert build_evaluation.config_of(cfg).env.options == {"max_episode_steps": 7}
-    assert build_evaluation.config_of(cfg).env.num_envs == 4  # of training: what suits batches and devices
+    assert build_evaluation.build_config(cfg).env.options == {"max_episode_steps": 7}
+    assert build_evaluation.build_config(cfg).env.num_envs == 4  # of training: what suits batches and devices
     found = Evaluations(cfg).play(trained(cfg), count=0, version=0)
     assert found["length"] <= 7 and found["return_max"] == 7
 
 
 def test_exploration_is_off_unless_one_of_two_keys_says_otherwise():
-    explore = lambda **given: build_evaluation.config_of(run_config(evaluation=given)).rollout.explore
+    explore = lambda **given: build_evaluation.build_config(run_config(evaluation=given)).rollout.explore
     assert not explore()
     assert explore(explore=True)
     assert explore(config={"rollout": {"explore": True}})
@@ -137,19 +138,19 @@ def test_exploration_is_off_unless_one_of_two_keys_says_otherwise():
 def test_environments_of_other_spaces_are_refused_before_anything_is_played():
     other = {"env": {"id": "MountainCar-v0", "options": {"max_episode_steps": 30}}}
     evaluations = Evaluations(run_config(evaluation={"config": other}))
-    with pytest.raises(InputError, match=r"the observation space of its environments is .* that of training"):
+    with pytest.raises(InputError, match=r"expected environments with the observation space of training"):
         evaluations.prepare()
     unknown = {"env": {"options": {"max_steps": 30}}}
     with pytest.raises(InputError, match=r"env\.options\.max_steps: CartPole-v1 has no such option"):
         Evaluations(run_config(evaluation={"config": unknown})).prepare()
     few = run_config(evaluation={"num_env_runners": 5})
-    with pytest.raises(InputError, match=r"evaluation\.num_envs 4: each of 5 runners needs one"):
+    with pytest.raises(InputError, match=r"evaluation\.num_envs: expected at least 5, one per env runner, got 4"):
         Evaluations(few)
 
 
 def test_settings_that_need_other_weights_are_refused():
     cfg = run_config(evaluation={"config": {"algo": {"normalize_obs": True}}}, algo={"normalize_obs": False})
-    with pytest.raises(InputError, match=r"evaluation\.config\.algo: normalize_obs would need other weights"):
+    with pytest.raises(InputError, match=r"evaluation\.config\.algo: expected the trained .* by normalize_obs"):
         Evaluations(cfg).prepare()
 
 
@@ -194,7 +195,7 @@ def test_a_custom_function_takes_the_place_of_playing(parallel):
         env=GYMNASIUM, evaluation={"parallel": parallel}, custom={"evaluation": "test_evaluation:by_length"}
     )
     evaluations = Evaluations(cfg, algorithm="three")
-    with pytest.raises(RuntimeError, match="while a custom evaluation function runs"):
+    with pytest.raises(RuntimeError, match="inside a custom evaluation function"):
         evaluations.workers.play(1)
     if parallel:
         evaluations.begin(trained(cfg), count=0, version=6)
@@ -214,7 +215,7 @@ def no_numbers(algorithm, evaluation_workers):
 
 def test_what_a_custom_function_returns_must_be_numbers():
     cfg = run_config(custom={"evaluation": "test_evaluation:no_numbers"})
-    with pytest.raises(InputError, match=r"custom\.evaluation: text must be a number"):
+    with pytest.raises(InputError, match=r"custom\.evaluation: text: expected a number"):
         Evaluations(cfg).play(trained(cfg), count=0, version=0)
     with pytest.raises(InputError, match=r"custom\.evaluation test_evaluation:nothing"):
         Evaluations(run_config(custom={"evaluation": "test_evaluation:nothing"}))

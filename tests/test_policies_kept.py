@@ -45,9 +45,7 @@ def test_policies_that_do_not_learn_are_left_out_and_begin_anew(saved, capsys):
     with pytest.raises(InputError, match="policy agent_1: it does not learn, and"):
         jrl.load(path, policy="agent_1")
     assert evaluate.main([str(path)]) == 2
-    assert (
-        "it holds the policies that learn (checkpoint.policies trainable), and not agent_1" in capsys.readouterr().err
-    )
+    assert "got only those that learn (checkpoint.policies trainable), without agent_1" in capsys.readouterr().err
     with api.Algorithm.from_checkpoint(path) as algo:
         equal(algo.session.learner_state_of_all(), states)  # as the seed made it
 

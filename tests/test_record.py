@@ -103,12 +103,12 @@ def test_an_encoder_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     frames = [np.zeros((64, 64, 3), np.uint8)] * 40
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(InputError, match=r"--out: cannot write to .*video\.mp4: the encoder failed: No space left: "):
-        video.write(out, frames, 30.0, key="--out")
+        video.write_video(out, frames, 30.0, key="--out")
     with pytest.raises(OSError, match="the encoder failed: No space left"):
-        video.write(out, frames, 30.0)
+        video.write_video(out, frames, 30.0)
     assert out.read_text() == "before" and sorted(p.name for p in tmp_path.iterdir()) == ["encoder", "video.mp4"]
     monkeypatch.setenv("STATUS", "0")
-    video.write(out, frames[:1], 30.0)
+    video.write_video(out, frames[:1], 30.0)
     assert out.read_text() == "half\n"
 
 
@@ -161,7 +161,7 @@ def test_a_frame_that_is_no_picture_is_named_with_shape_and_dtype(frame, said):
 def test_frames_that_change_their_size_and_metadata_of_any_kind(tmp_path):
     frames = [COLOURS, COLOURS[:1, :1], np.full((9, 5, 3), 200, np.uint8)]
     for name in ("a.gif", "a.mp4"):
-        assert video.write(tmp_path / name, iter(frames), 10.0) == 3
+        assert video.write_video(tmp_path / name, iter(frames), 10.0) == 3
     fps = [render.metadata_fps(x) for x in (None, {}, {"render_fps": None}, [1], {"render_fps": np.float32(25)})]
     assert fps == [30.0, 30.0, 30.0, 30.0, 25.0]
     for bad in ("fast", 0, -1, float("nan"), float("inf"), 10**400, [], np.ones(3)):

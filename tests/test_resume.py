@@ -221,7 +221,7 @@ def test_init_from_with_nothing_to_take(args, message, trained, tmp_path, capsys
 
 def test_weights_leave_the_rest_as_it_is(trained):
     fresh = {"params": {"policy_torso": {"Dense_0": {"kernel": np.zeros((4, 8), np.float32)}}}, "opt_state": np.ones(3)}
-    state, lines = resume.weights(checkpoint.locate(trained), fresh)
+    state, lines = resume.transfer_weights(checkpoint.locate(trained), fresh)
     assert (state["params"]["policy_torso"]["Dense_0"]["kernel"] != 0).any()
     np.testing.assert_array_equal(state["opt_state"], np.ones(3))
     assert lines[0].startswith("1 of 1 arrays from")

@@ -115,7 +115,7 @@ def test_a_disk_that_becomes_full_costs_nothing(tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert captured.err.startswith("error: cannot write to ") and captured.err.count("\n") == 1
     meta = checkpoint.read_meta(checkpoint.locate(out))
-    assert f"saved: what was learned in {meta['env_steps']:,} steps" in captured.out
+    assert f"saved: the state after {meta['env_steps']:,} steps" in captured.out
     monkeypatch.undo()
     last = loggers.read_rows(out / "result.jsonl")[-1]
     assert meta["rows"]["env_steps"] == last["env_steps"] and len((out / "progress.csv").read_text().split("\n")) == 5
@@ -140,7 +140,7 @@ def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path, capsys):
     kept = checkpoint.read_meta(checkpoint.locate(out, best=True))
     assert (kept["iteration"], kept["env_steps"]) == (top["iteration"], top["env_steps"])
     assert kept["metrics"]["evaluation/return"] == top["evaluation/return"]
-    told = f"best: evaluation/return {top['evaluation/return']:.4g} after {top['env_steps']:,} steps, which is"
+    told = f"best: evaluation/return {top['evaluation/return']:.4g} after {top['env_steps']:,} steps, which other"
     assert top is not rows[-1] and told in capsys.readouterr().out
 
 

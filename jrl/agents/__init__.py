@@ -8,11 +8,11 @@ __all__ = ["ByGame", "Fixed", "Policies", "SelfPlay", "Single", "make"]
 
 
 def make(cfg: RunConfig, spec: EnvSpec | None = None) -> Policies:
-    """Returns the policies of a run whose agents are known.
+    """Returns the policies of a run.
 
     Args:
-      cfg: the run.
-      spec: of its environments; None: only questions that the config answers can be asked.
+      cfg: config of the run, with the names of its agents.
+      spec: spec of its environments; None: only methods that need the config alone can be called.
     """
     given = cfg.multi_agent
     if given is not None and given.self_play is not None:

@@ -1,13 +1,12 @@
 """Policies whose agents can change from game to game.
 
-All policies act for all agents, and each agent takes the action of the policy that it follows in this game. Each
-policy learns from its own rows; the other rows are masked. A table of games to come says which policy an agent
-follows. Before each call of the program the host fills the table: it asks the mapping for more games than a call can
-begin. The answers depend on the mapping and on the number of the game alone, and a resumed run goes on with the games
-that it has asked for.
+All policies act for all agents, and each agent takes the action of its policy in the present game. Each policy learns
+from its own rows; the other rows are masked. A table has each agent's policy in the next games. Before each call of the
+program the host calls the policy mapping for more games than a call can begin, and fills the table. The mapping depends
+only on the number of the game, and a resumed run continues with the saved table.
 
 An agent reads the table when its game begins, and keeps the policy until the game ends. Each row of a rollout has the
-numbers of its policy and of its game, so that a late rollout still finds its policy.
+numbers of its policy and game. Policy numbers are never reused, so late rollouts still find their policy.
 """
 
 import dataclasses
@@ -51,27 +50,27 @@ from jrl.types import (
     Rollout,
 )
 
-NUMBER = "number"  # leaf of the memory: the number of the column in the run, [B] i32
-GAME_NUMBER = "game"  # the number of the game, in the extras and the memory, where it is below 0 until the game begins
-_IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of a policy that does not learn, else NaN
+NUMBER = "number"  # item of the memory: number of the column in the run, [B] i32
+GAME_NUMBER = "game"  # item of extras and memory: number of the game; in the memory below 0 before the game begins
+_IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of a policy without an update; others are NaN
 
 
 @struct.dataclass
 class PolicyTable:
-    """The policy of each agent in games to come, the same on all devices; beside the policies in a run's State.
+    """The policy of each agent in the next games, the same on all devices; an item of a run's State.
 
-    Game i of environment g is row i % M of the table. Games outside the table reuse a row of it (modulo), as in a long
-    evaluation or of an env runner that replaces another.
+    Game i of environment g is row i % M of the table. Games outside the table reuse a row (modulo), as in a long
+    evaluation or in a restarted env runner.
     """
 
     table: Any  # [M, G, A] i32, numbers of policies
-    asked: Any  # [G] i32, games that the mapping was asked for: the table has the latest M of them
-    latest: Any  # [G] i32, the game that was acted in
-    recent: Any  # `episodes.EpisodeState` [P, ...], latest episodes of the agents that followed each policy
+    asked: Any  # [G] i32, number of games that the mapping was called for; the table has the latest M
+    latest: Any  # [G] i32, latest game with a step
+    recent: Any  # `episodes.EpisodeState` [P, ...], latest episodes of each policy's agents
 
 
 def empty(ahead: int, games: int, agents: int, num_policies: int) -> PolicyTable:
-    """Returns a table [ahead, games, agents] that is yet to be filled."""
+    """Returns an empty table [ahead, games, agents]."""
     return PolicyTable(
         table=jnp.zeros((ahead, games, agents), jnp.int32),
         asked=jnp.zeros(games, jnp.int32),
@@ -98,10 +97,10 @@ class ByGame(policies.Policies):
     @functools.cached_property
     def _shape(self) -> tuple[int, int, int, int]:
         """Returns the table's axes [games ahead, environments, agents], and the number of policies."""
-        # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
+        # a game has at least two rows, one of them its reset; one game is unfinished, and one more may have begun
         sizes, cfg = Sizes(self.cfg), self.cfg
         rollouts = sizes.iterations_per_call + sizes.rollouts_ahead
-        waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
+        waits = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are reported at their end
         agents = (cfg.multi_agent and cfg.multi_agent.agents) or ()
         return sizes.length * rollouts // 2 + 3 + waits, cfg.env.num_envs, len(agents), len(self.names)
 
@@ -139,9 +138,9 @@ class ByGame(policies.Policies):
         return {**super().game_options, "named": self.numbered.__getitem__}
 
     def _rows_of(self, played: Any, agents: Sequence[str]) -> list[tuple[str, Any]]:
-        if played is None or played.followed is None:
+        if played is None or played.policy_ids is None:
             return super()._rows_of(played, agents)
-        return [(name, played.followed == self.numbered.index(name)) for name in self.names]
+        return [(name, played.policy_ids == self.numbered.index(name)) for name in self.names]
 
     # ------------------------------------------------------------ acting and learning
 
@@ -186,11 +185,10 @@ class ByGame(policies.Policies):
         )
 
     def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
-        """Makes a Learner of which each policy that learns does so from the rows on which it was followed.
+        """Returns a Learner in which each policy learns from the rows of its agents.
 
         Without replay the policies learn one after the other, so that policies that do not learn cost nothing. Metrics
-        are `policy/NAME/...`, among them `return`, the mean over the latest episodes of the agents that followed the
-        policy.
+        are `policy/NAME/...`. `policy/NAME/return` is the mean over the latest episodes of the policy's agents.
         """
         inner, shape = fixed.learning(groups, self._shape[2]), self._shape
         trained = [name in self.trained for name in self.numbered]
@@ -205,9 +203,9 @@ class ByGame(policies.Policies):
                 keys = group.keys(jax.random.fold_in(key, i))
                 if not group.stacked:
                     learned = teach(each[0][0], each[1][0], *each[2:], keys)
-                elif group.algo.on_policy:  # one after the other: policies that do not learn cost nothing
+                elif group.algo.on_policy:  # in sequence: policies that do not learn cost nothing
                     learned = jax.lax.map(lambda one, teach=teach: teach(*one), (*each, keys))
-                else:  # side by side: no replay is copied
+                else:  # in parallel: no replay is copied
                     learned = jax.vmap(teach)(*each, keys)
                 state[group.label], replay[group.label], found = learned
                 metrics |= group.unstack(found)
@@ -230,19 +228,19 @@ class ByGame(policies.Policies):
     # ------------------------------------------------------------ on the host: the table
 
     def check(self) -> None:
-        """Asks the mapping for the first game of each environment. Raises InputError: it names an unknown policy."""
+        """Calls the mapping for the first game of each environment. Raises InputError: unknown policy."""
         for game in range(self._shape[1]):
             self._answers(0, game)
 
     def ahead(self, program: Program, state: LoopState) -> LoopState:
-        """Returns the state in which all games that the next call can begin are in the table; waits for the last call.
+        """Returns the state with a table of all games that the next call can begin; waits for the last call.
 
         Raises:
-          InputError: the mapping names an unknown policy.
+          InputError: the mapping returns an unknown policy.
         """
         known = parallel.first_copy(state.learner[TABLE])
         latest, asked = np.asarray(known.latest), np.asarray(known.asked)
-        if program.source is not self._source:  # environments that were made anew, whose games count from 0
+        if program.source is not self._source:  # new environments, whose games count from 0
             self._source, asked, latest = program.source, np.zeros_like(asked), np.zeros_like(latest)
             state = _with_table(program, state, latest=latest)
         wanted = latest + self._shape[0]
@@ -257,7 +255,7 @@ class ByGame(policies.Policies):
     def on_row(
         self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
     ) -> LoopState:
-        """Policies that do not learn have no other metrics than those of their agents' episodes."""
+        """Removes the metrics of policies that do not learn, except those of their agents' episodes."""
         for metric in [metric for metric in row if metric.startswith("policy/")]:
             _, name, rest = metric.split("/", 2)
             if name not in self.trained and rest not in ("return", "window"):
@@ -300,7 +298,7 @@ def _with_table(program: Program, state: LoopState, **changes: Any) -> LoopState
 
 
 def watched(known: PolicyTable, rollout: Rollout, axis_name: str | None = None) -> PolicyTable:
-    """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
+    """Returns the table with the games and returns of a rollout [T, B]."""
     number: Any = rollout.carry[NUMBER]
     rows: Any = (rollout.extras[POLICY_ID], rollout.extras[GAME_NUMBER], rollout.extras[RAW_STEPS], rollout.mask)
     number = collectives.all_gather(number, axis_name)  # the same on all devices
@@ -317,7 +315,7 @@ def watched(known: PolicyTable, rollout: Rollout, axis_name: str | None = None) 
 def _taught(
     group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, floats, state, replay, key
 ):
-    """Trains the policy of that number on its rows, or leaves it bit for bit."""
+    """Updates the policy `number` from its rows; a policy that does not learn is returned unchanged."""
     learner = fixed.taught(group if group.with_values is None else group.with_values(floats))
     rows = rollout.mask & (who == number)
     own = dataclasses.replace(rollout, mask=rows)
@@ -331,14 +329,14 @@ def _taught(
         return jax.lax.cond(
             trained & there, lambda: learner.step(state, replay, own, key), lambda: (state, replay, idle)
         )
-    # a replay takes the rows of a policy that does not learn, too, as what follows upon them may be learned from
+    # replay also stores rows of policies that do not learn: later transitions may refer to them
     new, replay, told = learner.step(state, replay, own, key)
     keep = lambda a, b: jnp.where(trained, a, b)
     return jax.tree.map(keep, new, state), replay, jax.tree.map(keep, told, idle)
 
 
 def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
-    """Returns a rollout as the policies of a group see it, with all rows."""
+    """Returns the rollout of a group, with the rows of all policies."""
     extras = dict(rollout.extras[group.label])
     extras |= {name: rollout.extras[name] for name in ("running_return", COUNTS_STEP) if name in rollout.extras}
     seen: Any = rollout.obs
@@ -353,17 +351,17 @@ def _for_acting(known: PolicyTable) -> PolicyTable:
 
 
 def _follows(known: PolicyTable, game: Array, memory: Mapping[str, PyTree]) -> dict[str, Array]:
-    """Returns the policy and game of each column [B]: what its memory has, or what the table says of a new game.
+    """Returns the policy and game of each column [B]: from its memory, or from the table if a new game begins.
 
     Args:
-      known: the table of games to come.
-      game: [B] i32, as the environment counts.
-      memory: of the columns.
+      known: table of the next games.
+      game: [B] i32, number of the game by the environment.
+      memory: memory of the columns.
     """
     (ahead, games, agents), number, begun = known.table.shape, memory[NUMBER], memory[GAME_NUMBER] >= 0
     environment, agent = number // agents % games, number % agents
     last = known.asked[environment] - 1
-    count = last - (last - game) % ahead  # the game itself, if the table is of it
+    count = last - (last - game) % ahead  # the game itself, if it is in the table
     found = known.table[count % ahead, environment, agent]
     return {
         POLICY_ID: jnp.where(begun, memory[POLICY_ID], found),
@@ -372,7 +370,7 @@ def _follows(known: PolicyTable, game: Array, memory: Mapping[str, PyTree]) -> d
 
 
 def _picked(out: ActOut, place: Array) -> ActOut:
-    """Picks, of the outputs of a group's P policies, [P, B, ...], those of the policy in `place` [B]."""
+    """Returns, from the outputs [P, B, ...] of P policies, the output of policy `place` [B] of each column."""
     columns = jnp.arange(place.shape[0])
     return jax.tree.map(lambda x: x[jnp.clip(place, 0, x.shape[0] - 1), columns], out)
 

@@ -1,8 +1,8 @@
-"""Several policies in one run: the columns of each, an Algo that acts with all of them, a Learner that teaches each.
+"""Several policies in one run: their columns, the Algo that acts with all policies, and their Learner.
 
-Column i * A + k is agent k of environment i. A policy owns agents, and so columns; what acts and what learns sees its
-own alone, as if there were no others. Policies that are alike in all but their weights and the floats of their Config
-are a group: they are stacked [P, ...] and vmapped, so that many cost one program.
+Column i * A + k is agent k of environment i. A policy owns agents, and so columns. Acting and learning of a policy see
+only its columns. Policies that differ only in weights and floats of their Config form a group: they are stacked
+[P, ...] and vmapped, so that a group compiles to one program.
 """
 
 import dataclasses
@@ -32,25 +32,25 @@ from jrl.types import (
 )
 
 UPDATES = "train/updates"
-# of what there can be one only: the sum over policies, or the worst of them
+# metrics of the whole run: the sum over policies, or the worst policy
 _OVER_ALL = {NOT_FINITE: jnp.maximum, BROKEN_STACKS: jnp.maximum, VALID_SHARE: jnp.minimum, UPDATES: jnp.add}
-# of rollouts that policies learn from side by side on CPU: with more the cache does not hold what they compute. Twenty
-# policies with 1024 rows each cost 1.35 times as much as one with all of them four at a time, 1.6 times all at once
+# maximum rows of policies that learn in parallel on CPU, by the size of its cache. Twenty policies with 1024 rows each
+# cost 1.35 times as much as one policy with all rows if four learn in parallel, 1.6 times if all do
 _ROWS_AT_ONCE = 4096
 
 
 class Group(NamedTuple):
-    """P policies that are alike in all but their weights and the floats of their Config."""
+    """P policies that differ only in weights and floats of their Config."""
 
     names: tuple[str, ...]  # [P]
-    agents: np.ndarray  # [P, n] i32, the agents of each, by number
-    algo: Any = None  # Algo of each; of the first, where floats differ. None: only columns are asked for
-    learner: Learner | None = None  # likewise; None where they do not learn
-    kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `EnvSpec.kinds`
-    cfg: Any = None  # RunConfig of each, as if its agents were all there are; of the first, where floats differ
-    spec: Any = None  # EnvSpec, likewise
-    floats: PyTree = ()  # those of a Config that differ, [P] f32 each; () where none do
-    # one policy's `floats`, which may be traced -> the group with that policy's algo and learner
+    agents: np.ndarray  # [P, n] i32, agent indices of each policy
+    algo: Any = None  # Algo of each policy; of the first, if floats differ. None: not built
+    learner: Learner | None = None  # Learner, as `algo`; None: the policies do not learn
+    kinds: tuple[tuple[int, ...], ...] = ()  # kinds of the environments' agents, see `EnvSpec.kinds`
+    cfg: Any = None  # RunConfig of one policy's agents alone; of the first, if floats differ
+    spec: Any = None  # EnvSpec of one policy's agents alone
+    floats: PyTree = ()  # floats that differ between the Configs, [P] f32 each
+    # (floats of one policy, which may be traced) -> group with that policy's algo and learner
     with_values: Callable[[PyTree], "Group"] | None = None
 
     @property
@@ -64,16 +64,16 @@ class Group(NamedTuple):
         return self.names[0] if not self.stacked else f"{self.names[0]}+{len(self.names) - 1}"
 
     def over(self, pick: Callable[["Group"], Callable[..., Any]]) -> tuple[Callable[..., Any], tuple[PyTree, ...]]:
-        """Returns what `pick` takes of one policy's `algo` and `learner`, vmapped, and the arguments before its own."""
+        """Returns the function `pick(group)` vmapped over policies, and its leading arguments."""
         if self.with_values is None:
             return jax.vmap(pick(self)), ()
         bound = self.with_values
-        # jax arrays: a float that is a metric, too, is indexed by a traced number
+        # jax arrays, since a float that is also a metric is indexed by a traced number
         floats = jax.tree.map(jnp.asarray, self.floats)
         return jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), (floats,)
 
     def mapped(self, pick: Callable[["Group"], Callable[..., Any]]) -> Callable[..., Any]:
-        """Returns what `pick` takes of one policy's `algo` and `learner` as a function of all policies."""
+        """Returns the function `pick(group)` of one policy as a function of all policies."""
         if not self.stacked:
             return pick(self)
         fn, before = self.over(pick)
@@ -84,26 +84,27 @@ class Group(NamedTuple):
         return jax.random.split(key, len(self.names)) if self.stacked else key
 
     def stack(self, parts: Mapping[str, PyTree]) -> PyTree:
-        """Stacks what a dict by policy has of this group."""
+        """Returns the stacked trees of this group, from a dict by policy."""
         if not self.stacked:
             return parts[self.names[0]]
         return jax.tree.map(lambda *x: jnp.stack(x), *(parts[name] for name in self.names))
 
     def unstack(self, tree: PyTree) -> dict[str, PyTree]:
-        """Returns the inverse of `together`."""
+        """Returns the inverse of `stack`."""
         if not self.stacked:
             return {self.names[0]: tree}
         return {name: jax.tree.map(lambda x, i=i: x[i], tree) for i, name in enumerate(self.names)}
 
     @property
     def kind(self) -> int:
-        """Returns the number of its agents' kind; 0 where all are alike."""
+        """Returns the number of its agents' kind; 0 with one kind."""
         first = int(self.agents.flat[0]) % max(1, sum(map(len, self.kinds)))
         return next((k for k, kind in enumerate(self.kinds) if first in kind), 0)
 
     def seats(self, num_agents: int) -> tuple[np.ndarray, int]:
-        """Returns its agents' numbers [P * n] among those of their kind in a block of `num_agents` columns, one game or
-        several side by side, and how many of the kind such a block has.
+        """Returns its agents' indices [P * n] among agents of their kind, and the number of agents of that kind.
+
+        Both are for a block of `num_agents` columns, which has one or several games.
         """
         agents = self.agents.reshape(-1)
         if not self.kinds:
@@ -113,15 +114,15 @@ class Group(NamedTuple):
         return agents // size * len(kind) + places, num_agents // size * len(kind)
 
     def own(self, tree: PyTree, num_agents: int, axis: int) -> PyTree:
-        """Takes the group's columns: of G * A along `axis`, 0 or 1, the G * P * n of its agents."""
+        """Returns the group's G * P * n of G * A columns along `axis`, 0 or 1."""
         return _taken(tree, self.agents.reshape(-1), num_agents, axis)
 
     def of_kind(self, tree: PyTree, num_agents: int, axis: int) -> PyTree:
-        """Takes the group's columns of observations or actions, which are tuples by kind where there are kinds."""
+        """Returns the group's columns of observations or actions, which are tuples if there are kinds."""
         return _taken(tree[self.kind] if self.kinds else tree, *self.seats(num_agents), axis)
 
     def by_policy(self, tree: PyTree, axis: int) -> PyTree:
-        """Deals the group's columns along `axis`, G * P * n, to its policies: [P, ...] with G * n there."""
+        """Splits the group's G * P * n columns along `axis` by policy: [P, ...] with G * n columns."""
         if not self.stacked:
             return tree
         policies, agents = self.agents.shape
@@ -146,7 +147,7 @@ class Group(NamedTuple):
         return jax.tree.map(join, tree)
 
     def put(self, whole: PyTree, mine: PyTree, num_agents: int) -> PyTree:
-        """Writes the group's columns [G * P * n, ...] into all of them, [G * A, ...]."""
+        """Returns all columns [G * A, ...] with the group's columns [G * P * n, ...] replaced."""
 
         def write(x, new):
             split = x.reshape(-1, num_agents, *x.shape[1:])
@@ -166,7 +167,7 @@ def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTr
 
 
 def _joined(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
-    """Puts the actions of all groups, [G * P * n, ...] each, in their places: [G * A, ...], or a tuple by kind."""
+    """Returns the actions of all groups, [G * P * n, ...] each, as [G * A, ...], or as a tuple by kind."""
     if not (kinds := groups[0].kinds):
         return _of_one_kind(groups, num_agents, parts)
     mine = [[i for i, group in enumerate(groups) if group.kind == k] for k in range(len(kinds))]
@@ -187,13 +188,13 @@ def _of_one_kind(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTre
 
 
 def acting(groups: Sequence[Group], num_agents: int) -> Algo:
-    """Makes an Algo that acts with each policy in its own columns.
+    """Returns an Algo in which each policy acts in its own columns.
 
-    Its State is a dict by policy, as checkpoints hold it; its Actor, carry and extras are dicts by group, of which the
-    carry has all columns, so that whoever resets it need not know whose they are.
+    Its State is a dict by policy, as in checkpoints. Actor, carry and extras are dicts by group. The carry of a group
+    has all columns, so that code that resets it needs no groups.
 
     Args:
-      groups: own each agent once.
+      groups: groups, which own each agent once.
       num_agents: A.
     """
 
@@ -234,7 +235,7 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
 
 
 def gammas(group: Group) -> np.ndarray:
-    """Returns the discount of the running return that each policy asks for, [P]; [0] where none is asked for."""
+    """Returns each policy's discount of the running return, [P]; an empty array: no running return."""
     if group.algo.running_return_gamma is None:
         return np.zeros(0)
     of_one = lambda one: lambda _: jnp.asarray(one.algo.running_return_gamma, jnp.float32)
@@ -242,16 +243,15 @@ def gammas(group: Group) -> np.ndarray:
 
 
 def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False) -> Learner:
-    """Makes a Learner of which each policy learns from its own columns; those that do not learn stay bit for bit.
+    """Returns a Learner in which each policy learns from its own columns; other policies do not change.
 
-    State and replay are dicts by group; what is kept is a dict by policy. Metrics are `policy/NAME/...`, but for those
-    of which there can be one only, such as the count of gradient steps, which is the sum.
+    State and replay are dicts by group; `keep` returns a dict by policy. Metrics are `policy/NAME/...`, except metrics
+    of the whole run, such as the number of gradient steps.
 
     Args:
-      groups: own each agent once.
+      groups: groups, which own each agent once.
       num_agents: A.
-      lockstep: all policies draw the same rows of their replays, which are filled and sampled alike; what else is drawn
-        in an update is of each.
+      lockstep: all policies draw the same rows from their replays; other random numbers differ by policy.
     """
     learners = [(i, group) for i, group in enumerate(groups) if group.learner is not None]
 
@@ -295,28 +295,28 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
 
 
 def taught(group: Group) -> Learner:
-    """Returns the Learner of a group that has one."""
+    """Returns the Learner of a group that learns."""
     assert group.learner is not None
     return group.learner
 
 
 def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Returns a dict by group as one by policy."""
+    """Returns a dict by group as a dict by policy."""
     return {name: one for group in groups for name, one in group.unstack(by_group[group.label]).items()}
 
 
 def beside(fn: Callable[[Any], PyTree], name: str, read: Callable[[Any], Any] = lambda x: x) -> Callable[..., PyTree]:
-    """Returns `fn` of the policies in a State that has one more item, of which `read` is passed on."""
+    """Returns state -> `fn` of its policies, with the further item `name` as `read(item)`."""
     return lambda state: {**fn(without(state, name)), name: read(state[name])}
 
 
 def without(state: Mapping[str, PyTree], name: str) -> dict[str, PyTree]:
-    """Returns the policies of a State that has one more item."""
+    """Returns a State without the item `name`."""
     return {policy: one for policy, one in state.items() if policy != name}
 
 
 def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
-    """Returns the rollout of each policy of a group: its columns, and what it recorded."""
+    """Returns the rollout of each policy of a group: its columns and extras."""
 
     def take(tree: PyTree, axis: int, own: Callable[..., PyTree] = group.own) -> PyTree:
         return group.by_policy(own(tree, num_agents, axis), axis)
@@ -343,10 +343,10 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
 
 
 def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys: PyTree) -> Any:
-    """Runs `learner.step` of each policy of a group: all at once, or on CPU some after the others.
+    """Calls `learner.step` of each policy of a group: all in parallel, or in parts on CPU.
 
-    Those with a replay learn at once, because a loop would copy it, and those that see images, because a convolution
-    inside one loop more is several times slower.
+    Policies with replay learn in parallel, since a loop would copy the replay. So do policies with images, since a
+    convolution in another loop is several times slower.
     """
     pick = lambda one: taught(one).step
     row_bytes = sum(x.dtype.itemsize * math.prod(x.shape[3:]) for x in jax.tree.leaves(rollout.obs))
@@ -364,7 +364,7 @@ def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys
 
 
 def told(metrics: Mapping[str, Metrics]) -> Metrics:
-    """Returns the metrics of all policies: each under its name, and what stands for all of them."""
+    """Returns the metrics of all policies, by policy name, and the metrics of the whole run."""
     found: Metrics = {}
     for policy, one in metrics.items():
         for name, value in one.items():

@@ -1,7 +1,7 @@
-"""A league: its state on the device, when copies are taken, which of them play, and what result rows report of it.
+"""League of self-play: its state on the device, the rules for new copies and opponents, and its metrics.
 
-All that is decided follows from the counts on the device, the row's number and the seed, and all that is remembered is
-written back there: so a run that is resumed decides as one that was never interrupted.
+Decisions depend only on the state on the device, the row's number and the seed. A resumed run therefore decides like an
+uninterrupted run.
 """
 
 import dataclasses
@@ -13,29 +13,26 @@ from flax import struct
 
 from jrl.metrics import payoff
 
-_PRIOR = 1.0  # drawn games beside those of each pair: a player that has won all games is not infinitely strong
+_PRIOR = 1.0  # draws added to each pair, so that a player without a loss has a finite rating
 
 
 @struct.dataclass
 class League:
-    """State of a pool of K places, the same on all devices. Results are wins, draws and losses.
+    """State of a pool of K slots, the same on all devices; jax or numpy arrays. Results are wins, draws, losses."""
 
-    Arrays of jax in a program, of numpy where it is decided what comes next.
-    """
-
-    counts: Any  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
-    since: Any  # [] i32, the number of the latest swap, which is any change of opponents
-    pick: Any  # [K] i32, the place that plays where place k would
-    latest: Any  # [K, 3] i32, the counts of the window before, against the same pool
-    generation: Any  # [K] i32, the number of each place's copy; 0 is the learner as it began
-    copies: Any  # [] i32, taken so far
-    payoff: Any  # [K, K, 3] i32, of the copy in place i, when it was taken, against the copy in place j
-    rating: Any  # [K] f32, Elo of each copy when it was last reckoned
-    marks: Any  # [] i32, multiples of snapshot_every that were passed
+    counts: Any  # [K, 3] i32, results of the learner against each slot, in games since the last swap
+    since: Any  # [] i32, number of the last swap, any change of opponents
+    pick: Any  # [K] i32, slot whose copy plays in slot k
+    latest: Any  # [K, 3] i32, counts of the previous window, against the same pool
+    generation: Any  # [K] i32, number of each slot's copy; 0: the initial learner
+    copies: Any  # [] i32, number of copies taken
+    payoff: Any  # [K, K, 3] i32, results of copy i, when it was taken, against copy j
+    rating: Any  # [K] f32, latest Elo rating of each copy
+    marks: Any  # [] i32, multiples of snapshot_every reached
 
 
 def init(pool: int) -> League:
-    """Returns the league of a pool whose places all hold the learner as it begins."""
+    """Returns the initial league: each slot has the initial learner."""
     zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
     return League(
         counts=zeros(pool, 3),
@@ -51,22 +48,22 @@ def init(pool: int) -> League:
 
 
 def size(league: League) -> int:
-    """Returns the players of a league: the policy, and the different copies in its pool."""
+    """Returns the number of players: the policy and the distinct copies in the pool."""
     return 1 + num_held(league)
 
 
 def num_held(league: League) -> int:
-    """Returns how many different copies are in the pool; they are in its first places."""
+    """Returns the number of distinct copies, which are in the first slots."""
     return min(int(league.copies) + 1, len(league.pick))
 
 
 def _recent(league: League) -> np.ndarray:
-    """Returns the results against each place in this window and the one before, [K, 3]."""
+    """Returns the results against each slot in this and the previous window, [K, 3]."""
     return league.latest + league.counts
 
 
 def _shares(results: np.ndarray) -> np.ndarray:
-    """Returns the share of games won of each row of results [..., 3]; NaN where none was played."""
+    """Returns the share of won games, [...], of results [..., 3]; NaN without games."""
     games = results.sum(-1)
     return np.divide(results[..., 0], games, out=np.full(games.shape, np.nan), where=games > 0)
 
@@ -75,20 +72,19 @@ def _errors(share: np.ndarray, games: np.ndarray | int) -> np.ndarray:
     return np.sqrt(share * (1 - share) / np.maximum(games, 1))
 
 
-# ---------------------------------------------------------------- what is decided
+# ---------------------------------------------------------------- decisions
 
 
 def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> tuple[League, int]:
-    """Returns the league after a look at its counts, the same object if nothing is decided, and the place of a new
-    copy.
+    """Returns the league after a row, and the slot of a new copy.
 
     Args:
-      league: in numpy.
-      own: `SelfPlayConfig`.
-      env_steps: so far.
-      seed: of what is drawn.
+      league: league in numpy.
+      own: the `SelfPlayConfig`.
+      env_steps: environment steps of the run.
+      seed: seed of random opponents.
     Returns:
-      The place is K where no copy is taken.
+      The league, the same object if nothing changes; and the slot, K if no copy is taken.
     """
     pool, marks = len(league.pick), int(league.marks)
     judged = league.counts.sum() >= own.window
@@ -104,7 +100,7 @@ def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> 
     after = dataclasses.replace(league, latest=league.counts, counts=np.zeros_like(league.counts))
     if own.opponents == "prioritised":
         pick = picked(after, own, seed)
-        # games that one copy has begun and another goes on with say nothing of either
+        # games with a change of copies do not count
         since = league.since if np.array_equal(pick, league.pick) else np.int32(league.since + 1)
         after = dataclasses.replace(after, pick=pick, since=since)
     rating, _ = ratings(after)
@@ -112,10 +108,10 @@ def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> 
 
 
 def least_useful(league: League, own: Any) -> int:
-    """Returns the place that the next copy is written over: one without a copy of its own, while there are such.
+    """Returns the slot of the next copy: the first slot without a distinct copy, if there is any.
 
-    Then that of the copy against which most games are won, and of several such, or with opponents `latest`, the oldest;
-    the newest stays.
+    Otherwise the slot of the copy against which the learner wins most games, except the newest. Among equals, and with
+    opponents `latest`, the oldest copy.
     """
     pool, held = len(league.pick), num_held(league)
     if held < pool or pool == 1:
@@ -131,7 +127,7 @@ def _with_copy(league: League, place: int) -> League:
     rating, _ = ratings(league)
     found, results = league.payoff.copy(), _recent(league)
     found[place], found[:, place] = results, 0
-    found[place, place] = 0  # against whom the copy takes the place of
+    found[place, place] = 0  # no games of a copy against itself
     known, generation = _filled(rating[:-1], league), league.generation.copy()
     known[place] = rating[-1] if np.isfinite(rating[-1]) else known[int(np.argmax(generation))]
     generation[place] = league.copies + 1
@@ -148,10 +144,10 @@ def _with_copy(league: League, place: int) -> League:
 
 
 def picked(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
-    """Returns the place that plays where place k would, i32 [K].
+    """Returns the slot whose copy plays in slot k, i32 [K].
 
-    Uniform: the copies that there are by turns; latest: the newest; prioritised: drawn in proportion to the share of
-    games that are not won against them (arXiv:1912.06680, appendix N), 1 for whom nobody has met.
+    Uniform: all copies in turn. Latest: the newest copy. Prioritised: drawn in proportion to the share of games not won
+    against a copy (arXiv:1912.06680, appendix N), which is 1 without games.
     """
     pool, held = len(league.pick), num_held(league)
     if own.opponents == "latest":
@@ -163,11 +159,11 @@ def picked(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
     return np.random.default_rng(seed).choice(held, pool, p=chance).astype(np.int32)
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- reports
 
 
 def table(league: League) -> np.ndarray:
-    """Returns the results of all against all, [N + 1, N + 1, 3]: of the copies, and of the policy as it is now."""
+    """Returns the results of all pairs, [N + 1, N + 1, 3], of N copies and the present policy."""
     held = num_held(league)
     found = np.zeros((held + 1, held + 1, 3), np.int64)
     found[:held, :held] = league.payoff[:held, :held]
@@ -178,8 +174,7 @@ def table(league: League) -> np.ndarray:
 def ratings(league: League) -> tuple[np.ndarray, np.ndarray]:
     """Returns Elo ratings and their standard errors, [N + 1], of the players of `table`.
 
-    The oldest copy of the pool keeps the rating that it had; errors are of the differences to it. The untrained copy
-    that a league begins with has the rating 0.
+    The oldest copy keeps its rating; errors are those of differences to it. The initial learner has the rating 0.
     """
     held = num_held(league)
     anchor = int(np.argmin(league.generation[:held]))
@@ -188,18 +183,17 @@ def ratings(league: League) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _filled(rating: np.ndarray, league: League) -> np.ndarray:
-    """Returns the ratings of all places, [K] f32: the new ones, and where there is none, those that there were."""
+    """Returns the ratings of all slots, [K] f32: new ratings where finite, else the previous ratings."""
     known = league.rating.copy()
     known[: len(rating)] = np.where(np.isfinite(rating), rating, known[: len(rating)])
     return known
 
 
 def metrics(league: League, own: Any) -> dict[str, float]:
-    """Returns what a row tells of the games of this window and the one before.
+    """Returns the metrics of the games of this and the previous window.
 
-    `league/games`, `league/win_rate` and `league/draw_rate` over all, NaN before there are `window` games, and
-    `league/win_rate/k` of place k, NaN where none was played; `league/elo`. Win rates and Elo have standard errors:
-    `league/win_rate_se`, `league/win_rate_se/k`, `league/elo_se`.
+    `league/games`; `league/win_rate` and `league/draw_rate`, NaN before `window` games; `league/win_rate/k` of slot k,
+    NaN without games; `league/elo`; and standard errors `league/win_rate_se`, `league/win_rate_se/k`, `league/elo_se`.
     """
     recent = _recent(league)
     games = int(recent.sum())

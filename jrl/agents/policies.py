@@ -1,4 +1,4 @@
-"""The policies of a run: which agents follow each, how they act and learn, and what the host does between calls."""
+"""Policies of a run: their agents, acting and learning, and the work of the host between calls."""
 
 import abc
 import dataclasses
@@ -24,7 +24,7 @@ from jrl.types import Algo, EnvSpec, PyTree, Rollout
 if TYPE_CHECKING:
     from jrl.rollout import complete
 
-# (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
+# (config and spec of one policy's agents alone) -> the policy's algorithm
 MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
 
 
@@ -32,13 +32,13 @@ class Policies(abc.ABC):
     """Policies of a run. Their State is a dict by policy, their Actor a dict by group.
 
     Attributes:
-      cfg: the run.
-      names: of the policies; () of a run with one agent.
+      cfg: config of the run.
+      names: names of the policies; () with a single agent.
       trained: names of the policies that learn.
       several: whether states are dicts by policy.
-      watches_games: whether learning needs the episodes' record (`jrl.rollout.unroll.RAW_STEPS`).
-      decides_by_row: whether a result row decides how the next call begins, so that it covers all calls before it.
-      in_checkpoint: whether a checkpoint says which policies there are, and not the config.
+      watches_games: whether learning needs the environments' own rewards and ends (`jrl.rollout.unroll.RAW_STEPS`).
+      decides_by_row: whether a result row changes the state of the next call, so that rows cover all calls before it.
+      in_checkpoint: whether the policies are defined by a checkpoint, not by the config.
     """
 
     several = True
@@ -56,13 +56,13 @@ class Policies(abc.ABC):
 
     @property
     def spec(self) -> EnvSpec:
-        """Returns the environments."""
+        """Returns the spec of the environments."""
         assert self._spec is not None
         return self._spec
 
     @property
     def seen(self) -> EnvSpec:
-        """Returns the environments as policies see them."""
+        """Returns the spec as policies see it."""
         return self.spec
 
     def observed(self, obs: PyTree) -> PyTree:
@@ -71,16 +71,16 @@ class Policies(abc.ABC):
 
     @property
     def the_one(self) -> str | None:
-        """Returns the policy that is meant where none is named; None: there is none, or several."""
+        """Returns the only policy; None: there are none or several."""
         return multi_agent.the_one(self.cfg.multi_agent)
 
     def of(self, policy: str) -> tuple[RunConfig, EnvSpec]:
-        """Returns the run and its environments as one policy's agents alone would have them."""
+        """Returns config and spec of one policy's agents alone."""
         return multi_agent.policy_config(self.cfg, policy), _spec_of(self.seen, self._agents[policy])
 
     @property
     def alike(self) -> list[list[str]]:
-        """Returns the names of the policies of each group, which differ in weights and floats of `algo` at most."""
+        """Returns the policy names of each group, whose policies differ only in weights and floats of `algo`."""
         found: list[tuple[Any, list[str]]] = []
         for name in self.names:
             like = self._likeness(name)
@@ -98,7 +98,7 @@ class Policies(abc.ABC):
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Returns the policies that are alike together, without algorithms."""
+        """Returns the groups of similar policies, without algorithms."""
         found = []
         for names in self.alike:
             configs = [multi_agent.policy_config(self.cfg, name) for name in names]
@@ -110,15 +110,15 @@ class Policies(abc.ABC):
         return tuple(found)
 
     def learns(self, group: Group) -> bool:
-        """Returns whether a group has a Learner."""
+        """Returns whether a group learns."""
         return group.names[0] in self.trained
 
     def by_name(self, by_group: PyTree) -> dict[str, PyTree]:
-        """Returns a State or Actor of all policies, by group, as a dict by policy."""
+        """Returns a State or Actor by group as a dict by policy."""
         return fixed.by_policy_name(self.groups, by_group)
 
     def states(self, kept: PyTree) -> dict[str, PyTree]:
-        """Returns a State as `Learner.keep` gives it as a dict by policy."""
+        """Returns a State from `Learner.keep` as a dict by policy."""
         return kept
 
     def joined(self, states: Mapping[str, PyTree]) -> PyTree:
@@ -133,34 +133,34 @@ class Policies(abc.ABC):
 
     @abc.abstractmethod
     def acting(self, groups: Sequence[Group]) -> Algo:
-        """Makes the Algo that acts with all policies; `groups` are from `bound`."""
+        """Returns the Algo that acts with all policies; `groups` are from `bound`."""
 
     @abc.abstractmethod
     def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
-        """Makes the Learner of all policies; groups that learn have their learners."""
+        """Returns the Learner of all policies; `groups` that learn have their learners."""
 
     # ------------------------------------------------------------ names for reports, callbacks, data and evaluations
 
     @property
     def reported(self) -> Mapping[str, Sequence[str]]:
-        """Returns policy -> agents whose episodes are the policy's in all games; {}: that depends on the game."""
+        """Returns policy -> its agents; {}: the agents change from game to game."""
         return self._agents
 
     @property
     def followed(self) -> tuple[str, ...]:
-        """Names the policy of each column of a game, or of a block of games."""
+        """Returns the policy of each column of a game or block of games."""
         owned = [zip(group.names, group.agents.tolist(), strict=True) for group in self.groups]
         pairs = sorted((column, name) for group in owned for name, columns in group for column in columns)
         return tuple(name for _, name in pairs)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names the policy of each column as recorded data call it."""
+        """Returns the policy label of each column in recorded data."""
         return self.followed
 
     @property
     def columns(self) -> "complete.Agents | None":
-        """Returns agents and policies of a rollout's columns, and where policies record extras; None with one agent."""
+        """Returns the agents, policies and extras of a rollout's columns; None: a single agent."""
         if not self.spec.agents:
             return None
         from jrl.rollout import complete
@@ -172,28 +172,27 @@ class Policies(abc.ABC):
 
     @property
     def game_options(self) -> dict[str, Any]:
-        """Returns options of `Stitch`, by which callbacks see a game's agents; {} with one agent."""
+        """Returns the options of `Stitch` for several agents; {} with a single agent."""
         if not self.spec.agents:
             return {}
         return {"kinds": self.spec.kinds, "agents": self.spec.agents, "policies": self.followed}
 
     def whole_games(self, games: int) -> int:
-        """Returns the least number of games, from `games` on, in which policies are distributed evenly over agents."""
+        """Returns `games`, rounded up until each policy has each seat equally often."""
         return games
 
     @property
     def rewards_of(self) -> Callable[[int], tuple[np.ndarray, int]] | None:
-        """Returns the columns whose rewards an evaluation reports, see `envs.AgentOptions`; None: all."""
+        """Returns the columns whose rewards an evaluation reports, see `envs.AgentOptions`; None: all columns."""
         return None
 
     def returns(self, played: Any) -> dict[str, float]:
-        """Returns `agent/NAME/return` and `policy/NAME/return` of an evaluation, {} with one agent.
+        """Returns `agent/NAME/return` and `policy/NAME/return` of an evaluation; {} with a single agent.
 
-        The return of an agent is its sum of rewards in a game, a mean over the games. That of a policy is the mean over
-        its agents.
+        An agent's return is the mean over games of its sum of rewards. A policy's return is the mean over its agents.
 
         Args:
-          played: a `jrl.play.evaluate.Evaluation`; None: all are NaN.
+          played: a `jrl.play.tally.Evaluation`; None: all returns are NaN.
         """
         agents = (self.cfg.multi_agent and self.cfg.multi_agent.agents) or ()
         found = None if played is None else played.agents
@@ -209,35 +208,36 @@ class Policies(abc.ABC):
     # ------------------------------------------------------------ on the host, between calls
 
     def check(self) -> None:  # noqa: B027  # most policies need no such function
-        """Raises InputError: a function of the config that names policies names an unknown one."""
+        """Raises InputError: the policy mapping returns an unknown policy."""
 
     def ahead(self, program: Program, state: LoopState) -> LoopState:
-        """Returns the state that the next call begins with."""
+        """Returns the state for the next call."""
         return state
 
     def on_row(
         self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
     ) -> LoopState:
-        """Changes the policies' part of a new result row, number `count`; returns the state after what the row decides.
+        """Changes the policies' metrics of new row number `count`; returns the state, which the row may change.
 
-        `state` is that of the row's last call: it is waited for, and taken over if another one is returned.
+        `state` is the state after the row's last call. If another state is returned, `state` must not be used again.
         """
         return state
 
     def draw(self, state: LoopState, directory: Path, title: str) -> Path | None:
-        """Draws what the result rows do not show of the policies, and returns the file; None: nothing."""
+        """Draws a figure of the policies; returns the file, or None."""
         return None
 
     def continued(
         self, fresh: LoopState, kept: LoopState, before: "Policies", given: Mapping[str, PyTree], devices: int
     ) -> LoopState:
-        """Returns the state of a run that had other policies: what was kept of a policy goes on under its name.
+        """Returns the state after a change of policies: policies keep State and replay by name.
 
         Args:
-          fresh, kept: what `Program.keep` gives of this run's fresh state, and of the state of the run `before`.
-          before: its policies.
-          given: policy -> the State that it begins with.
-          devices: of both runs.
+          fresh: initial state of this run, from `Program.keep`.
+          kept: state of the previous run, from `Program.keep`.
+          before: policies of the previous run.
+          given: policy -> initial State.
+          devices: number of learner devices of both runs.
         Raises:
           InputError: a given State has other arrays than the policy.
         """
@@ -260,11 +260,11 @@ class Policies(abc.ABC):
         )
 
     def _beside(self, new: Mapping[str, PyTree], old: Mapping[str, PyTree], before: "Policies") -> dict[str, PyTree]:
-        """Returns what a State has beside the policies."""
+        """Returns the items of a State that are not policies."""
         return {}
 
     def _replays(self, replay: PyTree, devices: int) -> dict[str, PyTree]:
-        """Returns the replay of each policy; leaves are [D, n], all numbers of a device in a row."""
+        """Returns policy -> replay; leaves are [D, n], flat for each of D devices."""
         part = lambda i, num: lambda x: x.reshape(devices, num, -1)[:, i]
         by_group = self._by_group(replay)
         return {
@@ -288,7 +288,7 @@ class Policies(abc.ABC):
 
 
 class Single(Policies):
-    """One policy, which learns: all agents follow it, and its State is the algorithm's."""
+    """A single policy, which learns and controls all agents; its State is the algorithm's State."""
 
     several = False
 
@@ -321,7 +321,7 @@ class Single(Policies):
 
 
 class Fixed(Policies):
-    """Several policies, each followed by the same agents in all games; or one that does not learn."""
+    """Several policies, each with the same agents in all games; or a single policy that does not learn."""
 
     def acting(self, groups: Sequence[Group]) -> Algo:
         return fixed.acting(groups, len(self.spec.agents))
@@ -343,15 +343,15 @@ def _bound(group: Group, make: MakeAlgo) -> Group:
 
 
 def _spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
-    """Returns the environments as some of their agents, of one kind, see them."""
+    """Returns the spec of some agents of one kind."""
     kind = next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
     return kind._replace(num_envs=spec.games * len(agents), agents=agents)
 
 
 def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
-    """Returns what such policies share: the config without its agents and the floats of its algorithm.
+    """Returns the config without its agents and the floats of its algorithm, for comparison.
 
-    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
+    The floats of a user's algorithm are kept, since its Python code may read them.
     """
     rest = dataclasses.replace(cfg, multi_agent=None)
     if algos.is_own(algo_name(cfg)):
@@ -360,22 +360,22 @@ def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
 
 
 def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
-    """Returns the floats in which Configs of one structure differ: number of the leaf -> [P] f32.
+    """Returns the floats in which Configs of equal structure differ: index of the leaf -> [P] f32.
 
-    The others stay the numbers that they are, which XLA can fold.
+    Equal floats stay Python numbers, which XLA can fold.
     """
     leaves = zip(*map(jax.tree.leaves, configs), strict=True)
     return {i: np.asarray(values, np.float32) for i, values in enumerate(leaves) if len(set(values)) > 1}
 
 
 def with_floats(config: PyTree, values: Mapping[int, Any]) -> PyTree:
-    """Returns a Config or a tree of Configs with other floats, by number of the leaf; they may be traced."""
+    """Returns a Config or a tree of Configs with other floats, by index of the leaf -> value, which may be traced."""
     leaves, structure = jax.tree.flatten(config)
     return jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
 
 
 def mean(x: np.ndarray) -> float:
-    """Returns the mean of all numbers; NaN of none."""
+    """Returns the mean; NaN for an empty array."""
     return float(x.mean()) if x.size else float("nan")
 
 
@@ -385,12 +385,12 @@ def shapes(tree: PyTree) -> PyTree:
 
 
 def learned(rollout: RolloutConfig, spec: EnvSpec) -> EnvSpec:
-    """Returns the environments as learners see them: without agents where `count_steps_by` counts agents' steps."""
+    """Returns the spec as learners see it: without agents if `count_steps_by` is agent_steps."""
     return spec._replace(agents=()) if rollout.count_steps_by == "agent_steps" else spec
 
 
 def rollout_like(sizes: Sizes, spec: EnvSpec, algo: Algo, **shape: Any) -> Rollout:
-    """Returns shapes and dtypes of rollouts that a run or policy learns from; `shape` as of `unroll.rollout_like`."""
+    """Returns shapes and dtypes of rollouts of a learner; `shape` as `unroll.rollout_like`."""
     cfg = sizes.cfg
     like = unroll.rollout_like(learned(cfg.rollout, spec), algo, **shape)
     if spec.agents and unroll.RAW_STEPS in like.extras and cfg.rollout.count_steps_by == "agent_steps":
@@ -401,4 +401,4 @@ def rollout_like(sizes: Sizes, spec: EnvSpec, algo: Algo, **shape: Any) -> Rollo
         return like
     from jrl.rollout import complete
 
-    return complete.led_like(like)
+    return complete.mark_counted_steps_like(like)

@@ -1,12 +1,11 @@
 """Self-play in a program: a policy learns from games against a stacked pool of frozen copies of itself.
 
-Of the games of a device, game g has the learner in seat g % A, and in its other seats the place (g // A) % K of the
-pool: A x K games are a block, in which the learner has every seat against every place once. The seats are fixed, so
-that shapes are, too: a copy that is taken is written over a place of the pool, and which place plays is an array of
-indices. Nothing is compiled again, and memory stays as it is.
+Game g of a device has the learner in seat g % A, and slot (g // A) % K of the pool in the other seats. A block of A x K
+games has the learner in every seat against every slot once. Seats and shapes are fixed: a new copy overwrites a
+slot, and an array of indices selects the copy that plays in each slot. Nothing compiles again.
 
-A rollout says of each row against which opponents its game began: acting remembers it (`LEAGUE` in its memory and its
-extras). So games are counted rightly whatever collects, and however late they come.
+Memory and extras have the number of the last swap when a row's game began (`LEAGUE`), so that late games are counted
+for the right opponents.
 """
 
 import dataclasses
@@ -35,18 +34,18 @@ from jrl.ops import collectives
 from jrl.rollout.unroll import RAW_STEPS
 from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout
 
-OPPONENTS = "opponents"  # the label of all copies in recorded data
-_YET = -1  # in memory: the game is yet to begin
+OPPONENTS = "opponents"  # label of all copies in recorded data
+_NOT_BEGUN = -1  # in memory: the game has not begun
 
 
 class SelfPlay(Policies):
-    """One policy that learns, and K frozen copies of it; the State has the `League` of their games, too.
+    """One policy that learns, and K frozen copies of it; the State also has the `League` of their games.
 
     Memory and extras have `LEAGUE`: the number of the latest swap when the game began, [B] i32.
     """
 
     watches_games = True
-    decides_by_row = True  # which opponents play next must not depend on how far the device is
+    decides_by_row = True  # the next opponents must not depend on the progress of the device
 
     def __init__(self, cfg: RunConfig, spec: EnvSpec | None):
         super().__init__(cfg, spec)
@@ -70,12 +69,12 @@ class SelfPlay(Policies):
         return tuple(name if name == self.section.policy else OPPONENTS for name in self.followed)
 
     def whole_games(self, games: int) -> int:
-        unit = self._num_agents * self.section.pool or 1  # 1: agents are not known
+        unit = self._num_agents * self.section.pool or 1  # 1: the agents are unknown
         return -(-games // unit) * unit
 
     @property
     def rewards_of(self) -> Callable[[int], tuple[np.ndarray, int]] | None:
-        """An evaluation reports the learner's rewards."""
+        """Returns the learner's columns: an evaluation reports its rewards."""
         pool = self.section.pool
         return lambda agents: (seats(agents, pool)[0][0], agents**2 * pool)
 
@@ -91,7 +90,7 @@ class SelfPlay(Policies):
         return mine._replace(algo=algo), pool._replace(algo=copies)
 
     def acting(self, groups: Sequence[Group]) -> Algo:
-        """Makes an Algo that acts in blocks of games, of the learner and its pool."""
+        """Returns an Algo that acts in blocks of games of the learner and its pool."""
         mine, pool = groups
         algo = fixed.acting(groups, _width(groups))
 
@@ -101,19 +100,19 @@ class SelfPlay(Policies):
             return {**found, **pool.unstack(copies), LEAGUE: league.init(len(pool.names))}
 
         def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
-            return {**algo.carry(batch_size, **place), LEAGUE: jnp.full((batch_size,), _YET, jnp.int32)}
+            return {**algo.carry(batch_size, **place), LEAGUE: jnp.full((batch_size,), _NOT_BEGUN, jnp.int32)}
 
         def act(
             actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
         ) -> ActOut:
             out, began = algo.act(actor, obs, carry, key, explore), carry[LEAGUE]
-            began = jnp.where(began == _YET, actor[LEAGUE], began)
+            began = jnp.where(began == _NOT_BEGUN, actor[LEAGUE], began)
             return out._replace(carry={**out.carry, LEAGUE: began}, extras={**out.extras, LEAGUE: began})
 
         return algo._replace(init=init, actor=_playing(algo.actor, pool), carry=carry, act=act)
 
     def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
-        """Makes a Learner of which the first group learns, and counts what it wins, over `axis_name`."""
+        """Returns a Learner of the first group, which also counts its results over `axis_name`."""
         mine, pool = groups
         inner, num_agents = fixed.learning(groups, _width(groups)), self._num_agents
         keep_one = fixed.taught(mine).keep
@@ -135,12 +134,12 @@ class SelfPlay(Policies):
             resume=fixed.beside(inner.resume, LEAGUE),
         )
 
-    # ------------------------------------------------------------ on the host: what a row decides
+    # ------------------------------------------------------------ on the host, after a row
 
     def on_row(
         self, program: Program, state: LoopState, row: dict[str, Any], count: int, directory: Path | None
     ) -> LoopState:
-        """Puts the league's standing into a row, takes a copy and changes opponents where that calls for it."""
+        """Adds the league's metrics to a row; takes a copy and changes the opponents, if due."""
         before = on_host(state)
         after, place = league.decided(before, self.section, row["env_steps"], (self.cfg.run.seed, count))
         row.update(league.metrics(before, self.section))
@@ -156,7 +155,7 @@ class SelfPlay(Policies):
         return state
 
     def _players(self, known: League) -> list[str]:
-        """Names the copies that there are by their numbers, and the policy itself, as the table has them."""
+        """Returns the names of the copies and of the policy, in the order of the table."""
         held = [f"{self.section.policy} {n}" for n in known.generation[: league.num_held(known)]]
         return [*held, f"{self.section.policy} now"]
 
@@ -182,14 +181,14 @@ class SelfPlay(Policies):
 
 
 def on_host(state: LoopState) -> League:
-    """Returns what is known of a run's league, in numpy; waits for the device."""
+    """Returns the league of a run, in numpy; waits for the device."""
     return jax.tree.map(np.asarray, state.learner[LEAGUE])
 
 
 def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the columns of a block of A x K games, i32: the learner's [1, A * K], the places' [K, A * (A - 1)].
+    """Returns the columns of a block of A x K games, i32: the learner's [1, A * K], the slots' [K, A * (A - 1)].
 
-    Of two agents and a pool of one, game 0 is columns 0 and 1, game 1 columns 2 and 3:
+    With two agents and a pool of one, game 0 has columns 0 and 1, game 1 has columns 2 and 3:
 
     >>> [x.tolist() for x in seats(2, 1)]
     [[[0, 3]], [[1, 2]]]
@@ -202,7 +201,7 @@ def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frozen(state: PyTree) -> PyTree:
-    """Returns a copy of an algorithm's State without its optimizer's, which nobody asks of it."""
+    """Returns a copy of an algorithm's State without its optimizer state."""
     kept = dataclasses.replace(state, opt_state=()) if hasattr(state, "opt_state") else state
     return jax.tree.map(jnp.copy, kept)
 
@@ -210,9 +209,9 @@ def frozen(state: PyTree) -> PyTree:
 def _swapped(
     groups: Sequence[Group], keep: Callable[[PyTree], PyTree], state: Mapping[str, PyTree], place: Array, after: League
 ) -> dict[str, PyTree]:
-    """Returns the state with the learner written over a place of the pool, and with the league `after`.
+    """Returns the state with the learner's copy in slot `place` of the pool, and with the league `after`.
 
-    Without a place among the K, such as K itself, the pool stays; the league is replaced in any case.
+    If `place` is K, the pool does not change.
     """
     mine, pool = groups
     copy, copies = frozen(keep(state)[mine.names[0]]), state[pool.label]
@@ -225,10 +224,10 @@ def _swapped(
 
 
 def counted(known: League, rollout: Rollout, num_agents: int, axis_name: str | None = None) -> League:
-    """Counts the games that ended in a rollout [T, G * A] and began after the latest swap.
+    """Adds the results of games that ended in a rollout [T, G * A] and began after the last swap.
 
-    The learner has won a game when its return is above those of all others on the row where it ends, and lost it when
-    it is below one of them. A rollout that nobody recorded (`jrl.rollout.unroll.RAW_STEPS`) counts none.
+    The learner wins if its return is above all others on the game's last row, and loses if it is below one of them.
+    Rollouts without `jrl.rollout.unroll.RAW_STEPS` add nothing.
     """
     if RAW_STEPS not in rollout.extras:
         return known
@@ -250,7 +249,7 @@ def counted(known: League, rollout: Rollout, num_agents: int, axis_name: str | N
 
 
 def _playing(actor: Callable[[PyTree], Any], pool: Group) -> Callable[[Mapping[str, PyTree]], dict[str, PyTree]]:
-    """Returns `actor` with the copy of each place that plays, and the number of the latest swap."""
+    """Returns `actor` with the selected copy of each slot, and the number of the last swap."""
 
     def read(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         known, found = state[LEAGUE], actor(fixed.without(state, LEAGUE))

@@ -419,13 +419,13 @@ class CallbackList:
         return found
 
     def _changed(self, name: str, rollout: Any, given: dict[str, Any]) -> Any:
-        from jrl.rollout.watch import placed
+        from jrl.rollout.watch import check_changed_rollout
 
         changed = None
         for fn in self._host[name]:
             found = fn(**{**given, MOMENTS[name][0]: rollout})
             if found is not None:
-                changed = rollout = placed(found, rollout, name)
+                changed = rollout = check_changed_rollout(found, rollout, name)
         return changed
 
     def drain(self) -> dict[str, Any]:

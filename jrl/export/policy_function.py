@@ -44,7 +44,7 @@ def load_function(path: Path, *, best: bool | None = None, policy_id: str | None
     reader, start = actor.reader, actor.algo.carry(1)  # all environments start with the same memory
 
     def memory(num: int) -> PyTree:
-        carry, past = actor.start(num)
+        carry, past = actor.init_memory(num)
         return carry, () if past is None else (past.frames, past.action)
 
     def step(obs: PyTree, memory: PyTree, reward: Array, begins: Array) -> tuple[PyTree, PyTree]:

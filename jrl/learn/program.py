@@ -119,7 +119,7 @@ class Program(abc.ABC):
     def learn(
         self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Metrics]:
-        """Learns from a rollout; donates the buffers of `state`, not those of the rollout."""
+        """LearnerMethods from a rollout; donates the buffers of `state`, not those of the rollout."""
 
     @abc.abstractmethod
     def discontinue(self, state: LoopState) -> LoopState:

@@ -1,4 +1,4 @@
-"""Observations as users give them: checked, converted to the space's precision, one or a batch."""
+"""Reader of observations from users: checks them and converts them to the dtypes of their space."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from jrl.types import Dict, EnvSpec, Leaf, PyTree, Space, Tuple
 
 
 class Reader:
-    """Reads observations of one space.
+    """Reads observations of one space, single or in a batch.
 
     Args:
-      spec: with the space of an observation, and the policy's actions.
-      added: items of earlier steps that an observation may have beside: name -> space.
-      unread: paths of parts that may be left out, as no policy reads them.
+      spec: spec with the spaces of an observation and of the policy's actions.
+      added: name -> space of optional items, such as the previous action.
+      unread: paths of optional parts, which the policy does not read.
     """
 
     def __init__(self, spec: EnvSpec, added: Mapping[str, Space], unread: Sequence[str]):
@@ -24,21 +24,25 @@ class Reader:
         self.choices = spaces.choices(spec.action) if spaces.masks_actions(spec) else ()
 
     def batch(self, obs: Any, action_mask: Any = None, name: str = "obs") -> tuple[PyTree, dict[str, PyTree], bool]:
-        """Returns (observations [N, *], items of earlier steps among them [N, *], whether it was a single observation).
+        """Returns (observations [N, *], optional items [N, *], whether `obs` is a single observation).
 
+        Args:
+          obs: an element [*] of the space, or a batch [N, *].
+          action_mask: mask [K] or [N, K], if `obs` does not contain the mask.
+          name: name of the argument, for error messages.
         Raises:
-          ValueError: `name` says that they are not elements of the space, or their mask allows nothing.
+          ValueError: the observations are not elements of the space, or a mask allows no action.
         """
         given: dict[str, Any] = {}
-        if isinstance(obs, Mapping) and (found := self.added.keys() & obs.keys()):
-            given = {item: obs[item] for item in found}
-            obs = {part: x for part, x in obs.items() if part not in found}
+        if isinstance(obs, Mapping) and (items := self.added.keys() & obs.keys()):
+            given = {item: obs[item] for item in items}
+            obs = {part: x for part, x in obs.items() if part not in items}
             if not isinstance(self.space, Dict) and set(obs) == {"obs"}:
                 obs = obs["obs"]
         if action_mask is not None:
-            obs = self._with_mask(obs, action_mask)
+            obs = self._add_mask(obs, action_mask)
         mask = f"{name}/{spaces.ACTION_MASK}" if self.choices else None
-        absent = self._absent(obs)
+        absent = self._find_absent(obs)
         leads: list[tuple[int, ...]] = []
         obs = _read(spaces.without(self.space, absent), obs, name, leads, mask)
         if absent:
@@ -53,20 +57,20 @@ class Reader:
         return obs, given, single
 
     def item(self, name: str, x: Any, num: int, *, single: bool) -> PyTree:
-        """Returns the item `name` of earlier steps as [N, *], of one observation or N. Raises ValueError."""
+        """Returns the optional item `name` as [N, *]. Raises ValueError: it is not an element of its space."""
         x = _read(self.added[name], x, name, [() if single else (num,)])
         return jax.tree.map(lambda x: x[None], x) if single else x
 
-    def _with_mask(self, obs: Any, mask: Any) -> Any:
+    def _add_mask(self, obs: Any, mask: Any) -> Any:
         if not self.choices:
-            raise ValueError("action_mask: this policy was trained without one: leave it out")
+            raise ValueError("action_mask: expected no mask, since the policy was trained without a mask: leave it out")
         assert isinstance(self.space, Dict)
-        rest = {name for name, _ in self.space.items} - {spaces.ACTION_MASK, *self._absent(obs)}
+        rest = {name for name, _ in self.space.items} - {spaces.ACTION_MASK, *self._find_absent(obs)}
         if isinstance(obs, Mapping) and set(obs) - {spaces.ACTION_MASK} == rest:
             return {**obs, spaces.ACTION_MASK: mask}
         return {"obs": obs, spaces.ACTION_MASK: mask} if rest == {"obs"} else obs
 
-    def _absent(self, obs: Any) -> list[str]:
+    def _find_absent(self, obs: Any) -> list[str]:
         return [part for part in self.unread if _lacks(obs, part.split("/"))]
 
     def _check_mask(self, mask: np.ndarray, name: str) -> None:
@@ -76,7 +80,7 @@ class Reader:
             if blocked.any():
                 raise ValueError(
                     f"{name}: entries {start} to {start + size - 1} are all 0 in row {np.flatnonzero(blocked)[0]}: "
-                    "no action could be taken: at least one of them must be 1"
+                    "expected at least one 1, for an action that is allowed"
                 )
             start += size
 
@@ -88,11 +92,14 @@ def _lacks(obs: Any, path: Sequence[str]) -> bool:
 
 
 def _read(space: Space, x: Any, path: str, leads: list[tuple[int, ...]], mask: str | None = None) -> PyTree:
-    """Reads an element, or a batch of them.
+    """Returns an element of a space, or a batch of elements, in the dtypes of the space.
 
     Args:
-      leads: the leading axes of the arrays read so far, which all must have: () or (N,). Empty: of the first array.
-      mask: path of the action mask, whose numbers may be of any kind.
+      space: the space.
+      x: the element or batch.
+      path: path of `x`, for error messages.
+      leads: leading axes of the arrays read so far, all () or all (N,); this function appends to it.
+      mask: path of the action mask, whose dtype may be any number.
     """
     match space:
         case Dict():

@@ -36,8 +36,8 @@ from jrl.rllib.policy import ActionPolicy
 from jrl.rllib.table import KEYS
 from jrl.rllib.translation import split_containers
 from jrl.rllib.weights_file import read_weights
-from jrl.run import build, policies, reporter, run_directory, runner
-from jrl.run.manual_steps import POLICY, Learns, known
+from jrl.run import base_session, build, reporter, run_directory, runner
+from jrl.run.manual_steps import POLICY, LearnerMethods, find_policy_ids
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
 from jrl.types import Batch, PyTree, SequenceBatch
@@ -90,7 +90,7 @@ def to_path(given: Any) -> Path:
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
 
-class Algorithm(Learns):
+class Algorithm(LearnerMethods):
     """Run that the user steps call by call.
 
     Subclasses may replace steps of the loop by methods: `training_step(self, step)`, with a jrl.learn.staged.Step, and
@@ -183,7 +183,7 @@ class Algorithm(Learns):
                 self._files.enter_context(files.lock_directory(Path(out)))
                 if not found and (Path(out) / "config.yaml").exists():
                     raise InputError(f"run.out: {out} already has a run: name another, or restore its checkpoint")
-            self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
+            self.session = Session(cfg, restarts=restarts, callback_target=self, endless=True, training_step=own_step)
             self.session.rows_wait = True
             failed.callback(self.session.close)
             self._stopped = False
@@ -226,7 +226,7 @@ class Algorithm(Learns):
         """Return (scalar, metrics) of a batch; subclasses may replace it. `default(params, batch)` is jrl's loss."""
         return default(params, batch)
 
-    def _learns(self, what: str) -> Session:
+    def _learner_session(self, what: str) -> Session:
         return self.session
 
     # ------------------------------------------------------------ training
@@ -313,7 +313,7 @@ class Algorithm(Learns):
 
     def sample_replay(self) -> Batch | SequenceBatch:
         """Return a batch of the replay or data sets, in numpy. Raises InputError: no replay, or an empty one."""
-        return self.session.by_hand.sample_replay()
+        return self.session.manual_steps.sample_replay()
 
     # ------------------------------------------------------------ policies
 
@@ -324,19 +324,19 @@ class Algorithm(Learns):
           KeyError: unknown policy, or no name with several policies.
         """
         session = self.session
-        name = known(session).named(policy_id)
+        name = find_policy_ids(session).resolve(policy_id)
         if name not in self._policies:
             cfg, spec = session.config, session.run.spec
             if session.policies:
                 cfg, spec = session.run.policies.of(name)
-            acting = actor.of_training(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
+            acting = actor.build_training_actor(cfg, spec._replace(num_envs=spec.num_agents), seed=cfg.run.seed)
             self._policies[name] = ActionPolicy(session, acting, name)
         return self._policies[name]
 
     @property
     def policy_map(self) -> dict[str, ActionPolicy]:
         """Policy id -> policy, for all policies of the run."""
-        return {name: self.get_policy(name) for name in known(self.session).ids}
+        return {name: self.get_policy(name) for name in find_policy_ids(self.session).ids}
 
     def compute_single_action(self, observation: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
         """Return the action for one observation of one agent: see `ActionPolicy.compute_single_action`."""
@@ -397,7 +397,7 @@ class Algorithm(Learns):
 
     def _own_name(self, policy_id: str) -> str | None:
         """Return the id of a policy; None for the only policy of a run."""
-        return known(self.session).named(policy_id) if self.session.policies else None
+        return find_policy_ids(self.session).resolve(policy_id) if self.session.policies else None
 
     # ------------------------------------------------------------ weights
 
@@ -445,7 +445,7 @@ class Algorithm(Learns):
         session = self.session
         if path is None:
             if self._member:
-                self._member.check(whole=True)  # waits for an unfinished checkpoint of the same iteration
+                self._member.check(wait=True)  # waits for an unfinished checkpoint of the same iteration
             target = self.logdir / "checkpoints" / str(session.iteration)
             again = itertools.count(2)
             while target.exists():
@@ -456,7 +456,7 @@ class Algorithm(Learns):
                 raise InputError(f"save: {target} exists: name another, or leave the path out")
         parts, description = session.to_save()
         try:
-            checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
+            checkpoint.write(target, checkpoint.copy_to_host(parts), {**description, "keep": True})
         except OSError as e:
             raise unwritable(target, "save", e) from e
         if path is None:
@@ -485,7 +485,7 @@ class Algorithm(Learns):
         self.get_policy(policy_id)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
-            checkpoint.write(path, checkpoint.on_host(self.session.parts()), self.session.description())
+            checkpoint.write(path, checkpoint.copy_to_host(self.session.parts()), self.session.description())
             given = {"best": False, "out": str(export_dir), "policy": self._own_name(policy_id)}
             return export(argparse.Namespace(checkpoint=str(path), format="onnx" if onnx else format, **given))
 
@@ -523,7 +523,7 @@ class Algorithm(Learns):
         own = cls if cls.algo_name else algorithm_class(made.algo_name)
         if policy_ids is None:
             return own(made, checkpoint=found)
-        states = policies.states(found, policy_ids)
+        states = base_session.load_states(found, policy_ids)
         given = made.to_run_config().multi_agent
         assert given is not None  # `states` would have raised
         changes = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
@@ -568,7 +568,7 @@ class Algorithm(Learns):
     def __getstate__(self) -> dict[str, Any]:
         """Return the content of a checkpoint: `config`, `arrays`, and `meta` with counters and spaces."""
         session = self.session
-        arrays = checkpoint.on_host(session.parts())
+        arrays = checkpoint.copy_to_host(session.parts())
         return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -68,15 +68,15 @@ class ActionPolicy(WorkerPolicy):
         """Return (actions, state, extras), for a single observation without the axis N. `units`: of `Actor.compute`."""
         obs, given, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
-            self._actor.use(self._session.actor(self._name))
+            self._actor.set_weights(self._session.actor(self._name))
             self._version = self._session.version
         if _is_empty(state):
-            memory = self._actor.start(num)
+            memory = self._actor.init_memory(num)
         else:
             rows = jax.tree.map(lambda x: np.asarray(x)[None], state) if single else state
             memory = Memory(rows, None) if self._actor.history is None else Memory(rows[0], Past(*rows[1]))
             if begins is not None:
-                memory = self._actor.begin(np.broadcast_to(np.asarray(begins, bool), num), memory)
+                memory = self._actor.begin_episodes(np.broadcast_to(np.asarray(begins, bool), num), memory)
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
         acted = self._actor.compute(obs, memory, given=given, explore=explore, extras=True, **units)
         found = acted.action, _to_state(acted.memory), acted.extras
@@ -84,7 +84,7 @@ class ActionPolicy(WorkerPolicy):
 
     def get_initial_state(self) -> PyTree:
         """Return the state of one environment at an episode's start; [] if the policy is not `recurrent`."""
-        return jax.tree.map(lambda x: np.asarray(x)[0], _to_state(self._actor.start(1))) if self.recurrent else []
+        return jax.tree.map(lambda x: np.asarray(x)[0], _to_state(self._actor.init_memory(1))) if self.recurrent else []
 
     def is_recurrent(self) -> bool:
         """Return `recurrent`, by RLlib's name."""
@@ -174,7 +174,7 @@ class ActionPolicy(WorkerPolicy):
         if self._outputs is None:
             raise ValueError(f"{self._cfg.algo} has no outputs except actions")
         obs, given, num = self._read(observations)
-        obs = self._actor.observed(obs, self._actor.start(num), given=given)[0]
+        obs = self._actor.build_observation(obs, self._actor.init_memory(num), given=given)[0]
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:

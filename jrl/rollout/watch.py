@@ -1,4 +1,4 @@
-"""A source whose rollouts are shown to callbacks and to `data.output` before they are learned from."""
+"""Source wrapper that passes rollouts to callbacks and `data.output` before learning."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,16 +14,15 @@ from jrl.types import POLICY_ID, Episodes, Key, PyTree, Rollout, drop_stale_norm
 
 
 class Watch(Wrapper):
-    """A source whose rollouts are shown to callbacks before they are learned from.
+    """A source that passes its rollouts to callbacks before learning.
 
     Args:
-      source: of the rollouts.
-      stitch: (watch, num_envs, worker_index, first column) -> the Stitch that makes their episodes; None: nobody looks
-        at episodes.
-      batches: functions of watch and rollout; what one returns that is not None takes the rollout's place.
-      num_envs: columns of the source.
-      keep_record: whether who learns asks for `RAW_STEPS`, too.
-      extras: whether episodes have what acting recorded.
+      source: source of the rollouts.
+      stitch: (watch, num_envs, worker_index, first column) -> Stitch of these columns; None: no episodes are built.
+      batches: functions (watch, rollout) -> rollout that replaces it, or None for no change.
+      num_envs: number of columns of the source.
+      keep_record: keep `RAW_STEPS` in the rollout, for the learner.
+      extras: whether episodes have the other outputs of `Algo.act`.
     """
 
     def __init__(
@@ -38,14 +37,14 @@ class Watch(Wrapper):
     ):
         super().__init__(source)
         self._keep_record, self._extras = keep_record, extras
-        self._make, self._batches, self._num_envs = stitch, list(batches), num_envs
-        self._stitches: dict[int, Stitch] = {}  # by environment runner; 0 where there is none
-        self._numbers: dict[int, tuple[int, int]] = {}  # of a runner's latest rollout: restarts and number
+        self._build_stitch, self._batches, self._num_envs = stitch, list(batches), num_envs
+        self._stitches: dict[int, Stitch] = {}  # by env runner; 0 without env runners
+        self._latest: dict[int, tuple[int, int]] = {}  # env runner -> (restarts, number) of its latest rollout
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         rollout, report = self._source.next(actor, key)
-        if self._make is not None:
-            self._stitch(rollout, self._make)
+        if self._build_stitch is not None:
+            self._add_to_stitches(rollout, self._build_stitch)
         if not self._keep_record:
             extras = {name: x for name, x in rollout.extras.items() if name != RAW_STEPS}
             rollout = dataclasses.replace(rollout, extras=extras)
@@ -54,24 +53,24 @@ class Watch(Wrapper):
             rollout = rollout if changed is None else changed
         return rollout, report
 
-    def _stitch(self, rollout: Rollout, make: Callable[..., Stitch]) -> None:
+    def _add_to_stitches(self, rollout: Rollout, make: Callable[..., Stitch]) -> None:
         blocks = self._source.blocks
         if blocks is None:
             if not self._stitches:
                 self._stitches[0] = make(self, self._num_envs, 0, 0)
             self._stitches[0].add(rollout, self._source.infos, reset_infos=self._source.reset_infos)
             return
-        # a runner's rollout may stand among the columns of another: its episodes are its own
+        # a runner's rollout can be in any block of columns, but its episodes belong to the runner
         share = self._num_envs // len(blocks)
         extras = {name: x for name, x in rollout.extras.items() if self._extras or name in (RAW_STEPS, POLICY_ID)}
         host = jax.device_get(dataclasses.replace(rollout, carry=(), extras=extras))
-        for block, place in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
+        for block, index in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
             runner, restarts, number = block
             if runner not in self._stitches:
                 self._stitches[runner] = make(self, share, runner + 1, runner * share)
-            goes_on = self._numbers.get(runner) == (restarts, number - 1)
-            self._numbers[runner] = (restarts, number)
-            self._stitches[runner].add(_columns(host, place, len(blocks)), goes_on=goes_on)
+            goes_on = self._latest.get(runner) == (restarts, number - 1)
+            self._latest[runner] = (restarts, number)
+            self._stitches[runner].add(_take_block(host, index, len(blocks)), goes_on=goes_on)
 
     @property
     def columns(self) -> Any:
@@ -79,25 +78,25 @@ class Watch(Wrapper):
 
     @columns.setter
     def columns(self, columns: Any) -> None:
-        self._drop()
+        self._reset_stitches()
         self._source.columns = columns
 
     def reset(self, key: Key) -> None:
-        self._drop()
+        self._reset_stitches()
         self._source.reset(key)
 
-    def _drop(self) -> None:
+    def _reset_stitches(self) -> None:
         for stitch in self._stitches.values():
             stitch.reset()
-        self._numbers.clear()
+        self._latest.clear()
 
     def get_sub_environments(self) -> list[Any]:
-        """Returns the environments themselves, where they are Python objects of this process."""
+        """Returns the environments. Raises InputError: they are not Python objects of this process."""
         return self._source.foreach_env(lambda env: env)
 
 
-def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
-    part = lambda size: slice(place * (size // blocks), (place + 1) * (size // blocks))
+def _take_block(rollout: Rollout, index: int, blocks: int) -> Rollout:
+    part = lambda size: slice(index * (size // blocks), (index + 1) * (size // blocks))
     rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
     last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)
     flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous", "count")}
@@ -105,11 +104,15 @@ def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
     return Rollout(**flat, **{name: rows(getattr(rollout, name)) for name in others}, carry=())
 
 
-def placed(changed: Any, like: Rollout, name: str) -> Rollout:
-    """Returns a changed rollout, on the devices of the one that it was made from; `name` says who changed it.
+def check_changed_rollout(changed: Any, like: Rollout, name: str) -> Rollout:
+    """Returns a rollout that a callback changed, on the devices of the original rollout `like`.
 
+    Args:
+      changed: result of the callback.
+      like: the original rollout.
+      name: name of the callback, for error messages.
     Raises:
-      TypeError: it is none, or of other shapes or dtypes.
+      TypeError: `changed` is not a rollout, or has other shapes or dtypes.
     """
     kind = lambda tree: jax.tree.map(lambda x: f"{getattr(x, 'dtype', type(x))}{list(np.shape(x))}", tree)
     if not isinstance(changed, Rollout):

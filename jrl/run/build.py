@@ -73,7 +73,7 @@ class Run(NamedTuple):
     programs: str  # whether one program collects and learns or two do, and why, in words
     note: str = ""  # what callbacks cannot have in this run, in words; "" for nothing
     recorder: data_output.Recorder | None = None  # of `data.output`
-    judge: estimates.Beside | None = None  # of `data.estimate`
+    judge: estimates.ScheduledEstimates | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
     data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
@@ -281,7 +281,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         in_program=True,
         guarantee="data",
         apply_task=apply_task,
-        judge=estimates.beside(plan, found, algo),
+        judge=estimates.build_estimates(plan, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",

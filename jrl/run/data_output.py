@@ -1,8 +1,8 @@
-"""`data.output`: a run writes the episodes that it collects, and a resumed one none of them twice.
+"""Option `data.output`: a run records the episodes that it collects; a resumed run records no step twice.
 
-Files are numbered and whole. A checkpoint has a mark beside them, in `marks/`: which files there were, and the steps of
-the episodes that were under way. A run that goes on from a checkpoint takes away what was written after its mark, and
-writes those steps as episodes that were cut, since its environments begin anew.
+Files are numbered and complete. Each checkpoint has a mark in `marks/`: the list of files, and the steps of unfinished
+episodes. A resumed run deletes the files written after its mark, and writes these steps as episodes that were cut,
+since its environments are reset.
 """
 
 import functools
@@ -33,49 +33,49 @@ from jrl.run.plan import Plan
 from jrl.spaces_json import space_to_json
 from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, Algo, EnvSpec, PyTree
 
-# of what acting records: what is for learning alone, and memories
-_UNKEPT = (NORMALIZED_OBS, RAW_STEPS, COUNTS_STEP, POLICY_ID, LEAGUE, "carry", "running_return")
+# extras that are not recorded: used only for learning, or memory
+_NOT_RECORDED = (NORMALIZED_OBS, RAW_STEPS, COUNTS_STEP, POLICY_ID, LEAGUE, "carry", "running_return")
 _MARKS = "marks"
-_LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
+_LATEST = 2  # latest marks, which are never deleted: the latest checkpoint may be incomplete
 
 
 def stitch_options(policies: Policies, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Returns options of a Stitch whose episodes are written.
+    """Returns options of a Stitch whose episodes are recorded.
 
     Args:
-      policies: of the run that acts.
-      columns: names of what acting recorded that episodes have; None: all.
+      policies: config of the run.
+      columns: names of the extras that episodes have; None: all.
     """
     options = policies.game_options and {**policies.game_options, "policies": policies.labels}
-    return {**options, "extras": functools.partial(_kept, groups=_groups(policies), columns=columns)}
+    return {**options, "extras": functools.partial(_select_extras, groups=_find_columns(policies), columns=columns)}
 
 
-def _groups(policies: Policies) -> Mapping[str, tuple[int, ...]]:
-    """Returns where several policies record: name in extras -> their columns."""
+def _find_columns(policies: Policies) -> Mapping[str, tuple[int, ...]]:
+    """Returns label of a group in extras -> its columns; {} if there is a single policy."""
     return policies.columns.extras if policies.columns else {}
 
 
 def _recorded_names(extras: Mapping[str, PyTree], groups: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Returns the names of what acting recorded beside the action; of several policies what all of them recorded."""
+    """Returns the names of recorded extras; of several policies, those that all policies have."""
     parts = [extras[label] for label in groups] or [extras]
-    return [name for name in parts[0] if name not in _UNKEPT and all(name in part for part in parts)]
+    return [name for name in parts[0] if name not in _NOT_RECORDED and all(name in part for part in parts)]
 
 
-def _kept(
+def _select_extras(
     extras: Mapping[str, PyTree], groups: Mapping[str, tuple[int, ...]], columns: Sequence[str] | None
 ) -> dict[str, PyTree]:
     if RAW_STEPS not in extras:
-        raise InputError("data.output: these rollouts do not say what their environments did: leave it out")
+        raise InputError("data.output: expected rollouts with the environments' own rewards, got none: leave it out")
     names = _recorded_names(extras, groups)
     names = names if columns is None else [name for name in columns if name in names]
     if not groups:
         return {name: extras[name] for name in names}
-    found = {name: _joined(extras, name, groups) for name in names}
-    return {name: tree for name, tree in found.items() if tree is not None}
+    joined = {name: _join_groups(extras, name, groups) for name in names}
+    return {name: tree for name, tree in joined.items() if tree is not None}
 
 
-def _joined(extras: Mapping[str, PyTree], name: str, groups: Mapping[str, tuple[int, ...]]) -> PyTree:
-    """Joins what the policies recorded to one array [T, B, ...]; None where shapes or dtypes differ."""
+def _join_groups(extras: Mapping[str, PyTree], name: str, groups: Mapping[str, tuple[int, ...]]) -> PyTree:
+    """Returns an extra of all policies as one array [T, B, ...]; None: shapes or dtypes differ."""
     parts = [(own, jax.tree.leaves(extras[label][name])) for label, own in groups.items()]
     if len({tuple((x.shape[2:], x.dtype) for x in leaves) for _, leaves in parts}) > 1 or len(parts[0][1]) != 1:
         return None
@@ -87,50 +87,62 @@ def _joined(extras: Mapping[str, PyTree], name: str, groups: Mapping[str, tuple[
     return whole.reshape(len(first), -1, *first.shape[2:])
 
 
-def as_data(episode: Episode, labels: Mapping[str, Any]) -> store.Episode:
-    """Returns a copy of an episode as data sets have it.
+def to_data_episode(episode: Episode, labels: Mapping[str, Any]) -> store.Episode:
+    """Returns a copy of an episode in the form of data sets.
 
-    Its labels are `agent` and `policy` of several agents, those that are given, `env`, `iteration`, in which it began,
-    and `begin`, the steps that it had before its first row.
+    Labels are `labels`; `agent` and `policy`, with several agents; `env`; `iteration` of its first step; and `begin`,
+    the number of steps before its first row.
     """
-    named = {} if episode.agent_id is None else {"agent": episode.agent_id, "policy": episode.policy_id}
-    labels = {**named, **labels, "env": episode.env_index, "begin": episode.begin, "iteration": episode.iteration}
-    rows = jax.tree.map(np.array, (episode.actions, episode.rewards, episode.extras))
-    action, reward, columns = rows
+    agent_labels = {} if episode.agent_id is None else {"agent": episode.agent_id, "policy": episode.policy_id}
+    labels = {
+        **agent_labels,
+        **labels,
+        "env": episode.env_index,
+        "begin": episode.begin,
+        "iteration": episode.iteration,
+    }
+    action, reward, columns = jax.tree.map(np.array, (episode.actions, episode.rewards, episode.extras))
     return store.Episode(episode.obs, action, reward, episode.terminated, episode.truncated, columns, labels)
 
 
-def directories(root: Path, spec: EnvSpec) -> list[Path]:
-    """Returns the directories of the data sets: each kind of agents has one, named after the first of them."""
+def list_directories(root: Path, spec: EnvSpec) -> list[Path]:
+    """Returns the directory of each kind of agents, named after its first agent."""
     return [root / name for name in spaces.kind_names(spec)]
 
 
-def writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:
-    """Makes a writer for each kind of agents, whose files say what is special about their actions."""
+def open_writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:
+    """Returns a writer for each kind of agents, with notes on normalized actions."""
     options: dict[str, Any] = {"max_file_mb": output.max_file_mb, "compress": output.compress}
     return [
-        Writer(where, one.observation, one.action, format=output.format, meta={**meta, **actions(one)}, **options)
-        for where, one in zip(directories(root, spec), spaces.by_kind(spec), strict=True)
+        Writer(
+            where,
+            kind.observation,
+            kind.action,
+            format=output.format,
+            meta={**meta, **describe_actions(kind)},
+            **options,
+        )
+        for where, kind in zip(list_directories(root, spec), spaces.by_kind(spec), strict=True)
     ]
 
 
-def actions(spec: EnvSpec) -> dict[str, Any]:
-    """Returns a data set's notes on actions that are not the environment's own; {} where they are."""
+def describe_actions(spec: EnvSpec) -> dict[str, Any]:
+    """Returns a data set's notes on normalized actions; {}: actions are the environment's own."""
     if spec.env_action is None or spec.env_action == spec.action:
         return {}
     return {"actions": "normalized", "env_action": space_to_json(spec.env_action)}
 
 
 class Recorder:
-    """Writes the episodes of a run's rollouts.
+    """Records the episodes of a run's rollouts.
 
     Args:
-      plan: of the run, with `data.output`.
-      algo: that acts.
+      plan: config of the run, with `data.output`.
+      algo: the algorithm that acts.
     Attributes:
-      iteration: of the run, under way.
+      iteration: present iteration of the run.
     Raises:
-      InputError: columns that acting does not record.
+      InputError: `data.output.columns` names an unknown extra.
     """
 
     def __init__(self, plan: Plan, algo: Algo):
@@ -140,7 +152,7 @@ class Recorder:
         self._spec = plan.policies.seen
         self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
-        self._stitches: dict[int, Stitch] = {}  # by the number of the first column
+        self._stitches: dict[int, Stitch] = {}  # by first column
         self._writers: list[Writer] = []
         self._directories: list[Path] = []
         self._checkpoints: Path | None = None
@@ -151,33 +163,35 @@ class Recorder:
         if not wanted:
             return
         like = rollout_like(plan, plan.spec, algo, length=1, num_envs=plan.spec.num_envs)
-        known = _recorded_names(like.extras, _groups(plan.policies))
+        known = _recorded_names(like.extras, _find_columns(plan.policies))
         if missing := [name for name in wanted if name not in known]:
-            there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"
-            raise InputError(f"data.output.columns: acting records no {', '.join(missing)}: {there}")
+            raise InputError(
+                f"data.output.columns: expected some of {', '.join(known) or 'none'}, got {', '.join(missing)}: leave "
+                "the others out"
+            )
 
-    # ------------------------------------------------------------ beginning and end
+    # ------------------------------------------------------------ start and end
 
-    def begin(self, directory: Path | None, iteration: int, *, anew: bool = False) -> list[str]:
+    def begin(self, directory: Path | None, iteration: int, *, starts_over: bool = False) -> list[str]:
         """Opens the files.
 
         Args:
-          directory: of the run.
-          iteration: of the checkpoint that the run goes on from; 0 at its start.
-          anew: at the start of a run that was begun before: what that wrote does not count.
+          directory: run directory.
+          iteration: iteration of the checkpoint that the run continues from; 0: a new run.
+          starts_over: whether a new run replaces an earlier attempt, whose files are deleted.
         Returns:
-          What there is to say about it.
+          Notes for the user.
         Raises:
-          InputError: no place is given, or there are files of another run.
+          InputError: there is no path, or the directory has files of another run.
         """
         path = self._output.path or (directory and directory / "data")
         if path is None:
-            raise InputError("data.output.path is missing: expected a directory: this run has none of its own")
+            raise InputError("data.output.path: expected a directory, got none: this run has no run directory")
         self._checkpoints = directory and directory / "checkpoints"
         root = resolve(path, "data.output.path", "new directory")
-        self._directories = directories(root, self._spec)
-        gone = [self._go_back(one, iteration, anew=anew) for one in self._directories]
-        self._writers = writers(root, self._spec, self._meta, self._output)
+        self._directories = list_directories(root, self._spec)
+        notes = [self._delete_later(where, iteration, starts_over=starts_over) for where in self._directories]
+        self._writers = open_writers(root, self._spec, self._meta, self._output)
         for kind, where in enumerate(self._directories):
             pending = where / _MARKS / f"{iteration}.npz"
             if pending.exists():
@@ -186,24 +200,23 @@ class Recorder:
                     self._writers[kind].add(episode._replace(labels=labels))
         if not all((where / _MARKS / f"{iteration}.json").exists() for where in self._directories):
             self.mark(iteration)
-        told = [f"data: episodes are written to {root}"]
-        return [*told, *(f"data: {line}" for line in gone if line)]
+        return [f"data: episodes are written to {root}", *(f"data: {note}" for note in notes if note)]
 
-    def _go_back(self, where: Path, iteration: int, *, anew: bool) -> str:
-        """Removes the files that a checkpoint does not know of; returns a note on them."""
-        there = {path.name: path for path in where.glob(f"{PREFIX}-*")} if where.is_dir() else {}
+    def _delete_later(self, where: Path, iteration: int, *, starts_over: bool) -> str:
+        """Deletes the files written after a checkpoint; returns a note on them."""
+        present = {path.name: path for path in where.glob(f"{PREFIX}-*")} if where.is_dir() else {}
         mark = where / _MARKS / f"{iteration}.json"
-        if iteration == 0 and not anew and there:
+        if iteration == 0 and not starts_over and present:
             raise InputError(
-                f"data.output.path: {where} holds a data set already, of {counted(len(there), 'file')}: choose another "
-                "path, or remove it"
+                f"data.output.path: expected a new directory, got {where} with {counted(len(present), 'file')}: choose "
+                "another path, or remove the directory"
             )
         if not mark.exists():
-            if there and iteration:
-                return f"{where} has no mark of this checkpoint: its files stay, with steps that may come twice"
+            if present and iteration:
+                return f"{where} has no mark of this checkpoint: its files stay, and steps may be recorded twice"
             return ""
         known = set(json.loads(mark.read_text())["files"])
-        later = [path for name, path in there.items() if name not in known]
+        later = [path for name, path in present.items() if name not in known]
         for path in later:
             path.unlink()
         for number in _numbers(where / _MARKS):
@@ -212,7 +225,7 @@ class Recorder:
         return f"{counted(len(later), 'file')} of steps after the checkpoint were removed from {where}" if later else ""
 
     def close(self) -> None:
-        """Writes what is left; the episodes under way are cut."""
+        """Writes the remaining episodes; unfinished episodes are cut."""
         for stitch in self._stitches.values():
             stitch.reset()
         for writer in self._writers:
@@ -221,11 +234,10 @@ class Recorder:
     # ------------------------------------------------------------ rollouts
 
     def stitch(self, source: Any, num_envs: int, worker_index: int, first: int) -> Stitch:
-        """Returns the Stitch of `num_envs` columns from `first` on, whose episodes are written; for `Watch`."""
-        before = self._stitches.get(first)
-        if before is not None:  # of environments that are gone
-            before.reset()
-        write = lambda episode: self._writers[episode.kind].add(as_data(episode, {}))
+        """Returns a Stitch of `num_envs` columns from column `first` on, whose episodes are recorded."""
+        if (replaced := self._stitches.get(first)) is not None:  # its environments were replaced
+            replaced.reset()
+        write = lambda episode: self._writers[episode.kind].add(to_data_episode(episode, {}))
         stitch = Stitch(num_envs, take=write, first=first, iteration=lambda: self.iteration, **self._options)
         self._stitches[first] = stitch
         return stitch
@@ -233,25 +245,25 @@ class Recorder:
     # ------------------------------------------------------------ checkpoints
 
     def mark(self, iteration: int) -> None:
-        """Marks what is written for a run that resumes here: closes the files, and keeps what is not written."""
-        under_way = [episode for _, stitch in sorted(self._stitches.items()) for episode in stitch.under_way()]
+        """Writes the mark of a checkpoint: closes the files, and saves the steps of unfinished episodes."""
+        unfinished = [episode for _, stitch in sorted(self._stitches.items()) for episode in stitch.unfinished()]
         for kind, (where, writer) in enumerate(zip(self._directories, self._writers, strict=True)):
             writer.close()
             marks = where / _MARKS
             marks.mkdir(exist_ok=True)
             pending = marks / f"{iteration}.npz"
             pending.unlink(missing_ok=True)
-            if episodes := [as_data(episode, {}) for episode in under_way if episode.kind == kind]:
-                one = spaces.by_kind(self._spec)[kind]
-                shards.write_file(store.of_episodes(one.observation, one.action, episodes), pending, compress=False)
+            if episodes := [to_data_episode(episode, {}) for episode in unfinished if episode.kind == kind]:
+                spec = spaces.by_kind(self._spec)[kind]
+                shards.write_file(store.of_episodes(spec.observation, spec.action, episodes), pending, compress=False)
             names = sorted(path.name for path in where.glob(f"{PREFIX}-*"))
             files.replace(marks / f"{iteration}.json", json.dumps({"files": names}))
-            self._forget(marks)
+            self._prune(marks)
 
-    def _forget(self, marks: Path) -> None:
-        numbers = _numbers(marks)
-        there = self._checkpoints
-        kept = {int(p.name) for p in there.iterdir() if p.name.isdigit()} if there and there.is_dir() else set()
+    def _prune(self, marks: Path) -> None:
+        numbers, directory = _numbers(marks), self._checkpoints
+        is_known = directory is not None and directory.is_dir()
+        kept = {int(p.name) for p in directory.iterdir() if p.name.isdigit()} if directory and is_known else set()
         for number in numbers[:-_LATEST]:
             if number and number not in kept:
                 _remove(marks, number)

@@ -101,8 +101,10 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
     how = datasets.EstimateConfig(methods=methods, episodes=args.episodes, explore=args.explore)  # type: ignore[arg-type]  # they were looked at
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))
-    judge = estimates.Judge(cfg.algo.gamma, cfg.network, how, algo, spec, store, mend=("--methods dm", "--explore"))
-    explore = action_probabilities.draws(algo, spec) if args.explore is None else args.explore
+    judge = estimates.ReturnEstimator(
+        cfg.algo.gamma, cfg.network, how, algo, spec, store, fix=("--methods dm", "--explore")
+    )
+    explore = action_probabilities.is_stochastic(algo, spec) if args.explore is None else args.explore
     about = {
         "policy": args.checkpoint,
         "data": f"{store.name}: {counted(store.num_episodes, 'episode', ',')}, {counted(store.num_steps, 'step', ',')}",

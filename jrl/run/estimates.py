@@ -1,4 +1,4 @@
-"""Estimates of a policy's return by episodes that others played: `data.estimate`, and `python -m jrl.data estimate`."""
+"""Off-policy estimates of a policy's return from recorded episodes: `data.estimate`, `python -m jrl.data estimate`."""
 
 import functools
 import warnings
@@ -26,20 +26,20 @@ from jrl.run.plan import Plan
 from jrl.types import Algo, Array, Batch, Buffer, Discrete, EnvSpec, Key, PyTree, element
 
 _FITTED = ("dm", "dr", "wdr")  # methods that need values of the policy
-_UPDATES = 1000  # of fitted Q evaluation in one dispatch
-_SPARE = 3  # slots of a ring beside its rows
-_FEW = 10  # episodes, effectively: of fewer nothing can be said
-_SMALL = 0.05  # share of the episodes, effectively
-_RATIOS = (0.5, 2.0)  # the mean ratio is 1 where behaviour is what it is said to be
+_UPDATES = 1000  # updates of fitted Q evaluation in one dispatch
+_SPARE = 3  # slots of a ring beyond its rows
+_MIN_ESS = 10  # minimum effective sample size, in episodes
+_MIN_ESS_SHARE = 0.05  # minimum effective share of the episodes
+_RATIOS = (0.5, 2.0)  # plausible range of the mean ratio, which is 1 if the recorded log_prob is right
 
 
 class Report(NamedTuple):
-    """Estimates and what they rest on; plain numbers."""
+    """Estimates with their effective sample size and warnings; plain numbers."""
 
     estimates: dict[str, dict[str, float]]  # method -> value, error, low, high
-    ess: float | None  # effective sample size, in episodes; None where no method weighs them
+    ess: float | None  # effective sample size, in episodes; None: no method uses weights
     episodes: int
-    mean_return: float  # discounted, of the episodes themselves
+    mean_return: float  # mean discounted return of the recorded episodes
     warnings: tuple[str, ...]
 
     def metrics(self) -> dict[str, float]:
@@ -61,49 +61,49 @@ class Episodes(NamedTuple):
     value: Array | None  # [E, T + 1] f32
 
 
-class Judge:
-    """Estimates what policies of one algorithm would earn, by one data set.
+class ReturnEstimator:
+    """Estimates the return of policies of one algorithm from one data set.
 
     Args:
       gamma: discount of the rewards.
       network: of the policies.
-      how: the settings.
-      algo, spec: of the policies.
-      store: the data, in the policies' spaces.
-      mend: how a user says other methods, and how that the policy explores, for errors.
+      how: options of the estimates.
+      algo, spec: algorithm and spec of the policies.
+      store: recorded episodes, in the policies' spaces.
+      fix: how a user selects the method `dm`, and exploring policies; for error messages.
     Raises:
       InputError: the data or the policy lack what a method needs.
     """
 
     def __init__(
         self, gamma: Any, network: NetworkConfig, how: EstimateConfig, algo: Algo, spec: EnvSpec, store: EpisodeStore,
-        mend: tuple[str, str] = ("data.estimate.methods=[dm]", "data.estimate.explore=true"),
+        fix: tuple[str, str] = ("data.estimate.methods=[dm]", "data.estimate.explore=true"),
     ):  # fmt: skip
         if not store.has_rewards:
-            raise InputError(
-                f"{store.name} has no rewards, so that nothing can be said of returns: give data with them"
-            )
+            raise InputError(f"{store.name}: expected data with rewards, got none: estimates need them")
         if how.episodes is not None and how.episodes < store.num_episodes:
             chosen = np.random.default_rng(0).permutation(store.num_episodes)[: how.episodes]
             store = store.take(np.sort(chosen))
         self._how, self._algo, self._spec, self._store = how, algo, spec, store
         self._gamma = float(np.asarray(gamma))
-        explore = action_probabilities.draws(algo, spec) if how.explore is None else how.explore
+        explore = action_probabilities.is_stochastic(algo, spec) if how.explore is None else how.explore
         weighing = [name for name in how.methods if name != "dm"]
         if weighing:
-            check_log_probs(store, weighing, mend[0])
-        if weighing or isinstance(spec.action, Discrete):  # of a set of choices the values ask for probabilities, too
-            _check_choice(algo, spec, explore, weighing or how.methods, mend)
+            check_log_probs(store, weighing, fix[0])
+        if weighing or isinstance(spec.action, Discrete):  # values of discrete actions need probabilities, too
+            _check_choice(algo, spec, explore, weighing or how.methods, fix)
         fits = any(name in _FITTED for name in how.methods)
-        self._asked = action_probabilities.Asked(explore, bool(weighing), how.fqe.actions if fits else 0)
+        self._request = action_probabilities.Request(explore, bool(weighing), how.fqe.actions if fits else 0)
         self._fit = _Fit(network, how, spec, store, self._gamma) if fits else None
         self._begins = store.offsets[:-1]
 
     def __call__(self, actor: PyTree, key: Key) -> Report:
-        """Estimates the return of a policy, `actor` of the algorithm; the same key gives the same result."""
+        """Returns the estimates of a policy, given its Actor; equal keys give equal results."""
         store, how = self._store, self._how
         along_key, fit_key = jax.random.split(key)
-        found = action_probabilities.along(self._algo, self._spec, actor, store, self._asked, along_key)
+        found = action_probabilities.compute_probabilities(
+            self._algo, self._spec, actor, store, self._request, along_key
+        )
         q = value = None
         if self._fit is not None and found.choices is not None:
             q, value = (
@@ -120,12 +120,12 @@ class Judge:
         estimates: dict[str, dict[str, float]] = {
             name: {field: float(x[i]) for field, x in interval._asdict().items()} for i, name in enumerate(how.methods)
         }
-        weighs = self._asked.log_prob
+        weighs = self._request.log_prob
         told = tuple(_warnings(self._gamma, how.methods, store, float(ess), float(mean_ratio), weighs))
         return Report(estimates, float(ess) if weighs else None, store.num_episodes, float(mean), told)
 
     def _padded(self, x: Array, more: int = 0) -> np.ndarray:
-        """Returns numbers [R] as [E, T + more], anything behind an episode's rows."""
+        """Returns values [R] as [E, T + more], with arbitrary padding."""
         steps = np.minimum(np.arange(self._store.lengths().max() + more)[None], self._store.lengths()[:, None])
         return np.asarray(x)[self._begins[:, None] + steps].astype(np.float32)
 
@@ -205,56 +205,56 @@ class _Fit:
         return jax.lax.fori_loop(first, first + count, body, state)
 
 
-# ---------------------------------------------------------------- beside training
+# ---------------------------------------------------------------- estimates during training
 
 
-class Beside:
-    """Estimates beside a run from data alone: when, and of which weights.
+class ScheduledEstimates:
+    """Schedules the estimates during a run that learns from data only.
 
     Args:
       seed: of the run.
       every: updates between two estimates; None: there is one with each evaluation.
-      judge: by its data.
+      estimator: estimator on the data of the run.
     """
 
-    def __init__(self, seed: int, every: int | None, judge: Judge):
-        self._seed, self._every, self._judge = seed, every, judge
+    def __init__(self, seed: int, every: int | None, estimator: ReturnEstimator):
+        self._seed, self._every, self._estimator = seed, every, estimator
         self._reached: Callable[[StepInfo], bool] = lambda info: False
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def begin(self, updates: int, most: int) -> None:
-        """Begins to count, from so many updates on, of which a call makes `most`."""
+        """Starts to count from `updates` updates; a call makes `most` updates."""
         if self._every is not None:
             self._reached = reporter.reached(self._every, most=most, env_steps=updates)
 
     @property
     def with_evaluations(self) -> bool:
-        """Returns whether there is an estimate with each evaluation, instead of one after so many updates."""
+        """Returns whether each evaluation has estimates; False: estimates are made every N updates."""
         return self._every is None
 
     def after(self, info: StepInfo, actor: Callable[[PyTree], PyTree]) -> dict[str, float]:
-        """Returns keys of the row that ends with a call, where an estimate is due; else {}.
+        """Returns the metrics of estimates that are due after a call, else {}.
 
         Args:
           info: the call.
-          actor: of the learner's state, what acts.
+          actor: (learner's state) -> Actor.
         """
-        return self.of(actor(info.state.learner), info.iteration) if self._reached(info) else {}
+        return self.estimate(actor(info.state.learner), info.iteration) if self._reached(info) else {}
 
-    def of(self, actor: PyTree, iteration: int) -> dict[str, float]:
-        """Returns keys of result rows: the estimates of an actor after so many iterations."""
-        # on one device, wherever the run learns
+    def estimate(self, actor: PyTree, iteration: int) -> dict[str, float]:
+        """Returns the metrics of an Actor's estimates after `iteration` iterations."""
+        # on one device, even if the run learns on several
         acting = jax.device_put(jax.device_get(actor), jax.local_devices()[0])
-        report = self._judge(acting, role_key(self._seed, Role.ESTIMATE, iteration))
+        report = self._estimator(acting, role_key(self._seed, Role.ESTIMATE, iteration))
         for text in report.warnings:
-            if (kind := text.split(":")[0]) not in self._told:
-                self._told.add(kind)
+            if (kind := text.split(":")[0]) not in self._warned:
+                self._warned.add(kind)
                 warnings.warn(f"data.estimate: {text}", RuntimeWarning, stacklevel=2)
         return report.metrics()
 
 
-def beside(plan: Plan, found: data_sets.Inputs, algo: Algo) -> Beside | None:
-    """Makes the estimates of a run from these data, by those held out if any; None: `data.estimate` is not set.
+def build_estimates(plan: Plan, inputs: data_sets.Inputs, algo: Algo) -> ScheduledEstimates | None:
+    """Returns the estimates of a run, on validation data if there are any; None: `data.estimate` is not set.
 
     Raises:
       InputError: the data or the policy lack what a method needs.
@@ -262,36 +262,36 @@ def beside(plan: Plan, found: data_sets.Inputs, algo: Algo) -> Beside | None:
     cfg, how = plan.cfg, plan.cfg.data.estimate
     if how is None:
         return None
-    store = concatenated(list((found.validation or found.train).values()))
-    judge = Judge(cfg.algo.gamma, cfg.network, how, algo, found.spec, store)
-    return Beside(cfg.run.seed, plan.estimate_every, judge)
+    store = concatenated(list((inputs.validation or inputs.train).values()))
+    estimator = ReturnEstimator(cfg.algo.gamma, cfg.network, how, algo, inputs.spec, store)
+    return ScheduledEstimates(cfg.run.seed, plan.estimate_every, estimator)
 
 
-# ---------------------------------------------------------------- what cannot be, and what should be known
+# ---------------------------------------------------------------- checks and warnings
 
 
-def check_log_probs(store: EpisodeStore, methods: Sequence[str], mend: str) -> None:
-    """Raises InputError: the behaviour policy's log-probabilities are missing, or are no such."""
+def check_log_probs(store: EpisodeStore, methods: Sequence[str], fix: str) -> None:
+    """Raises InputError: the behaviour policy's log-probabilities are missing or invalid."""
     needing = f"{', '.join(methods)} {'needs' if len(methods) == 1 else 'need'}"
     if LOG_PROB not in store.columns:
         raise InputError(
             f"{store.name}: there is no column {LOG_PROB}, the log-probability of each action under the policy that "
-            f"took it, which {needing}: record the data with jrl (python -m jrl.data record), or judge without: {mend}"
+            f"took it, which {needing}: record the data with jrl (python -m jrl.data record), or judge without: {fix}"
         )
     given = np.asarray(store.columns[LOG_PROB])[store.is_step()]
     if (wrong := ~np.isfinite(given)).any():
         episode = int(np.searchsorted(np.cumsum(store.lengths()), np.argmax(wrong), "right"))
         raise InputError(
             f"{store.name}: column {LOG_PROB}: {counted(int(wrong.sum()), 'number', ',')} not finite (first: episode "
-            f"{episode}), and {needing} them: leave these episodes out, or judge without: {mend}"
+            f"{episode}), and {needing} them: leave these episodes out, or judge without: {fix}"
         )
     for finding in check_log_prob_values(store):
-        raise InputError(f"{store.name}: {finding.what}: {finding.fix}; or judge without: {mend}")
+        raise InputError(f"{store.name}: {finding.what}: {finding.fix}; or judge without: {fix}")
 
 
-def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[str], mend: tuple[str, str]) -> None:
+def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[str], fix: tuple[str, str]) -> None:
     if algo.choice is None:
-        raise InputError(f"the algorithm does not tell the probability of actions, for {', '.join(methods)}: {mend[0]}")
+        raise InputError(f"the algorithm does not tell the probability of actions, for {', '.join(methods)}: {fix[0]}")
 
     def asked(key: Key, obs: PyTree) -> None:
         assert algo.choice is not None
@@ -300,15 +300,15 @@ def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[st
     try:
         jax.eval_shape(asked, jax.random.key(0), spaces.elements(spec.observation, 1))
     except InputError as e:
-        other = "" if explore else f", or judge it with the noise of its exploration: {mend[1]}"
-        raise InputError(f"{', '.join(methods)}: {e}: judge it by its values: {mend[0]}{other}") from e
+        other = "" if explore else f", or judge it with the noise of its exploration: {fix[1]}"
+        raise InputError(f"{', '.join(methods)}: {e}: judge it by its values: {fix[0]}{other}") from e
 
 
 def _warnings(
     gamma: float, methods: Sequence[str], store: EpisodeStore, ess: float, mean_ratio: float, weighs: bool
 ) -> Iterator[str]:
     num = store.num_episodes
-    if weighs and ess < max(min(_FEW, num), _SMALL * num):
+    if weighs and ess < max(min(_MIN_ESS, num), _MIN_ESS_SHARE * num):
         yield (
             f"weights explode: {counted(num, 'episode', ',')} weigh as much as {ess:.1f}: the policy does what the "
             "data hardly have, and no interval of a weighting method can be trusted; dm is left, or data of a policy "
@@ -330,4 +330,4 @@ def _warnings(
             yield f"{share}: {', '.join(bootstraps)} count what comes behind, the others what was recorded"
 
 
-__all__ = ["Beside", "Judge", "Report", "beside", "check_log_probs"]
+__all__ = ["Report", "ReturnEstimator", "ScheduledEstimates", "build_estimates", "check_log_probs"]

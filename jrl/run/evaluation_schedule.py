@@ -1,4 +1,4 @@
-"""When a session evaluates, and how the numbers come into its result rows."""
+"""Schedule of a session's evaluations, whose metrics go to result rows."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jrl.config import EvaluationConfig, datasets
 from jrl.learn.program import StepInfo
 from jrl.run import reporter
-from jrl.run.policies import BaseSession
+from jrl.run.base_session import BaseSession
 from jrl.types import PyTree
 
 if TYPE_CHECKING:
@@ -16,70 +16,77 @@ if TYPE_CHECKING:
     from jrl.play.evaluation import Evaluations
     from jrl.play.video import Videos
 
-_MOST_EPISODES = 1000  # whose returns and lengths a row lists
+_MAX_EPISODES = 1000  # episodes whose returns and lengths a row lists
 
 
 class Schedule:
-    """Says when a session evaluates, tells callbacks of it, and puts the numbers into result rows.
+    """Plays the evaluations of a session when they are due, calls callbacks, and adds the metrics to result rows.
 
     Attributes:
-      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
-        beside training is played again then, with the weights as they are.
-      evaluations: who plays them.
+      decides: (metrics `evaluation/...`) -> whether the run acts on them, such as ending. A parallel evaluation is then
+        repeated with the present weights.
+      evaluations: plays the evaluations.
 
     Args:
-      session: of the run, which calls `prepare`, `start` once it has a reporter, and `close`.
-      told: the user's callbacks.
-      face: what callbacks and a custom evaluation function are given as `algorithm`.
-      directory: of the run, for videos; None: `run.out`.
+      session: the session, which calls `prepare`, `start` once its reporter exists, and `close`.
+      callback_list: callbacks of the user.
+      callback_target: object that callbacks and a custom evaluation function get as `algorithm`.
+      directory: run directory, for videos; None: `run.out`.
     Raises:
       InputError: see `Evaluations`.
     """
 
-    def __init__(self, session: BaseSession, told: "callbacks.CallbackList | None", face: Any, directory: Path | None):
+    def __init__(
+        self,
+        session: BaseSession,
+        callback_list: "callbacks.CallbackList | None",
+        callback_target: Any,
+        directory: Path | None,
+    ):
         self._cfg = cfg = session.config
-        self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
+        self._session, self._settings = session, cfg.evaluation
+        self._callbacks, self._callback_target = callback_list, callback_target
         self._evaluations: Evaluations | None = None
         self._videos: Videos | None = None
         if cfg.custom.evaluation or cfg.evaluation != EvaluationConfig():
             from jrl.play import video
 
-            self._videos = video.of_run(self.evaluations.config, cfg, directory)
-        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
-        self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
+            self._videos = video.build_videos(self.evaluations.config, cfg, directory)
+        self.decides: Callable[[Mapping[str, Any]], bool] = lambda metrics: reporter.evaluation_ends(cfg.stop, metrics)
+        self._is_scheduled = bool(cfg.evaluation.every or cfg.evaluation.interval)
         self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
         self._parallel = cfg.evaluation.parallel and self._plays
-        self._estimated: dict[str, float] = {}  # of the evaluation under way
-        self._reaches: Callable[[StepInfo], bool] | None = None
-        self._asked = False  # for the row that comes next
+        self._estimated: dict[str, float] = {}  # estimates of the unfinished evaluation
+        self._is_reached: Callable[[StepInfo], bool] | None = None
+        self._is_due = False  # an evaluation belongs to the next row
 
     @property
     def evaluations(self) -> "Evaluations":
         if self._evaluations is None:
             from jrl.play.evaluation import Evaluations
 
-            self._evaluations = Evaluations(self._cfg, callbacks=self._told, algorithm=self._face)
+            self._evaluations = Evaluations(self._cfg, callbacks=self._callbacks, algorithm=self._callback_target)
         return self._evaluations
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Returns whether an evaluation has begun and is not finished."""
-        return self._evaluations is not None and self._evaluations.busy
+        return self._evaluations is not None and self._evaluations.is_busy
 
     def prepare(self) -> None:
-        """Makes the environments, where evaluations are due by the config. Raises InputError."""
-        if self._some and self._plays:
+        """Makes the environments, if the config schedules evaluations. Raises InputError."""
+        if self._is_scheduled and self._plays:
             self.evaluations.prepare()
         if self._videos:
             self._videos.prepare(self._session.run.spec)
 
     def start(self) -> None:
-        """Puts the keys into result rows, and counts from where the session stands."""
-        if self._some and self._plays:
-            self._session.reporter.extra.update(self.evaluations.nothing())
+        """Adds the evaluation keys to result rows, and counts from the session's present step."""
+        if self._is_scheduled and self._plays:
+            self._session.reporter.extra.update(self.evaluations.nan_metrics())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
-            self._reaches = reporter.reached(self._settings.every, most=most, env_steps=done)
+            self._is_reached = reporter.reached(self._settings.every, most=most, env_steps=done)
 
     def close(self) -> None:
         if self._evaluations is not None:
@@ -90,44 +97,45 @@ class Schedule:
     # ------------------------------------------------------------ when
 
     def reached(self, info: StepInfo) -> bool:
-        """Returns whether a call takes the run to an evaluation by `evaluation.every`, whose result is in the row that
-        ends here. One beside training begins at once and ends with a later row, unless another is under way.
+        """Returns whether an evaluation by `evaluation.every` is due after a call, for the row that ends here.
+
+        A parallel evaluation starts now and ends with a later row, unless another evaluation is unfinished.
         """
-        if self._reaches is None or not self._reaches(info):
+        if self._is_reached is None or not self._is_reached(info):
             return False
-        if self._parallel and not self.busy:
-            self._due()
+        if self._parallel and not self.is_busy:
+            self._run_due()
             return False
-        self._asked = True
+        self._is_due = True
         return True
 
     def in_row(self, ahead: int) -> bool:
-        """Returns whether the row that is so many ahead of the latest has an evaluation by `evaluation.interval`."""
+        """Returns whether `evaluation.interval` schedules an evaluation for the row `ahead` rows after the latest."""
         interval = self._settings.interval
         return interval is not None and (self._session.reporter.count + ahead) % interval == 0
 
     def begin_first(self) -> None:
-        """Begins the evaluation beside the first row, where it is to have one."""
+        """Starts the parallel evaluation of the first row, if scheduled."""
         if self._parallel and self.in_row(1):
             self._begin()
 
     def before_row(self) -> None:
-        """Finishes the evaluation for the row that is about to be made, or plays it."""
+        """Finishes or plays the evaluation of the next row."""
         extra = self._session.reporter.extra
         if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
-            extra.update(self.evaluations.nothing())
-        if self.busy:
+            extra.update(self.evaluations.nan_metrics())
+        if self.is_busy:
             found = self._finish()
             if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
-                self.play()  # those weights are gone
-        # beside training, that of the next row begins now
-        if self._asked or self.in_row(1 + self._parallel):
-            self._asked = False
-            self._due()
+                self.play()  # the evaluated weights are lost: repeat with the present weights
+        # a parallel evaluation of the following row starts now
+        if self._is_due or self.in_row(1 + self._parallel):
+            self._is_due = False
+            self._run_due()
 
-    def _due(self) -> None:
+    def _run_due(self) -> None:
         self._finish()
-        if self._session.config.checkpoint.exact:  # environments that would go on where they were the last time
+        if self._session.config.checkpoint.exact:  # a resumed run has new environments, too
             self.evaluations.restart(self._session.iteration)
         if self._parallel:
             self._begin()
@@ -137,46 +145,49 @@ class Schedule:
     # ------------------------------------------------------------ one evaluation
 
     def _begin(self) -> None:
-        self.evaluations.begin(self._actor(), **self._count())
+        self.evaluations.begin(self._start_evaluation(), **self._count())
 
     def play(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation with the present weights, now; see `Session.evaluate`."""
+        """Plays an evaluation with the present weights; see `Session.evaluate`."""
         self._finish()
-        actor = self._actor()
-        played = self._plays or not self._estimated
-        return self._attached(self.evaluations.play(actor, **self._count(), duration=duration) if played else {})
+        actor = self._start_evaluation()
+        plays = self._plays or not self._estimated
+        return self._report(self.evaluations.play(actor, **self._count(), duration=duration) if plays else {})
 
     def _finish(self) -> dict[str, Any]:
-        found = self.evaluations.finish() if self._evaluations is not None else None
-        return {} if found is None else self._attached(found)
+        metrics = self.evaluations.finish() if self._evaluations is not None else None
+        return {} if metrics is None else self._report(metrics)
 
     def _count(self) -> dict[str, int]:
         return {"count": self._session.iteration, "version": self._session.iteration}
 
-    def _actor(self) -> PyTree:
-        """Returns the actor of an evaluation that begins, tells callbacks of it, and begins its video."""
-        if self._told:
-            self._told.call("on_evaluate_start", algorithm=self._face)
+    def _start_evaluation(self) -> PyTree:
+        """Calls callbacks, estimates and video of a new evaluation; returns its actor."""
+        if self._callbacks:
+            self._callbacks.call("on_evaluate_start", algorithm=self._callback_target)
         actor = self._session.actor()
         judge = self._session.run.judge
         if judge and judge.with_evaluations:
-            self._estimated = judge.of(actor, self._session.iteration)
+            self._estimated = judge.estimate(actor, self._session.iteration)
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor
 
-    def _attached(self, found: dict[str, Any]) -> dict[str, Any]:
-        if self._told:
-            self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
-            found.update(self._told.drain_evaluation())
+    def _report(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Calls callbacks, and adds the metrics to the next row."""
+        if self._callbacks:
+            self._callbacks.recreated(
+                self._callback_target, self.evaluations.workers, self.evaluations, is_evaluation=True
+            )
+            metrics.update(self._callbacks.drain_evaluation())
         estimated, self._estimated = self._estimated, {}
-        found.update(estimated)
-        if self._told:
-            self._told.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
+        metrics.update(estimated)
+        if self._callbacks:
+            self._callbacks.call("on_evaluate_end", algorithm=self._callback_target, evaluation_metrics=metrics)
         in_row = lambda name: name if name in estimated else f"evaluation/{name}"
-        self._session.reporter.extra.update({in_row(name): value for name, value in found.items()})
+        self._session.reporter.extra.update({in_row(name): value for name, value in metrics.items()})
         if (played := self.evaluations.latest) is not None:
-            every = math.ceil(len(played.returns) / _MOST_EPISODES) or 1  # spread over the environments
+            every = math.ceil(len(played.returns) / _MAX_EPISODES) or 1  # spread over the environments
             lists = {"returns": played.returns[::every].tolist(), "lengths": played.lengths[::every].tolist()}
             self._session.reporter.once.update({f"evaluation/{name}": values for name, values in lists.items()})
-        return found
+        return metrics

@@ -1,7 +1,7 @@
-"""Single steps of a run beside its iterations: a rollout, an update on what is given, a gradient, a step by one.
+"""Manual steps of a run outside of its iterations: collect a rollout, update, compute and apply gradients.
 
-They are those of the run: the environments are where training left them, an update is `Algo.update` with the run's
-optimizer, guard and devices. Each compiles its program when it is first asked for; a run that is never asked has none.
+Manual steps use the run's environments, where training left them, and its optimizer, guard and devices. Each compiles
+its program at its first call.
 """
 
 import abc
@@ -24,22 +24,22 @@ from jrl.learn.fused import Fused
 from jrl.learn.offline import Offline
 from jrl.learn.program import NO_STEPS, Clock, Role, own_replay, role_key
 from jrl.run import build
-from jrl.run.policies import BaseSession
+from jrl.run.base_session import BaseSession
 from jrl.types import COUNTS_STEP, NOT_FINITE, POLICY_ID, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
 
-POLICY = "default_policy"  # the id of the one policy, whatever its name
-_FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
+POLICY = "default_policy"  # id of a single policy, whatever its name
+_FIRST = 2**31  # number of the first manual call in keys; the calls of an iteration count from 0
 
 
-class Known(NamedTuple):
-    """The policies of a run by the ids that RLlib's users have for them."""
+class PolicyIds(NamedTuple):
+    """RLlib ids of the policies of a run."""
 
     ids: tuple[str, ...]
-    trained: tuple[str, ...]  # those that learn
+    trained: tuple[str, ...]  # ids of the policies that learn
     policies: Policies
 
-    def named(self, policy_id: str) -> str:
-        """Returns the id of a policy. Raises KeyError: there is none of that id."""
+    def resolve(self, policy_id: str) -> str:
+        """Returns the id of a policy, `default_policy` being the only one. Raises KeyError: unknown id."""
         if policy_id in self.ids:
             return policy_id
         if policy_id == POLICY and len(self.ids) == 1:
@@ -47,75 +47,77 @@ class Known(NamedTuple):
         raise KeyError(f"policy_id: expected {' or '.join(self.ids)}, got {policy_id!r}: get_policy(policy_id)")
 
     def split(self, actor: PyTree) -> dict[str, PyTree]:
-        """Splits what acts for all policies by their ids."""
+        """Returns an Actor of all policies as a dict by id."""
         return self.policies.by_name(actor) if self.policies.several else {self.ids[0]: actor}
 
 
-def known(session: BaseSession) -> Known:
-    """Lists the policies of a run; the one of a run with one agent is `default_policy`."""
+def find_policy_ids(session: BaseSession) -> PolicyIds:
+    """Returns the policy ids of a run; a single agent has `default_policy`."""
     policies = session.run.policies
-    return Known(policies.names or (POLICY,), policies.trained or (() if policies.names else (POLICY,)), policies)
+    return PolicyIds(policies.names or (POLICY,), policies.trained or (() if policies.names else (POLICY,)), policies)
 
 
-class Learns(abc.ABC):
-    """Weights and updates of a run by RLlib's names: what its Algorithm, its workers and its policy share."""
+class LearnerMethods(abc.ABC):
+    """RLlib methods for weights and updates, shared by the Algorithm, its workers and its policies."""
 
     @abc.abstractmethod
-    def _learns(self, what: str) -> BaseSession:
-        """Returns the run. Raises InputError where there is none for `what`."""
+    def _learner_session(self, method: str) -> BaseSession:
+        """Returns the session. Raises InputError: `method` is called in a process without a session."""
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over the result of `get_weights`, of some policies or all. Raises ValueError: wrong names, shapes."""
-        set_by_policy(self._learns("set_weights"), "set_weights", weights)
+        """Sets weights from `get_weights`, of some or all policies. Raises ValueError: names or shapes differ."""
+        set_weights_by_id(self._learner_session("set_weights"), "set_weights", weights)
 
     def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """Makes one update of the run on `samples`, beside the iterations of `train`.
+        """Makes one update of the run on `samples`, outside of the iterations of `train`.
 
         Args:
-          samples: a rollout, as `workers.local_worker().sample()` gives one: all epochs on it, or with replay it is
-            added, and then learned from if there is enough. A batch, as `sample_replay` gives one: a gradient step.
+          samples: a rollout, as from `workers.local_worker().sample()`: all epochs on the rollout; with replay, the
+            rollout is added, then learned from if replay has enough. Or a batch from `sample_replay`: a gradient step.
         Returns:
-          The update's metrics.
+          Metrics of the update.
         Raises:
-          InputError: the algorithm does not learn from such a thing, or not of that size.
-          FloatingPointError: the update was not finite, and was not made.
+          InputError: the algorithm does not learn from such samples, or the size differs.
+          FloatingPointError: the update was not finite; the state is unchanged.
         """
-        return self._learns("learn_on_batch").by_hand.learn(samples)
+        return self._learner_session("learn_on_batch").manual_steps.learn(samples)
 
     def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
         """Returns the gradient of the algorithm's loss at the present parameters; changes nothing.
 
-        What an update does in several steps is taken at the same parameters: PPO's minibatches give the gradient over
-        the whole rollout, SAC's actor that by the critics as they are.
+        All steps of an update use the same parameters: PPO's minibatches give the gradient over the whole rollout,
+        SAC's actor uses the present critics.
 
         Args:
-          samples: on-policy a rollout, with replay a batch, as `learn_on_batch`.
+          samples: a rollout (on-policy) or a batch (with replay), as `learn_on_batch`.
         Returns:
-          Gradients as the parameters, before clipping, in numpy; the metrics of the loss.
+          Gradients before clipping, a tree like the parameters, in numpy; metrics of the loss.
         Raises:
-          InputError: the algorithm does not learn from such a thing, or has an optimizer of its own.
+          InputError: the algorithm does not learn from such samples, or has its own optimizer.
         """
-        return self._learns("compute_gradients").by_hand.gradients(samples)
+        return self._learner_session("compute_gradients").manual_steps.gradients(samples)
 
     def apply_gradients(self, grads: PyTree) -> None:
-        """Makes one step of the run's optimizer, with its clipping and step size, by gradients of `compute_gradients`.
-        Target networks move as after an update. Raises ValueError: other shapes, or not finite.
+        """Applies gradients of `compute_gradients` with the run's optimizer, and updates target networks.
+
+        Raises:
+          ValueError: shapes differ, or gradients are not finite.
         """
-        self._learns("apply_gradients").by_hand.apply(grads)
+        self._learner_session("apply_gradients").manual_steps.apply(grads)
 
 
-def set_by_policy(session: BaseSession, what: str, weights: Mapping[str, Any]) -> None:
-    """Gives each policy the fields of its State under its id."""
-    there = known(session)
-    if not weights or set(weights) - {*there.ids, *([POLICY] if len(there.ids) == 1 else [])}:
-        wanted = ", ".join(f"'{name}': ..." for name in there.ids)
-        raise ValueError(f"{what}: expected {{{wanted}}}, got {', '.join(map(str, weights)) or 'nothing'}")
+def set_weights_by_id(session: BaseSession, method: str, weights: Mapping[str, Any]) -> None:
+    """Sets the weights of each policy by its id; `method` is the method's name, for error messages."""
+    policies = find_policy_ids(session)
+    if not weights or set(weights) - {*policies.ids, *([POLICY] if len(policies.ids) == 1 else [])}:
+        wanted = ", ".join(f"'{name}': ..." for name in policies.ids)
+        raise ValueError(f"{method}: expected {{{wanted}}}, got {', '.join(map(str, weights)) or 'nothing'}")
     for policy_id, given in weights.items():
-        session.set_weights(given, there.named(policy_id) if session.policies else None)
+        session.set_weights(given, policies.resolve(policy_id) if session.policies else None)
 
 
-class ByHand:
-    """The single steps of one run."""
+class ManualSteps:
+    """Makes the manual steps of one run."""
 
     def __init__(self, session: BaseSession):
         self._session = session
@@ -123,7 +125,7 @@ class ByHand:
         self._programs: dict[str, Callable[..., Any]] = {}
 
     def forget_programs(self) -> None:
-        """Drops the compiled programs of a run that was made anew."""
+        """Drops the compiled programs, after a rebuild of the run."""
         self._programs.clear()
 
     def _program(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -136,43 +138,45 @@ class ByHand:
         return self._calls
 
     def key(self, role: Role) -> Key:
-        """Returns another key at each call."""
+        """Returns a new key at each call."""
         session = self._session
         return jax.random.fold_in(role_key(session.config.run.seed, role, session.iteration), self._call())
 
     # ------------------------------------------------------------ sampling
 
     def sample(self) -> tuple[Rollout, Episodes]:
-        """Collects the next rollout [T, B] of all environments, on the host; training goes on behind it.
+        """Collects the next rollout [T, B] of all environments, on the host; training continues after the rollout.
 
-        Its steps count once it is learned from.
+        Its steps are counted when the run learns from the rollout.
 
         Raises:
-          InputError: EnvPool steps the environments inside the program that learns; or there are none.
+          InputError: EnvPool steps the environments inside the program that learns, or there are no environments.
         """
         session, program = self._session, self._session.run.program
         if isinstance(program, Offline):
-            raise InputError("sample: the run learns from data.input alone: sample_replay() draws a batch of it")
+            raise InputError(
+                "sample: expected environments, but the run learns from data.input only: use sample_replay()"
+            )
         if isinstance(program, Fused) and not program.unroll.pure:
             raise InputError(
                 f"sample: {session.config.env.id} is stepped by EnvPool inside the program that learns: use "
                 "rollout.collector host"
             )
         number = session.config.run.seed, session.iteration, self._call()
-        before = session.run.policies.ahead(program, session.state)
-        state, *found = program.collect(before, *number)
+        start = session.run.policies.ahead(program, session.state)
+        state, *collected = program.collect(start, *number)
         session.replace_state(program.discontinue(state))
-        rollout, report = jax.device_get(found)
+        rollout, report = jax.device_get(collected)
         return rollout, report
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """Returns a batch as the next gradient step would draw one of replay or data, on the host.
+        """Returns a batch from replay or data, drawn as for a gradient step, on the host.
 
         Raises:
-          InputError: there is no replay, or nothing to sample in it yet.
+          InputError: there is no replay, or replay is empty.
         """
         session = self._session
-        self._alone("sample_replay")
+        self._check_single_policy("sample_replay")
         learn, state = session.run.learn, session.state
         if isinstance(session.run.program, Offline):
             return jax.device_get(session.run.program.sampled(state, self.key(Role.UPDATE)))
@@ -195,21 +199,21 @@ class ByHand:
     # ------------------------------------------------------------ learning
 
     def learn(self, batch: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """Makes one update of the run on a batch or rollout: see `Learns.learn_on_batch`."""
+        """Makes one update of the run on a batch or rollout: see `LearnerMethods.learn_on_batch`."""
         session = self._session
         self._check("learn_on_batch", batch)
         if isinstance(batch, Rollout):
             batch = dataclasses.replace(batch, contiguous=np.zeros_like(batch.contiguous))
-            steps = counted(batch, session.run.policies)
+            steps = count_steps(batch, session.run.policies)
             state, metrics = self._learn_rollout(batch)
         else:
-            self._alone("learn_on_batch of a batch")
+            self._check_single_policy("learn_on_batch of a batch")
             steps = NO_STEPS
             state, metrics = self._learn_batch(batch)
         session.replace_state(state, steps)
         found = {name: float(x) for name, x in jax.device_get(metrics).items()}
         if found.get(NOT_FINITE):
-            raise FloatingPointError("learn_on_batch: the update was not finite, and was not made")
+            raise FloatingPointError("learn_on_batch: the update was not finite: the state is unchanged")
         return found
 
     def _learn_rollout(self, rollout: Rollout):
@@ -235,14 +239,14 @@ class ByHand:
     # ------------------------------------------------------------ gradients
 
     def gradients(self, batch: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """Returns the gradient of the algorithm's loss, and its metrics: see `Learns.compute_gradients`."""
+        """Returns the gradient of the algorithm's loss, and its metrics: see `LearnerMethods.compute_gradients`."""
         session, run = self._session, self._session.run
-        self._alone("compute_gradients")
+        self._check_single_policy("compute_gradients")
         self._check("compute_gradients", batch)
         rollout = isinstance(batch, Rollout)
 
         def make() -> Callable[..., Any]:
-            algo = self._remade(gradients.taken)
+            algo = self._replace_optimizer(gradients.taken)
             single = learner.on_policy(algo._replace(data=Fresh()))
             whole = learner.transform_rollouts(single, build.transforms(session.config.custom, session.callback_list))
 
@@ -265,18 +269,18 @@ class ByHand:
         return found, {name: float(x) for name, x in metrics.items()}
 
     def apply(self, given: PyTree) -> None:
-        """Makes one step of the run's optimizer by gradients of `gradients`: see `Learns.apply_gradients`."""
+        """Applies gradients with the run's optimizer: see `LearnerMethods.apply_gradients`."""
         session, run = self._session, self._session.run
-        self._alone("apply_gradients")
+        self._check_single_policy("apply_gradients")
         state = run.program.keep(session.state).learner
         shapes = lambda tree: jax.tree.map(np.shape, tree)
         if shapes(given) != shapes(state.params):
             raise ValueError(f"apply_gradients: expected the shapes {shapes(state.params)}, got {shapes(given)}")
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(given)):
-            raise ValueError("apply_gradients: they are not finite: no step was made")
+            raise ValueError("apply_gradients: expected finite gradients: the state is unchanged")
 
         def make() -> Callable[..., Any]:
-            algo = self._remade(gradients.given)
+            algo = self._replace_optimizer(gradients.given)
 
             def body(state, given, key):
                 like = jax.eval_shape(algo.init, key).opt_state
@@ -285,7 +289,7 @@ class ByHand:
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like(algo, key))
                 after = algo.update(dataclasses.replace(state, opt_state=opt_state), zeros, key)[0]
                 own = jax.tree.map(lambda node: node.state, after.opt_state, is_leaf=gradients.is_node)
-                moved = {f.name: getattr(after, f.name) for f in dataclasses.fields(after) if _moves(f.name)}
+                moved = {f.name: getattr(after, f.name) for f in dataclasses.fields(after) if _is_updated(f.name)}
                 return dataclasses.replace(state, **{**moved, "opt_state": own})
 
             same = parallel.REPLICATED
@@ -295,9 +299,10 @@ class ByHand:
         after = self._program("apply", make)(state, placed, self.key(Role.UPDATE))
         session.replace_state(run.program.assign(session.state, after))
 
-    def _remade(self, standing_in: Callable[[], Any]) -> Algo:
+    def _replace_optimizer(self, substitute: Callable[[], Any]) -> Algo:
+        """Returns the algorithm with a substitute for the optimizer, see `jrl.algos.gradients`."""
         session = self._session
-        with standing_in():
+        with substitute():
             algo = build.algorithm(
                 session.config, session.run.spec, axis_name=parallel.AXIS, callback_list=session.callback_list
             )
@@ -305,8 +310,8 @@ class ByHand:
         nodes = jax.tree.leaves(getattr(found, "opt_state", ()), is_leaf=gradients.is_node)
         if not nodes or not all(map(gradients.is_node, nodes)):
             raise InputError(
-                f"gradients: {algo_name(session.config)} has an optimizer of its own: learn_on_batch makes an update, "
-                "and steps of jrl.algos.agent.descend lend theirs"
+                f"gradients: {algo_name(session.config)} has its own optimizer: use learn_on_batch, or let the "
+                "algorithm step with jrl.algos.agent.descend"
             )
         return algo
 
@@ -320,75 +325,75 @@ class ByHand:
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
 
     def _rollout_shape(self) -> tuple[int, int]:
-        """Returns steps and columns of a rollout."""
+        """Returns (steps, columns) of a rollout."""
         plan = self._session.run.plan
         return plan.learned_length, plan.columns
 
-    def _alone(self, what: str) -> None:
-        """Raises InputError where several policies learn, each by itself."""
+    def _check_single_policy(self, method: str) -> None:
+        """Raises InputError: several policies learn."""
         if self._session.run.policies.several:
             names = ", ".join(self._session.policies)
             raise InputError(
-                f"{what}: it has no policy_id, and this run has several policies ({names}): learn_on_batch(rollout), "
-                "with sample() of workers.local_worker(), teaches each of them from its own agents"
+                f"{method}: expected a run with one policy, got {names}: use learn_on_batch(rollout) with sample() of "
+                "workers.local_worker(), which updates each policy"
             )
 
-    def _check(self, what: str, batch: Any) -> None:
+    def _check(self, method: str, batch: Any) -> None:
         session = self._session
         cfg, name = session.config, algo_name(session.config)
         from_data = isinstance(session.run.program, Offline)  # which takes no rollouts
-        if isinstance(batch, Rollout) and (session.run.algo.on_policy or what == "learn_on_batch") and not from_data:
+        if isinstance(batch, Rollout) and (session.run.algo.on_policy or method == "learn_on_batch") and not from_data:
             shape, wanted = tuple(batch.reward.shape), self._rollout_shape()
             if shape != wanted:
                 raise InputError(
-                    f"{what}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: those "
-                    "of all workers side by side are concat_samples(rollouts)"
+                    f"{method}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: "
+                    "join the rollouts of all workers with concat_samples(rollouts)"
                 )
             return
         if session.run.algo.on_policy:
-            raise InputError(f"{what}: {name} learns from a Rollout, as sample() gives one, got {_kind(batch)}")
+            raise InputError(f"{method}: {name} learns from a Rollout, as from sample(), got {_kind(batch)}")
         if not isinstance(batch, Batch | SequenceBatch):
-            raise InputError(f"{what}: {name} learns from a Batch, as sample_replay() gives one, got {_kind(batch)}")
+            raise InputError(f"{method}: {name} learns from a Batch, as from sample_replay(), got {_kind(batch)}")
         assert cfg.replay is not None
         if len(batch.weight) != cfg.replay.batch_size:
             raise InputError(
-                f"{what}: expected {cfg.replay.batch_size} rows, as replay.batch_size says, got {len(batch.weight)}"
+                f"{method}: expected {cfg.replay.batch_size} rows, by replay.batch_size, got {len(batch.weight)}"
             )
 
 
-def counted(rollout: Rollout, policies: Policies | None = None) -> Clock:
-    """Returns the steps of a rollout, of environments and of agents, as an iteration counts them.
+def count_steps(rollout: Rollout, policies: Policies | None = None) -> Clock:
+    """Returns the environment and agent steps of a rollout, as an iteration counts them.
 
-    Where the rows of a game's agents do not stand side by side, each policy marks the game's steps that it has part in
-    (`COUNTS_STEP`): the steps are those of the policy that has part in most.
+    If rows of a game's agents are not aligned in time, `COUNTS_STEP` marks the game steps of each policy: the count is
+    that of the policy with most steps.
 
     Args:
-      rollout: on the host.
-      policies: of the run; None: one.
+      rollout: rollout on the host.
+      policies: policies of the run; None: one policy.
     """
     mask = np.asarray(rollout.mask)
     if rollout.over is not None:
         games = mask.reshape(*np.shape(rollout.over), -1).any(-1).sum()
     elif COUNTS_STEP in rollout.extras:
         leads = mask & np.asarray(rollout.extras[COUNTS_STEP])
-        if POLICY_ID in rollout.extras:  # who follows which policy may differ from game to game
-            _, who = np.unique(np.asarray(rollout.extras[POLICY_ID]), return_inverse=True)
+        if POLICY_ID in rollout.extras:  # policies change from game to game
+            _, numbers = np.unique(np.asarray(rollout.extras[POLICY_ID]), return_inverse=True)
         else:
             columns = policies and policies.columns
-            who = np.array(columns.policies if columns else (0,))
-            who = np.broadcast_to(np.tile(who, mask.shape[1] // len(who)), mask.shape)
-        games = np.bincount(who.reshape(-1), leads.reshape(-1)).max()
+            numbers = np.array(columns.policies if columns else (0,))
+            numbers = np.broadcast_to(np.tile(numbers, mask.shape[1] // len(numbers)), mask.shape)
+        games = np.bincount(numbers.reshape(-1), leads.reshape(-1)).max()
     else:
         games = mask.sum()
     return Clock(int(games), int(mask.sum()))
 
 
 def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:
-    """Joins rollouts [T, b] of several workers to one [T, B], in numpy."""
+    """Returns the rollouts [T, b] of several workers as one rollout [T, B], in numpy."""
     return parallel.join_columns(jax.device_get(list(rollouts)))
 
 
-def _moves(name: str) -> bool:
+def _is_updated(name: str) -> bool:
     return name in ("params", "updates") or name.startswith("target_")
 
 

@@ -114,7 +114,7 @@ def _recorded(path: str) -> EnvSpec:
       InputError: there is no checkpoint, or it is damaged.
     """
     try:
-        found = checkpoint.spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
+        found = checkpoint.read_spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
     except InputError as e:
         raise InputError(f"external.spaces: {e}") from e
     return found._replace(max_episode_steps=None)

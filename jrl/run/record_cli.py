@@ -1,4 +1,4 @@
-"""python -m jrl.data record RUN... --out DIR: plays trained policies, random actions or a mix into a data set."""
+"""python -m jrl.data record RUN... --out DIR: records a data set with trained policies or random actions."""
 
 import argparse
 import math
@@ -21,34 +21,42 @@ _NUM_ENVS = 16
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
-    p = command.parser("data record", "Play trained policies, random actions or a mix of them into a data set.")
+    p = command.parser("data record", "Record a data set with trained policies, random actions or a mix of them.")
     p.add_argument("runs", nargs="*", metavar="RUN", help="run directories or checkpoints, with equal shares")
-    of_run = p.add_mutually_exclusive_group()
-    of_run.add_argument("--best", action="store_true", default=None, help="of runs, the best checkpoint (default)")
-    of_run.add_argument("--latest", action="store_false", dest="best", default=None, help="of runs, the latest one")
-    p.add_argument("--mix", nargs="+", default=[], metavar="RUN=SHARE", help="of the steps; `random` is a policy, too")
-    p.add_argument("--random", type=float, default=0.0, metavar="SHARE", help="of the steps: uniformly random actions")
-    p.add_argument("--env", help="without RUN: id of the environment, for random actions")
-    p.add_argument("--steps", type=int, default=100_000, help="steps of all environments together (default 100000)")
+    checkpoint = p.add_mutually_exclusive_group()
+    checkpoint.add_argument("--best", action="store_true", default=None, help="best checkpoint of each run (default)")
+    checkpoint.add_argument(
+        "--latest", action="store_false", dest="best", default=None, help="take the latest checkpoint of each run"
+    )
+    p.add_argument(
+        "--mix",
+        nargs="+",
+        default=[],
+        metavar="RUN=SHARE",
+        help="shares of the steps; `random` is a policy",
+    )
+    p.add_argument("--random", type=float, default=0.0, metavar="SHARE", help="share of steps with random actions")
+    p.add_argument("--env", help="id of the environment for random actions, without RUN")
+    p.add_argument("--steps", type=int, default=100_000, help="steps, summed over environments (default 100000)")
     p.add_argument("--out", required=True, help="new directory for the data set")
-    p.add_argument("--format", default="jrl", help="of the files: jrl (default), or another that jrl.data writes")
-    p.add_argument("--max-file-mb", type=float, default=64.0, help="most MiB of arrays in a file (default 64)")
+    p.add_argument("--format", default="jrl", help="file format: jrl (default), or another format that jrl.data writes")
+    p.add_argument("--max-file-mb", type=float, default=64.0, help="maximum MiB of arrays in a file (default 64)")
     p.add_argument("--no-compress", action="store_false", dest="compress", help="write uncompressed files")
     p.add_argument("--seed", type=int, default=0, help="seed of environments and actions (default 0)")
     p.add_argument(
         "--epsilon", type=float, default=0.0, metavar="E", help="share of steps with a random action instead"
     )
     how = p.add_mutually_exclusive_group()
-    draws = "draw actions as in training (default, where the policy has a distribution of them)"
-    how.add_argument("--explore", action="store_true", default=None, help=draws)
+    sample_help = "sample actions as in training (default, if the policy has a distribution of actions)"
+    how.add_argument("--explore", action="store_true", default=None, help=sample_help)
     how.add_argument("--greedy", action="store_false", dest="explore", default=None, help="take the best actions")
-    p.add_argument("--num-envs", type=int, default=_NUM_ENVS, help=f"environments at once (default {_NUM_ENVS})")
+    p.add_argument("--num-envs", type=int, default=_NUM_ENVS, help=f"number of environments (default {_NUM_ENVS})")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override the config")
     return p
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plays and writes. Returns 0, or 1 where an environment fails. Raises InputError."""
+    """Records a data set; returns the exit status: 1 if an environment fails. Raises InputError."""
     try:
         print(*record(args), sep="\n")
     except EnvironmentFailed as e:
@@ -56,36 +64,38 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def shares(args: argparse.Namespace) -> list[tuple[str, float]]:
-    """Returns the players, each with its share of the steps. Raises InputError."""
+def read_shares(args: argparse.Namespace) -> list[tuple[str, float]]:
+    """Returns (run or `random`, share of the steps) of each policy. Raises InputError."""
     errors = [
-        f"--{name}: expected {what}, got {value}"
-        for name, value, what, ok in (
+        f"--{name}: expected {expected}, got {value}"
+        for name, value, expected, is_valid in (
             ("random", args.random, "a share from 0 to 1", 0 <= args.random <= 1),
             ("epsilon", args.epsilon, "a share from 0 to 1", 0 <= args.epsilon <= 1),
             ("steps", args.steps, "at least 1", args.steps >= 1),
             ("num-envs", args.num_envs, "at least 1", args.num_envs >= 1),
         )
-        if not ok
+        if not is_valid
     ]
     if errors:
         raise InputError(*errors)
     if args.mix and (args.runs or args.random):
-        raise InputError("--mix names who plays and how much: leave out the runs beside it, and --random")
+        raise InputError("--mix: expected no other runs and no --random, since it names all policies: leave them out")
     if args.mix:
-        return _mixed(args.mix)
-    left = 1.0 - args.random
-    if args.runs and not left:
-        raise InputError("--random 1: no step is left for the runs: leave them out and give --env, or lower it")
-    if not args.runs and left:
-        raise InputError("record: there is no player: give a run, or --env ID --random 1")
-    found = [(name, left / len(args.runs)) for name in args.runs]
-    return [*found, (_RANDOM, args.random)] if args.random else found
+        return _read_mix(args.mix)
+    rest = 1.0 - args.random
+    if args.runs and not rest:
+        raise InputError(
+            "--random: expected a share below 1 with runs, got 1: lower it, or leave out the runs and give --env"
+        )
+    if not args.runs and rest:
+        raise InputError("record: expected a policy, got none: give a run, or --env ID --random 1")
+    shares = [(name, rest / len(args.runs)) for name in args.runs]
+    return [*shares, (_RANDOM, args.random)] if args.random else shares
 
 
-def _mixed(given: Sequence[str]) -> list[tuple[str, float]]:
-    found = []
-    for text in given:
+def _read_mix(texts: Sequence[str]) -> list[tuple[str, float]]:
+    shares = []
+    for text in texts:
         name, _, share = text.rpartition("=")
         try:
             number = float(share)
@@ -93,62 +103,64 @@ def _mixed(given: Sequence[str]) -> list[tuple[str, float]]:
             number = math.nan
         if not name or not 0 < number <= 1:
             raise InputError(f"--mix {text}: expected RUN=SHARE with a share above 0 up to 1, such as runs/a=0.5")
-        found.append((name, number))
-    if abs(sum(share for _, share in found) - 1) > 1e-6:
-        raise InputError(f"--mix: the shares sum to {sum(share for _, share in found):g}: expected 1")
-    return found
+        shares.append((name, number))
+    if abs((total := sum(share for _, share in shares)) - 1) > 1e-6:
+        raise InputError(f"--mix: expected shares that sum to 1, got {total:g}: change them")
+    return shares
 
 
 def record(args: argparse.Namespace) -> Iterator[str]:
-    """Plays, writes the data set, and prints what is in it."""
-    who = shares(args)
+    """Records the data set and yields lines that describe it."""
+    shares = read_shares(args)
     out = resolve(args.out, "--out", "new directory")
     if out.exists():
-        raise InputError(f"--out: {out} exists: choose another directory, or remove it")
+        raise InputError(
+            f"--out: expected a new directory, got {out}, which exists: choose another directory, or remove it"
+        )
     from jrl import data
     from jrl.data import formats
     from jrl.run import build
 
-    formats.load_format(args.format)  # whose name is checked before anybody plays
+    formats.load_format(args.format)  # checks the name before the first step
     build.enable_compile_cache()
-    players = _players(args, who)
+    behaviours = _load_behaviours(args, shares)
     unfinished = out.with_name(f".{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
-        written = _play(args, players, unfinished)
+        names = _play(args, behaviours, unfinished)
         unfinished.rename(out)
     except OSError as e:
         raise unwritable(out, "--out", e) from e
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    for name in written:
-        yield from _told(data.read(out / name), out / name)
+    for name in names:
+        yield from _describe(data.read(out / name), out / name)
 
 
-def _players(args: argparse.Namespace, who: list[tuple[str, float]]) -> "list[Behaviour]":
+def _load_behaviours(args: argparse.Namespace, shares: list[tuple[str, float]]) -> "list[Behaviour]":
     from jrl import config
     from jrl.play import behaviour_policy
 
     settings = args.overrides
-    of_runs = {
-        name: behaviour_policy.trained(name, share, best=args.best, settings=settings)
-        for name, share in who
+    trained = {
+        name: behaviour_policy.load_behaviour(name, share, best=args.best, settings=settings)
+        for name, share in shares
         if name != _RANDOM
     }
-    if of_runs and args.env:
-        raise InputError("--env: the runs play in their own environments: leave it out")
-    if not of_runs and not args.env:
-        raise InputError("record: random actions need an environment: give --env ID, or a run whose environment it is")
-    if of_runs:
-        cfg = next(iter(of_runs.values())).cfg
+    if trained and args.env:
+        raise InputError("--env: expected no environment, since each run has its own: leave it out")
+    if not trained and not args.env:
+        raise InputError("record: expected an environment for random actions, got none: give --env ID, or a run")
+    if trained:
+        cfg = next(iter(trained.values())).cfg
     else:
         cfg = config.load({"algo": {"name": "ppo"}, "env": {"id": args.env}, "stop": {"env_steps": 1}}, settings)
-    return [of_runs.get(name) or behaviour_policy.Behaviour(name, share, cfg, None) for name, share in who]
+    return [trained.get(name) or behaviour_policy.Behaviour(name, share, cfg, None) for name, share in shares]
 
 
-def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path) -> list[str]:
-    """Writes the data sets into the directory; returns their paths in it, one for each kind of agents."""
+def _play(args: argparse.Namespace, behaviours: "list[Behaviour]", directory: Path) -> list[str]:
+    """Records the data sets of all kinds of agents; returns their paths relative to `directory`."""
     from jrl import data
     from jrl.config.datasets import OutputConfig
     from jrl.data import formats
@@ -156,44 +168,50 @@ def _play(args: argparse.Namespace, players: "list[Behaviour]", directory: Path)
     from jrl.play import behaviour_policy
     from jrl.run import data_output
 
-    acts = behaviour_policy.Acts(args.explore, args.epsilon)
-    specs = [behaviour_policy.spec_of(player, args.num_envs) for player in players]
+    action_options = behaviour_policy.ActionOptions(args.explore, args.epsilon)
+    specs = [behaviour_policy.find_spec(behaviour, args.num_envs) for behaviour in behaviours]
     first = specs[0]
-    for player, spec in zip(players, specs, strict=True):
+    for behaviour, spec in zip(behaviours, specs, strict=True):
         if (spec.observation, spec.action, spec.agents) != (first.observation, first.action, first.agents):
-            raise InputError(f"{players[0].name} and {player.name} have different observations, actions or agents")
-    known = [behaviour_policy.acting(player, spec, acts)[1] for player, spec in zip(players, specs, strict=True)]
-    for player, ok in zip(players, known, strict=True):
-        if not ok:
-            print(f"{player.name}: how probable its actions are is not known: the data set has no log_prob")
-    meta: dict[str, Any] = {"env": players[0].cfg.env.id, "source": "jrl", "seed": args.seed}
-    whole = args.format not in formats.FILE_FORMATS
-    names = [str(path.relative_to(directory)) for path in data_output.directories(directory, first)]
-    held: list[list[Episode]] = [[] for _ in names]
+            raise InputError(
+                f"{behaviours[0].name} and {behaviour.name} have different observations, actions or agents"
+            )
+    has_log_prob = [
+        behaviour_policy.build_act(behaviour, spec, action_options)[1]
+        for behaviour, spec in zip(behaviours, specs, strict=True)
+    ]
+    for behaviour, is_known in zip(behaviours, has_log_prob, strict=True):
+        if not is_known:
+            print(f"{behaviour.name}: the probability of its actions is unknown: the data set has no log_prob")
+    meta: dict[str, Any] = {"env": behaviours[0].cfg.env.id, "source": "jrl", "seed": args.seed}
+    is_one_file = args.format not in formats.FILE_FORMATS
+    names = [str(path.relative_to(directory)) for path in data_output.list_directories(directory, first)]
+    episodes: list[list[Episode]] = [[] for _ in names]
     writers = []
-    if not whole:
+    if not is_one_file:
         output = OutputConfig(None, args.format, args.max_file_mb, None, args.compress)
-        writers = data_output.writers(directory, first, meta, output)
-    take = (lambda kind, episode: held[kind].append(episode)) if whole else lambda kind, e: writers[kind].add(e)
-    for index, player in enumerate(players):
-        steps = max(1, round(player.share * args.steps))
+        writers = data_output.open_writers(directory, first, meta, output)
+    take = (lambda kind, x: episodes[kind].append(x)) if is_one_file else lambda kind, x: writers[kind].add(x)
+    for index, behaviour in enumerate(behaviours):
+        steps = max(1, round(behaviour.share * args.steps))
         options: dict[str, Any] = {"seed": args.seed, "index": index, "num_envs": args.num_envs}
-        behaviour_policy.play(player, steps, take, acts=acts, log_prob=all(known), **options)
+        behaviour_policy.play(behaviour, steps, take, options=action_options, log_prob=all(has_log_prob), **options)
     for writer in writers:
         writer.close()
-    if whole:
+    if is_one_file:
         from jrl import spaces
 
-        for name, one, episodes in zip(names, spaces.by_kind(first), held, strict=True):
-            store = data.of_episodes(one.observation, one.action, episodes, meta={**meta, **data_output.actions(one)})
+        for name, spec, found in zip(names, spaces.by_kind(first), episodes, strict=True):
+            notes = {**meta, **data_output.describe_actions(spec)}
+            store = data.of_episodes(spec.observation, spec.action, found, meta=notes)
             where = directory / name / "data"
             data.write(store, where, args.format, compress=args.compress)
         names = [str(Path(name) / "data") for name in names]
     return names
 
 
-def _told(store: "EpisodeStore", path: Path) -> Iterator[str]:
-    """Describes a data set: the returns of episodes that were not cut, by their players."""
+def _describe(store: "EpisodeStore", path: Path) -> Iterator[str]:
+    """Yields lines on a data set: sizes, and returns of episodes that were not cut, by policy."""
     count = f"{counted(store.num_episodes, 'episode', ',')}, {counted(store.num_steps, 'step', ',')}"
     yield f"wrote {path}: {count}, checksum {store.checksum()}"
     if "source" not in store.labels:

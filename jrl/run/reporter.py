@@ -1,4 +1,4 @@
-"""Events beside training: functions of StepInfo, and when it is time for them.
+"""Reporter of result rows, and triggers: functions of StepInfo that say when an event is due.
 
 due = reached(10_000)
 for info in run(...):
@@ -22,23 +22,30 @@ from jrl.metrics import episodes as episode_metrics
 from jrl.metrics import progress
 from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError
 
-Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
+Sink = Callable[[dict[str, Any]], str | None]  # result row -> reason to end the run, or None
 
 
 class Reporter:
-    """Makes a result row every `every` environment steps and hands it to the sinks.
+    """Makes a result row every `every` environment steps and passes it to the sinks.
 
-    A call's metrics are read when the next one is under way, so that the device is never idle for a report. A row
-    covers the calls since the row before: losses are those of the latest call, episode counts and times are summed.
+    The metrics of a call are read after the next call is dispatched, so that the device never waits for a report. A row
+    covers the calls since the previous row: losses of the latest call; sums of episode counts and times.
 
     Args:
-      sinks: get each row; the first may change it.
-      every, seconds, trained: least environment steps, seconds, and environment steps learned from between two rows.
-      updates_per_iteration: gradient steps.
-      rows_per_update: from replay, transitions of a gradient step; None: each step is learned from once it is taken.
-      before: called before each row, may change `extra`.
-      agents, policies: where there are several agents, their names, and those who follow each policy.
-      env_steps, time_s: to continue from.
+      sinks: functions called with each row, in order; a sink may change the row.
+      every, seconds, trained: minimum environment steps, seconds, and learned steps between two rows.
+      updates_per_iteration: gradient steps of an iteration.
+      rows_per_update: transitions of a gradient step from replay; None: on-policy, each step is learned from once.
+      before: called before each row; may change `extra`.
+      agents, policies: names of the agents, and policy -> its agents, if there are several agents.
+      env_steps, time_s: initial values of a continued run.
+      clock: function that returns the time in seconds.
+    Attributes:
+      extra: further keys of the next rows.
+      once: further keys of the next row only.
+      row: latest row; None before the first.
+      count: number of rows so far.
+      episodes: number of episodes that ended in these rows.
     """
 
     def __init__(
@@ -62,18 +69,18 @@ class Reporter:
         self._agents, self._policies = agents, policies
         self._pending: list[StepInfo] = []
         self._started = clock() - time_s
-        # time and steps of the last two rows: the last row of a run may follow the one before at once
+        # (time, steps) of the last two rows: the last row of a run may closely follow the previous row
         self._marks = collections.deque([(clock(), env_steps)], maxlen=2)
         self._trained_then = 0
-        self.extra: dict[str, Any] = {}  # keys that others put into the next rows
-        self.once: dict[str, list[float]] = {}  # and into the next row alone
-        self.row: dict[str, Any] | None = None  # the latest
-        self.count = 0  # rows so far
-        self.episodes = 0  # that have ended in them
-        self._warned = False  # of a replay of little but masked rows
+        self.extra: dict[str, Any] = {}
+        self.once: dict[str, list[float]] = {}
+        self.row: dict[str, Any] | None = None
+        self.count = 0
+        self.episodes = 0
+        self._warned = False  # about a replay of mostly masked rows
 
     def follow(self, policies: Mapping[str, Sequence[str]]) -> None:
-        """Goes on with other policies, each with the agents that follow it."""
+        """Replaces the policies: policy -> its agents."""
         self._policies = policies
 
     def __call__(self, info: StepInfo) -> str | None:
@@ -82,15 +89,15 @@ class Reporter:
         return reason
 
     def add(self, info: StepInfo) -> None:
-        """Takes a call into the next row."""
-        self._pending.append(info._replace(state=None))  # the state will be donated
+        """Adds a call to the next row."""
+        self._pending.append(info._replace(state=None))  # the next call donates the state
 
     def due_before(self, info: StepInfo) -> bool:
-        """Returns whether a row of the counted calls before this one would be long enough."""
+        """Returns whether a row of the calls before `info` is due."""
         return bool(self._pending) and self._due(info.env_steps)
 
     def due(self) -> bool:
-        """Returns whether a row that includes the latest call would be long enough. Waits for the device."""
+        """Returns whether a row with the latest call is due. Waits for the device."""
         return bool(self._pending) and self._due(self._pending[-1].env_steps_after())
 
     def _due(self, env_steps: int) -> bool:
@@ -102,15 +109,15 @@ class Reporter:
         return self.trained(env_steps, self._updates_after(self._pending[-1])) - self._trained_then >= self._trained
 
     def trained(self, env_steps: int, updates: int) -> int:
-        """Returns the environment steps learned from, when so many were taken; replay learns from those it draws."""
+        """Returns the learned steps after `env_steps` steps and `updates` updates; with replay, sampled steps."""
         return env_steps if self._rows_per_update is None else updates * self._rows_per_update
 
     def _updates_after(self, info: StepInfo) -> int:
-        # replay-based learners, which begin late, count their gradient steps
+        # learners with replay start late and count their gradient steps
         return int(np.asarray(info.metrics.get("train/updates", info.iteration * self._updates)))
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that the next row depends on, as JSON. Waits for the device."""
+        """Returns the state of the reporter, as JSON. Waits for the device."""
         pending = None
         if self._pending:
             last = self._pending[-1]
@@ -122,13 +129,13 @@ class Reporter:
                 "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
                 "episodes": episode_metrics.to_lists(merged),
             }
-        found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
-        found["episodes"] = self.episodes
-        return {**found, "extra": dict(self.extra), "once": dict(self.once), "pending": pending}
+        counts = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
+        counts["episodes"] = self.episodes
+        return {**counts, "extra": dict(self.extra), "once": dict(self.once), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
-        """Continues from what `state` returned."""
-        number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
+        """Restores the result of `state`."""
+        number = lambda x: float(x) if isinstance(x, str) else x  # NaN and infinity are strings
         self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
         self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
         self.episodes, self._pending = state.get("episodes", 0), []
@@ -142,21 +149,21 @@ class Reporter:
             self._pending = [StepInfo(None, metrics, report, p["iteration"], clock, timers)]
 
     def flush(self) -> str | None:
-        """Makes a row of what is pending. Waits for the device."""
+        """Makes a row of the pending calls. Waits for the device."""
         return self._write(self._pending[-1].clock_after()) if self._pending else None
 
     @property
     def row_steps(self) -> int:
-        """Returns the environment steps at the latest row, those of a run before included."""
+        """Returns the environment steps of the latest row, those before a resume included."""
         return self._marks[-1][1]
 
     def seconds(self) -> float:
-        """Returns the seconds of training so far, those before a resume included."""
+        """Returns the seconds of training, those before a resume included."""
         return round(self._clock() - self._started, 3)
 
     def _write(self, clock: Clock) -> str | None:
         self._before()
-        self._pending = _on_host(self._pending)
+        self._pending = _copy_to_host(self._pending)
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
@@ -209,7 +216,7 @@ class Reporter:
 
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
         share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
-        # of several agents those who are not there, perhaps most of the time, hold rows, too
+        # absent agents have masked rows, too
         if share < _LEAST_VALID and not self._warned and not self._agents:
             self._warned = True
             warnings.warn(
@@ -221,23 +228,23 @@ class Reporter:
             )
 
 
-# an episode of one step is a row and the row that resets it, which is as it should be: a half
+# episodes of one step have a share of 0.5: a row and its reset row
 _LEAST_VALID = 0.45
 
 
-def _on_host(calls: Sequence[StepInfo]) -> list[StepInfo]:
-    """Fetches what calls tell, all at once: an accelerator takes as long to send one number as to send all."""
-    told = jax.device_get([(info.metrics, info.episodes) for info in calls])
-    return [info._replace(metrics=metrics, episodes=report) for info, (metrics, report) in zip(calls, told)]
+def _copy_to_host(calls: Sequence[StepInfo]) -> list[StepInfo]:
+    """Copies metrics and episodes of all calls in one transfer, which takes as long as one number."""
+    copies = jax.device_get([(info.metrics, info.episodes) for info in calls])
+    return [info._replace(metrics=metrics, episodes=report) for info, (metrics, report) in zip(calls, copies)]
 
 
 def not_finite(info: StepInfo) -> bool:
-    """Returns whether an update of the call was not finite: see `jrl.learn.guard`. Waits for the call."""
+    """Returns whether an update of a call was not finite, see `jrl.learn.guard`. Waits for the call."""
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 
 def without_update(row: Mapping[str, Any], replay: ReplayConfig | None) -> str:
-    """Explains why a run whose last row this is made no update although it has a learner; "" if it made one."""
+    """Returns why a run with this last row made no update; "": it made an update, or has no replay."""
     if replay is None or row.get("updates") != 0:
         return ""
     held, least = int(row.get("replay/size", 0)), replay.learning_starts
@@ -254,10 +261,10 @@ _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update
 
 
 def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
-    """Ends the run when a metric of a row reaches its number; `env_steps` is the loop's own.
+    """Returns a sink that ends the run when a metric reaches its target, except `env_steps`.
 
-    `return` and `length` of episodes, agents and policies count once their `window` is full: a mean over the first few
-    episodes is luck.
+    `return` and `length` of episodes, agents and policies count once their `window` of episodes is full, since a mean
+    over few episodes is noise.
     """
     wanted = {name: value for name, value in stop.items() if name != "env_steps"}
 
@@ -271,40 +278,40 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
 
 
 def evaluation_ends(stop: Mapping[str, float], found: Mapping[str, Any]) -> bool:
-    """Returns whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
+    """Returns whether `stop_at` ends the run by one of the metrics `evaluation/...`."""
     return any(found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found)
 
 
 def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
-    """Makes a test whether so much wall time has passed since it last had; for what does not change training."""
+    """Returns a trigger every `seconds` of wall time, for events that do not change training."""
     due = time.monotonic() + seconds
 
-    def look(info: StepInfo) -> bool:
+    def is_due(info: StepInfo) -> bool:
         nonlocal due
         if time.monotonic() < due:
             return False
         due = time.monotonic() + seconds
         return True
 
-    return look
+    return is_due
 
 
 def reached(steps: int, *, most: float = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
-    """Makes a test whether a call takes the run to the next multiple of `steps` environment steps; once for each.
+    """Returns a trigger for the first call that reaches each multiple of `steps` environment steps.
 
     Args:
-      steps: environment steps between two.
-      most: environment steps that a call can take: one that may get there is waited for, others are not. A call that
-        takes more is noticed at the next.
-      env_steps: to continue from, the latest call's included.
+      steps: environment steps between two events.
+      most: maximum environment steps of a call. The trigger waits only for a call that can reach the next multiple; a
+        longer call is noticed one call later.
+      env_steps: initial environment steps, the latest call's included.
     """
     due = env_steps - env_steps % steps + steps
 
-    def look(info: StepInfo) -> bool:
+    def is_due(info: StepInfo) -> bool:
         nonlocal due
         if info.env_steps + most < due or (now := info.env_steps_after()) < due:
             return False
         due = now - now % steps + steps
         return True
 
-    return look
+    return is_due

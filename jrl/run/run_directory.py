@@ -1,4 +1,4 @@
-"""The files of a run directory beside its checkpoints, and the progress that a command shows."""
+"""Files of a run directory except checkpoints, and the progress display of commands."""
 
 import contextlib
 import functools
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened(session: "Session", directory: Path, rows_until: int | None) -> Iterator["Sink"]:
-    """Opens config.yaml, params.json and env.json of a run, and its files of result rows, which are closed at the end.
+    """Writes config.yaml, params.json and env.json of a run, and opens its files of result rows.
 
     Args:
-      session: of the run.
-      directory: made if missing.
-      rows_until: env_steps of the last result row that counts, of a run that is continued; None: it begins.
+      session: session of the run.
+      directory: run directory, made if missing.
+      rows_until: env_steps of the last valid row of a continued run; None: a new run.
     Yields:
-      What takes a result row.
+      Sink of result rows.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config.write(session.config, directory)
@@ -48,7 +48,7 @@ def displays(
     stop: Mapping[str, float],
     window: int = 0,
 ) -> "list[Sink]":
-    """Begins log.txt and the progress on the screen and in it, until `stack` ends; returns takers of result rows."""
+    """Opens log.txt and the progress displays until `stack` ends; returns sinks of result rows."""
     with files.report_unwritable(directory):
         transcript.open(directory / "log.txt")
     shown = [progress.open_progress(stop, stream, window=window) for stream in (transcript.screen, transcript.file)]
@@ -59,7 +59,7 @@ def displays(
 
 
 def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:
-    """Describes in lines of text what a run is going to do; if `verbose`, also its programs and what a resume keeps."""
+    """Yields lines that describe a run; with `verbose`, also its programs and the state that a resume keeps."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.plan.learners} x {kind}"
     yield from run.plan.lines()
@@ -82,13 +82,13 @@ def _spaces(session: "Session", policy: str) -> str:
 
 @contextlib.contextmanager
 def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
-    """Writes log.txt of a run that no command prints about: its plan, each row, jrl's loggers' lines, its end.
+    """Writes log.txt of a run without a command: plan, rows, lines of jrl's loggers, end.
 
     Args:
-      session: of the run.
-      directory: there already.
+      session: session of the run.
+      directory: existing run directory.
     Yields:
-      What takes a result row.
+      Sink of result rows.
     """
     with output.open_log(directory / "log.txt") as file:
         print(*introduction(session, verbose=True), sep="\n", file=file)
@@ -103,7 +103,7 @@ def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
 
 
 def plot(session: "Session", directory: Path) -> None:
-    """Draws the result rows of a run as learning_curve.png, and of self-play the league as league.png."""
+    """Draws the result rows of a run as learning_curve.png, and the league of self-play as league.png."""
     cfg = session.config
     title = f"{config.algo_name(cfg)} on {datasets.title(cfg)}"
     session.run.policies.draw(session.state, directory, title)

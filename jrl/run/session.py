@@ -1,12 +1,12 @@
-"""A run that is under way: its parts and progress, and changes between two calls of its program.
+"""Session: the parts, state and progress of a run, and changes between two calls of its program.
 
     with Session(cfg) as session:
         session.start()
         while info := session.advance():
             ...
 
-`jrl.run.runner` drives it to its end, `jrl.api.Algorithm` as long as it is asked to. Callbacks,
-curricula and custom evaluations are given it as `algorithm` (or the Algorithm in front of it).
+`jrl.run.runner` advances a session to its end; `jrl.api.Algorithm` advances it by `train()`. Callbacks, curricula and
+custom evaluation functions get the session, or its Algorithm, as `algorithm`.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from jrl.learn.program import NO_STEPS, Calls, Clock, LoopState, StepInfo
 from jrl.metrics import loggers, progress, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
+from jrl.run.base_session import BaseSession
 from jrl.run.evaluation_schedule import Schedule
-from jrl.run.policies import BaseSession
 from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
@@ -36,36 +36,39 @@ from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 if TYPE_CHECKING:
     from jrl.callbacks import CallbackList
     from jrl.learn.staged import Step
-    from jrl.run.manual_steps import ByHand
+    from jrl.run.manual_steps import ManualSteps
     from jrl.run.workers import Workers
 
 _log = logging.getLogger(__name__)
 
 
 class Session(BaseSession):
-    """Parts and progress of one run.
+    """Parts, state and progress of one run.
 
     Args:
-      cfg: of the run.
-      restarts: differs between a run and its continuations.
-      face: what callbacks are given as `algorithm`; None: this.
-      sinks: get each result row, after callbacks have seen it; more may be appended.
-      endless: whether it goes on beyond `stop.env_steps`.
-      training_step: what an iteration does; None: as the config says.
-      directory: of the run, for videos of evaluations; None: `run.out`.
-      run: its parts; None: as the config says.
+      cfg: config of the run.
+      restarts: number that differs between a run and its continuations; gives other seeds.
+      callback_target: object that callbacks get as `algorithm`; None: this session.
+      sinks: functions called with each result row, after callbacks; more can be appended.
+      endless: continue beyond `stop.env_steps`.
+      training_step: function of an iteration; None: by the config.
+      directory: run directory, for videos of evaluations; None: `run.out`.
+      run: parts of the run; None: built from the config.
       external: see `build.run`.
     Attributes:
-      config, run: the run and its parts.
-      state: LoopState; taken over by the next call.
-      iteration, clock: so far; the clock of the calls that are counted.
-      reporter: makes the result rows.
-      schedule: of evaluations.
-      workers, evaluation_workers: collectors and evaluators.
-      rows_wait: whether each row waits for the latest call and covers it.
-      by_hand: samples, updates and gradients beside the iterations.
+      config, run: config and parts of the run.
+      state: LoopState, donated to the next call.
+      iteration, clock: progress, up to the counted calls.
+      reporter: builds the result rows.
+      schedule: schedule of evaluations.
+      workers, evaluation_workers: environments of training and of evaluations.
+      rows_wait: whether each row waits for the latest call and includes it.
+      manual_steps: samples, updates and gradients outside of the iterations.
+      version: version of the weights, increased by each change.
+      result: latest result, after callbacks.
+      met: name -> target of stop criteria that a row has met.
     Raises:
-      InputError: what cannot be run.
+      InputError: the config cannot be run.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Session(BaseSession):
         cfg: RunConfig,
         *,
         restarts: int = 0,
-        face: Any = None,
+        callback_target: Any = None,
         sinks: list[reporter.Sink] | None = None,
         endless: bool = False,
         training_step: "Callable[[Step], Any] | None" = None,
@@ -85,11 +88,11 @@ class Session(BaseSession):
             raise InputError(*errors)
         cfg = resolved(cfg)
         self.config, self.timers = cfg, Timers()
-        _log_at(cfg.run.log_level)
-        self._face = face or self
+        _set_log_level(cfg.run.log_level)
+        self._callback_target = callback_target or self
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
         self._total = None if endless else Sizes(cfg).total_steps
-        self.version = 0  # of the weights: another number, other weights
+        self.version = 0
         self.callback_list: CallbackList | None = None
         if cfg.custom.callbacks:
             from jrl import callbacks
@@ -102,23 +105,23 @@ class Session(BaseSession):
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()
-        self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
+        self.result: dict[str, Any] | None = None
         self.reporter: reporter.Reporter
-        self.met: dict[str, float] = {}  # stop criteria that a row has met, and their numbers
-        self._policies_changed = False  # some were added or removed
+        self.met: dict[str, float] = {}
+        self._policies_changed = False  # policies were added or removed
         self._calls: Calls | None = None
         self._latest: StepInfo | None = None
-        self._row: dict[str, Any] | None = None  # the latest
+        self._row: dict[str, Any] | None = None  # the latest row
         self._tasks = 0
-        # checkpoints are compared by data that are held out
+        # the best checkpoint is chosen by metrics on validation data
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
         self.rows_wait = False
 
     @functools.cached_property
-    def by_hand(self) -> "ByHand":
-        from jrl.run.manual_steps import ByHand
+    def manual_steps(self) -> "ManualSteps":
+        from jrl.run.manual_steps import ManualSteps
 
-        return ByHand(self)
+        return ManualSteps(self)
 
     @functools.cached_property
     def workers(self) -> "Workers":
@@ -129,13 +132,13 @@ class Session(BaseSession):
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.schedule = Schedule(self, self.callback_list, self._face, self._directory_of_videos)
+        self.schedule = Schedule(self, self.callback_list, self._callback_target, self._directory_of_videos)
         self.run = run or build.run(
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list,
             training_step=self._training_step, external=self._external,
         )  # fmt: skip
 
-    # ------------------------------------------------------------ beginning and end
+    # ------------------------------------------------------------ start and end
 
     def start(
         self,
@@ -144,20 +147,20 @@ class Session(BaseSession):
         *,
         policy_only: bool = False,
         begin: bool = True,
-        anew: bool = False,
+        starts_over: bool = False,
     ) -> list[str]:
-        """Sets the state to begin with: of a checkpoint, with the weights of one, or fresh.
+        """Sets the initial state: from a checkpoint, with the weights of a checkpoint, or new.
 
         Args:
           saved: checkpoint to continue from.
-          weights: checkpoint whose weights are taken over.
-          policy_only: of them those of the policy alone, not of values.
-          begin: whether callbacks are told that the algorithm is made.
-          anew: whether the run was begun before, without a checkpoint: what that wrote does not count.
+          weights: checkpoint whose weights are copied.
+          policy_only: copy no weights of value functions.
+          begin: call `on_algorithm_init` of the callbacks.
+          starts_over: whether this run replaces an attempt without a checkpoint; its files are deleted.
         Returns:
-          What there is to say about it.
+          Notes for the user.
         Raises:
-          InputError: the checkpoint does not fit, or evaluations cannot be played.
+          InputError: the checkpoint does not fit, or the evaluation environments cannot be made.
         """
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if meta and (self.run.policies.in_checkpoint or meta.get("policies_changed")):
@@ -169,8 +172,10 @@ class Session(BaseSession):
         if saved and meta:
             from jrl.run.store import resume
 
-            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.plan.learners, self.run.data)]
-            kept = resume.restore(saved, cfg, program.keep(state), self.run.plan.learners)
+            notes = [
+                f"resume: {note}" for note in resume.describe_resume(saved, cfg, self.run.plan.learners, self.run.data)
+            ]
+            kept = resume.restore_state(saved, cfg, program.keep(state), self.run.plan.learners)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
             steps = meta["env_steps"]
@@ -180,13 +185,13 @@ class Session(BaseSession):
             kept = jax.device_get(program.keep(state).learner)
             from jrl.run.store import resume
 
-            learner, lines = resume.weights(weights, kept, policy_only=policy_only)
+            learner, lines = resume.transfer_weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         notes += self.run.data_notes
         self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
-            notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
+            notes += self.run.recorder.begin(self._directory, self.iteration, starts_over=starts_over)
         self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
             every=self.run.plan.report_every,
@@ -194,7 +199,7 @@ class Session(BaseSession):
             trained=cfg.run.report_every_trained or 0,
             rows_per_update=cfg.replay.batch_size if cfg.replay else None,
             updates_per_iteration=self.run.plan.updates or 1,
-            before=lambda: self.schedule.before_row(),  # of the present schedule
+            before=lambda: self.schedule.before_row(),  # `rebuild` replaces the schedule
             agents=self.run.spec.agents,
             policies=self.run.policies.reported,
             env_steps=self.env_steps,
@@ -207,21 +212,21 @@ class Session(BaseSession):
             try:
                 self.reporter.restore(meta["rows"], self.timers)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-                raise checkpoint.damaged(saved, f"rows: {e}") from e
+                raise checkpoint.damaged_error(saved, f"rows: {e}") from e
         if self.callback_list:
             if begin:
-                named = getattr(self._face, "get_policy", lambda name: self._face)
+                named = getattr(self._callback_target, "get_policy", lambda name: self._callback_target)
                 from jrl.callbacks import DEFAULT_POLICY
 
                 ids = self.run.policies.names or (DEFAULT_POLICY,)
-                self.callback_list.begin(self._face, {name: named(name) for name in ids})
+                self.callback_list.begin(self._callback_target, {name: named(name) for name in ids})
             if saved:
-                self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
+                self.callback_list.call("on_checkpoint_loaded", algorithm=self._callback_target)
         self.schedule.begin_first()
         return notes
 
     def _take_policies(self, meta: Mapping[str, Any]) -> None:
-        """Makes the run anew with the policies of a checkpoint, which may have been added or removed."""
+        """Rebuilds the run with the policies of a checkpoint, if policies were added or removed."""
         names = ("policies", "mapping", "policies_to_train")
         found = config.override({**meta["config"]}, []).multi_agent
         given = self.config.multi_agent
@@ -235,15 +240,15 @@ class Session(BaseSession):
         self._policies_changed = bool(meta.get("policies_changed"))
 
     def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
-        """Makes the run anew with other policies.
+        """Rebuilds the run with other policies.
 
-        States, replays, counters and latest episodes go on, those of policies by their names. Environments begin anew.
+        Policies keep their States and replays by name; counters and statistics are kept. Environments are reset.
 
         Args:
           cfg: config with the policies.
-          given: policy -> the State that it begins with.
+          given: policy -> initial State.
         Raises:
-          InputError: the mapping names an unknown policy, or the run cannot be made.
+          InputError: the mapping names an unknown policy, or the run cannot be built.
         """
         agents.make(cfg).check()
         now, kept = self.clock_now(), jax.device_get(self.run.program.keep(self.state))
@@ -252,7 +257,7 @@ class Session(BaseSession):
         self.schedule.close()
         self.run.program.close()
         self._build(cfg, self.iteration + 1)
-        self.by_hand.forget_programs()
+        self.manual_steps.forget_programs()
         self._recompiles.start()
         self.schedule.prepare()
         program = self.run.program
@@ -265,7 +270,7 @@ class Session(BaseSession):
         self.schedule.start()
 
     def close(self) -> None:
-        """Ends the environments, the evaluation and all else that works for the run. May be called again."""
+        """Closes environments, evaluations and threads of the run. Can be called twice."""
         self._calls = None
         self._recompiles.close()
         self.schedule.close()
@@ -279,19 +284,19 @@ class Session(BaseSession):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    # ------------------------------------------------------------ going on
+    # ------------------------------------------------------------ calls of the program
 
     def advance(self) -> StepInfo | None:
-        """Makes one call of the program; None once `stop.env_steps` is reached. Dispatched, not waited for.
+        """Dispatches one call of the program, without waiting; returns None once `stop.env_steps` is reached.
 
         Raises:
-          Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
+          Recompiled: previous calls recompiled more programs than `run.max_recompiles`.
         """
         count = self.ahead()
         return None if count is None else self.advanced(*self.call(count))
 
     def call(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
-        """Makes a call of so many iterations, for `advanced` to go on from. Raises as `advance`."""
+        """Dispatches a call of `count` iterations; `advanced` takes its result. Raises as `advance`."""
         self._recompiles.check()
         if self.run.recorder:
             self.run.recorder.iteration = self.iteration
@@ -300,7 +305,7 @@ class Session(BaseSession):
 
     @property
     def calls(self) -> Calls:
-        """Returns the calls of the program from the present state on."""
+        """Returns the calls of the program, beginning with the present state."""
         if self._calls is None:
             program = self.run.program
             self._calls = Calls(
@@ -316,35 +321,35 @@ class Session(BaseSession):
         return self._calls
 
     def ahead(self) -> int | None:
-        """Counts the iterations of the next call; None: `stop.env_steps` is reached."""
+        """Returns the number of iterations of the next call; None: `stop.env_steps` is reached."""
         return self.calls.ahead()
 
     def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
-        """Goes on from what a call of the program made."""
+        """Takes the result of a call: state and counters."""
         info = self.calls.made(state, metrics, report)
         self._latest, self.state = info, info.state
         self.version += 1
         self.iteration, self.clock = info.iteration, info.clock
         if self.callback_list:
-            self.callback_list.recreated(self._face, self.workers, self.run.program.source)
+            self.callback_list.recreated(self._callback_target, self.workers, self.run.program.source)
         return info
 
     @property
     def steps_per_call(self) -> int:
-        """Returns the most steps of a call, unless a training step of the user's samples more than once."""
+        """Returns the maximum environment steps of a call, if a custom training step samples only once."""
         return self.run.program.iterations * self.run.program.rows
 
     def after(self, info: StepInfo) -> str | None:
-        """Makes the result row and the evaluation that are due after a call; returns why the run should end, or None.
+        """Builds the row and plays the evaluation that are due after a call; returns a reason to end the run, or None.
 
-        A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
-        one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
+        A row covers the previous calls, since the latest call is still running. A row with an evaluation waits for the
+        latest call and includes it, so that the row belongs to the evaluated weights.
         """
         return self._rows_after(info) or self.ended
 
     @property
     def ended(self) -> str | None:
-        """Returns why a callback wants the run to end; None: it goes on."""
+        """Returns the reason of a callback to end the run, or None."""
         return self.callback_list.ended if self.callback_list else None
 
     def _rows_after(self, info: StepInfo) -> str | None:
@@ -352,11 +357,11 @@ class Session(BaseSession):
         if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
             self.reporter.extra.update(found)
             reached = True
-        # metrics of held-out data belong to the weights after this call
+        # flush now: the league decides by this row, and validation metrics belong to these weights
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
-        evaluates = self.schedule.busy or self.schedule.in_row(1)
+        evaluates = self.schedule.is_busy or self.schedule.in_row(1)
         if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
@@ -368,19 +373,19 @@ class Session(BaseSession):
 
     @property
     def env_steps(self) -> int:
-        """Returns environment steps of the calls that are counted."""
+        """Returns the environment steps of the counted calls."""
         return self.clock.env_steps
 
     def clock_now(self) -> Clock:
-        """Returns the clock with the latest call. Waits for it."""
+        """Returns the clock after the latest call; waits for the call."""
         return self._latest.clock_after() if self._latest else self.clock
 
     def counted(self) -> int:
-        """Returns the environment steps so far, the latest call's included. Waits for it."""
+        """Returns the environment steps after the latest call; waits for the call."""
         return self.clock_now().env_steps
 
     def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
-        """Goes on from another state, which has learned from so many more steps."""
+        """Replaces the state; `steps` are added to the clock."""
         now = self.clock_now()
         env_steps, agent_steps = now.env_steps + steps.env_steps, now.agent_steps + steps.agent_steps
         self.clock = now._replace(env_steps=env_steps, agent_steps=agent_steps)
@@ -389,7 +394,7 @@ class Session(BaseSession):
         self.version += 1
 
     def go_on_as(self, source: "Session", cfg: RunConfig) -> None:
-        """Goes on as another Session, whose state this session's program was given, but with `cfg`."""
+        """Takes config `cfg` and the progress of `source`, whose state was copied to this session's program."""
         self.config, self.clock, self._calls, self._latest = cfg, source.clock_now(), None, None
         self.iteration, self.met = source.iteration, dict(source.met)
         self.reporter.restore(source.reporter.state(), self.timers)
@@ -398,7 +403,7 @@ class Session(BaseSession):
     # ------------------------------------------------------------ result rows
 
     def _finish_row(self, row: dict[str, Any]) -> None:
-        """Puts into a new row what callbacks, clients and the machine say, and lets callbacks change it."""
+        """Adds metrics of callbacks, clients and the machine to a new row, and calls the callbacks."""
         run, count = self.run, self.reporter.count
         state = run.policies.on_row(run.program, self.state, row, count, self._directory)
         if state is not self.state:
@@ -413,15 +418,15 @@ class Session(BaseSession):
         _log.info("row %d: %d steps, return %s", self.reporter.count, row["env_steps"], row["episode/return"])
         _log.debug("%s", row)
         trained = self.reporter.trained(row["env_steps"], row["updates"])
-        told: dict[str, Any] = {"iteration": self.reporter.count, "trained": trained}
-        told |= {"episodes": self.reporter.episodes, "collects": not datasets.alone(self.config)}
-        told["lists"] = self.config.run.keep_per_episode_metrics
-        then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
-        self.result = results.build_result(row, **told, before=self._row, trained_before=then)
+        options: dict[str, Any] = {"iteration": self.reporter.count, "trained": trained}
+        options |= {"episodes": self.reporter.episodes, "collects": not datasets.alone(self.config)}
+        options["lists"] = self.config.run.keep_per_episode_metrics
+        trained_before = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
+        self.result = results.build_result(row, **options, before=self._row, trained_before=trained_before)
         self._row = dict(row)
         if self.callback_list:
             before = results.flatten(self.result)
-            self.callback_list.train_result(self._face, self.result)
+            self.callback_list.train_result(self._callback_target, self.result)
             row.update(results.select_changed(before, results.flatten(self.result)))
         self.met |= {
             name: target
@@ -444,12 +449,12 @@ class Session(BaseSession):
         return self._validates and (self.reporter.row or {}).get("updates") == self.iteration
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation with the present weights, now.
+        """Plays an evaluation with the present weights.
 
         Args:
-          duration: of it; None: as the config says.
+          duration: replaces `evaluation.duration`; None: that value.
         Returns:
-          The metrics, without the prefix `evaluation/` that they have in result rows.
+          Metrics, without the prefix `evaluation/` of result rows.
         """
         return self.schedule.play(duration)
 
@@ -460,7 +465,7 @@ class Session(BaseSession):
     # ------------------------------------------------------------ tasks and checkpoints
 
     def set_task(self, given: Any) -> None:
-        """Gives all environments a task, at once: see `jrl.envs.task`. EnvPool's are made anew with other options."""
+        """Sets the task of all environments now: see `jrl.envs.task`. EnvPool environments are made again."""
         self._apply_task(lambda result, env, context: given, {})
 
     def _apply_task(self, fn: Any, result: dict[str, Any]) -> None:
@@ -470,26 +475,26 @@ class Session(BaseSession):
             self.replace_state(state)
 
     def description(self, cfg: RunConfig | None = None, spec: EnvSpec | None = None) -> dict[str, Any]:
-        """Returns the description beside the arrays of a checkpoint; of one policy's with its config and spec."""
+        """Returns the description of a checkpoint; `cfg` and `spec`: of one policy, else of the run."""
         reporter, run = self.reporter, self.run
         now = self.clock_now()
         counts = {"iteration": self.iteration, "env_steps": now.env_steps, "time_s": reporter.seconds()}
         metrics = {**(reporter.row or {}), **reporter.extra}
-        # those of other weights say nothing about these
-        of_others = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
-        metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(of_others))}
+        # without metrics of other weights
+        stale = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(stale))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
         more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
         more |= {"data": dict(run.data)} if run.data else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
         more |= {"devices": run.plan.learners, "guarantee": run.guarantee}
-        return checkpoint.meta(cfg or self.config, spec or run.spec, counters=counts, **more)
+        return checkpoint.build_meta(cfg or self.config, spec or run.spec, counters=counts, **more)
 
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
-        """Writes what `jrl.debug` needs to repeat an update that was not finite; returns the path."""
+        """Writes the files with which `jrl.debug` repeats an update that was not finite; returns the path."""
         cfg, spec = self.config, self.run.spec
         state = jax.device_get(info.state.learner)
-        if self.run.policies.several:  # that of the first policy whose update was refused
+        if self.run.policies.several:  # the first policy whose update was refused
             name, state = next(
                 item
                 for item in self.run.policies.by_name(state).items()
@@ -506,7 +511,7 @@ class Session(BaseSession):
         return path
 
     def to_save(self) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Returns the arrays and the description of a checkpoint of now; `data.output` writes its part."""
+        """Returns arrays and description of a checkpoint; writes the mark of `data.output`."""
         if self.run.recorder:
             self.run.recorder.mark(self.iteration)
         return self.parts(), self.description()
@@ -517,8 +522,8 @@ class Session(BaseSession):
         return checkpoint.state_parts(kept, self.config.checkpoint, self.config.multi_agent)
 
 
-def _log_at(level: str) -> None:
-    """Lets jrl's loggers through from that level on, and shows them where the program has not said how."""
+def _set_log_level(level: str) -> None:
+    """Sets the level of jrl's loggers, and prints their lines if the program has no log handlers."""
     logger = logging.getLogger("jrl")
     logger.setLevel({"WARN": "WARNING"}.get(level, level))
     if level in ("INFO", "DEBUG") and not logger.hasHandlers():

@@ -1,6 +1,4 @@
-"""Workers that collect for a run, as callbacks, curricula and examples address them:
-`algorithm.workers.foreach_worker(fn)`.
-"""
+"""Workers of a run, `algorithm.workers`, for callbacks and curricula: `algorithm.workers.foreach_worker(fn)`."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +11,11 @@ import numpy as np
 from jrl.errors import InputError
 from jrl.learn.program import Role
 from jrl.metrics.episodes import EpisodeState
-from jrl.run.manual_steps import POLICY, Known, Learns, known, set_by_policy
-from jrl.run.policies import BaseSession
+from jrl.run.base_session import BaseSession
+from jrl.run.manual_steps import POLICY, LearnerMethods, PolicyIds, find_policy_ids, set_weights_by_id
 from jrl.types import Episodes, PyTree, Rollout
 
-# methods of RLlib's workers -> what to use
+# method of RLlib's workers -> replacement
 _INSTEAD = {
     **dict.fromkeys(("save", "restore", "get_state", "set_state"), "Algorithm.save(path), .restore(path)"),
     **dict.fromkeys(("add_policy", "remove_policy"), "Algorithm.add_policy(...), .remove_policy(...)"),
@@ -29,27 +27,27 @@ _INSTEAD = {
 
 
 def _missing(owner: Any, name: str) -> AttributeError:
-    fix = _INSTEAD.get(name, "docs/api.md lists what there is")
+    fix = _INSTEAD.get(name, "docs/api.md lists the methods")
     return AttributeError(name if name.startswith("_") else f"{type(owner).__name__} has no {name}: {fix}")
 
 
-class Worker(Learns):
-    """A worker that collects: a part of this process, or an environment runner in its own.
+class Worker(LearnerMethods):
+    """A worker that collects rollouts: a part of this process, or an env runner.
 
-    What it acts with comes with each request, so that an environment runner has nothing to keep: weights and filters
-    are set, and gradients applied, in the process that learns.
+    Each request brings its Actor, so env runners keep no weights. Weights, filters and gradients are set in the process
+    that learns.
 
     Args:
       source: see below.
       worker_index: see below.
-      weights: the Actor that it acts with, or a function that gives it.
-      session: of the run; None in an environment runner.
-      whole: `source` is that of all environments, whatever they are stepped by; else it is one part's.
-      key: data of the key of what it samples; None where the run has it.
-      policies: those of the run; None where the run has them.
+      weights: Actor, or a function that returns the Actor.
+      session: session of the run; None: in an env runner.
+      whole: whether `source` steps all environments of the run; False: a part of them.
+      key: data of the key for sampling; None: keys of the session.
+      policies: policy ids of the run; None: those of the session.
     Attributes:
-      worker_index: 0 in this process; environment runners count from 1.
-      source: its rollouts come from there; None where environments are part of the program that learns.
+      worker_index: 0 in this process; from 1 in env runners.
+      source: source of its rollouts; None: environments are stepped in the program that learns.
     """
 
     def __init__(
@@ -61,29 +59,29 @@ class Worker(Learns):
         *,
         whole: bool = False,
         key: np.ndarray | None = None,
-        policies: Known | None = None,
+        policies: PolicyIds | None = None,
     ):
         self._policies = policies
         self.source, self.worker_index, self._weights = source, worker_index, weights
         self._session, self._whole, self._key, self._calls = session, whole, key, 0
 
     @property
-    def policies(self) -> Known:
+    def policies(self) -> PolicyIds:
         """Returns the policies of the run."""
         if self._policies is None:
             assert self._session is not None
-            self._policies = known(self._session)
+            self._policies = find_policy_ids(self._session)
         return self._policies
 
     def _actor(self) -> PyTree:
         return self._weights() if callable(self._weights) else self._weights
 
-    def _learns(self, what: str) -> BaseSession:
-        """Returns the run. Raises InputError in an environment runner."""
+    def _learner_session(self, method: str) -> BaseSession:
+        """Returns the session. Raises InputError: in an env runner."""
         if self._session is None:
             raise InputError(
-                f"{what}: an environment runner acts with what comes with each request: call it of the Algorithm, or "
-                "of workers.local_worker(), not in foreach_worker"
+                f"{method}: expected a call in the process that learns, got one in an env runner: use the Algorithm or "
+                "workers.local_worker(), not foreach_worker"
             )
         return self._session
 
@@ -93,16 +91,16 @@ class Worker(Learns):
     # ------------------------------------------------------------ sampling
 
     def sample(self) -> Rollout:
-        """Collects the next rollout [T, b] of its environments, in numpy; training, which does not see it, goes on.
+        """Collects the next rollout [T, b] of its environments, in numpy. Training does not learn from this rollout.
 
         Raises:
           InputError: EnvPool steps the environments inside the program that learns.
         """
         if self._session is not None and self._whole:
-            return self._session.by_hand.sample()[0]
+            return self._session.manual_steps.sample()[0]
         device = self.source.device or jax.local_devices()[0]
         if self._session is not None:
-            key = self._session.by_hand.key(Role.COLLECT)
+            key = self._session.manual_steps.key(Role.COLLECT)
         else:
             self._calls += 1
             key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(self._key)), self._calls)
@@ -111,27 +109,27 @@ class Worker(Learns):
         return jax.device_get(rollout)
 
     def sample_with_count(self) -> tuple[Rollout, int]:
-        """Returns `sample()`, and the environment steps in it: steps that only reset are none."""
+        """Returns (`sample()`, its number of environment steps without resets)."""
         rollout = self.sample()
         return rollout, int(rollout.mask.sum())
 
     def get_metrics(self) -> dict[str, Any]:
-        """Returns metrics of the latest episodes that ended in its environments, as many as metrics are smoothed over.
+        """Returns metrics of the latest episodes of its environments, over the smoothing window.
 
         Returns:
-          episode_return_mean, _min, _max, episode_len_mean (NaN until one has ended), num_episodes, and one number per
-          episode: hist_stats with episode_return and episode_lengths.
+          episode_return_mean, _min, _max, episode_len_mean (NaN before the first end), num_episodes, and hist_stats
+          with episode_return and episode_lengths, one number per episode.
         """
         columns = self._session.state.source.columns if self.source is None and self._session else self.source.columns
         columns = columns.games if isinstance(columns.games, EpisodeState) else columns
         returns, lengths = np.ravel(columns.window_return), np.ravel(columns.window_length)
         returns, lengths = (x[np.isfinite(returns)].tolist() for x in (returns, lengths))
-        of = lambda fn, x: float(fn(x)) if x else float("nan")
+        reduce = lambda fn, x: float(fn(x)) if x else float("nan")
         return {
-            "episode_return_mean": of(np.mean, returns),
-            "episode_return_min": of(np.min, returns),
-            "episode_return_max": of(np.max, returns),
-            "episode_len_mean": of(np.mean, lengths),
+            "episode_return_mean": reduce(np.mean, returns),
+            "episode_return_min": reduce(np.min, returns),
+            "episode_return_max": reduce(np.max, returns),
+            "episode_len_mean": reduce(np.mean, lengths),
             "num_episodes": len(returns),
             "hist_stats": {"episode_return": returns, "episode_lengths": lengths},
         }
@@ -139,39 +137,40 @@ class Worker(Learns):
     # ------------------------------------------------------------ weights, filters, policies
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns the Algorithm's weights, as `set_weights` takes them, numpy arrays, by policy; None: of all policies.
+        """Returns weights by policy, numpy arrays, for `set_weights`; in an env runner, fields of the Actor.
 
-        In an environment runner what it acts with, by the fields of the algorithm's Actor.
+        Args:
+          policies: ids of policies; None: all policies.
         """
-        there = self.policies
-        wanted = there.ids if policies is None else [there.named(policy_id) for policy_id in policies]
+        known = self.policies
+        wanted = known.ids if policies is None else [known.resolve(policy_id) for policy_id in policies]
         if (session := self._session) is not None:
             return {name: session.get_weights(name if session.policies else None) for name in wanted}
-        actors = there.split(jax.device_get(self._actor()))
+        actors = known.split(jax.device_get(self._actor()))
         fields = lambda actor: {name: x for name, x in vars(actor).items() if name != "env_steps"}
         return {name: fields(actors[name]) for name in wanted}
 
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
-        """Returns the running statistics of observations that it acts with, by policy; () without `normalize_obs`.
+        """Returns the observation statistics of its Actor, by policy; () without `normalize_obs`.
 
         Args:
-          flush_after: for the sake of RLlib's callers: there is one copy, and nothing to hand over.
+          flush_after: ignored, for RLlib's callers: there is only one copy of the statistics.
         """
         actors = self.policies.split(jax.device_get(self._actor()))
         return {name: getattr(actor, "obs_stats", ()) for name, actor in actors.items()}
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
-        """Takes over what `get_filters` returned. Raises as `set_weights`."""
+        """Sets observation statistics from `get_filters`. Raises as `set_weights`."""
         weights = {name: {"obs_stats": stats} for name, stats in new_filters.items()}
-        set_by_policy(self._learns("sync_filters"), "sync_filters", weights)
+        set_weights_by_id(self._learner_session("sync_filters"), "sync_filters", weights)
 
     def get_policy(self, policy_id: str = POLICY) -> "WorkerPolicy":
-        """Returns the policy that it acts with. Raises KeyError: there is none of that id."""
-        return WorkerPolicy(self, self.policies.named(policy_id))
+        """Returns a policy. Raises KeyError: unknown id."""
+        return WorkerPolicy(self, self.policies.resolve(policy_id))
 
     @property
     def policy_map(self) -> dict[str, "WorkerPolicy"]:
-        """Returns the policies that it acts with, by name."""
+        """Returns the policies by id."""
         return {name: self.get_policy(name) for name in self.policies.ids}
 
     def for_policy(self, func: Callable[..., Any], policy_id: str = POLICY, **kwargs: Any) -> Any:
@@ -191,64 +190,59 @@ class Worker(Learns):
     # ------------------------------------------------------------ environments
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls `func` with each of its environments, in order. Raises InputError where Python cannot call them."""
+        """Returns `func(env)` of each environment. Raises InputError: environments are not Python objects."""
         if self.source is None:
             raise InputError(
-                "foreach_env: these environments are part of a program, Python cannot call them: set_task changes "
-                "their parameters; rollout.collector host or another env.backend makes objects of them"
+                "foreach_env: expected Python environments, got environments inside a program: use set_task, "
+                "rollout.collector host, or another env.backend"
             )
         return self.source.foreach_env(func)
 
     def set_task(self, task: Any) -> None:
-        """Gives its environments a task."""
+        """Sets the task of its environments."""
         self.source.set_task(task)
 
 
-class WorkerPolicy(Learns):
-    """The weights that a worker acts with, and updates of them.
-
-    Args:
-      worker: see above.
-      policy_id: id of the policy.
-    """
+class WorkerPolicy(LearnerMethods):
+    """A policy of a worker: its weights and updates."""
 
     def __init__(self, worker: Worker, policy_id: str = POLICY):
         self.worker, self.policy_id = worker, policy_id
 
-    def _learns(self, what: str) -> BaseSession:
-        return self.worker._learns(what)
+    def _learner_session(self, method: str) -> BaseSession:
+        return self.worker._learner_session(method)
 
     @property
     def weights(self) -> dict[str, Any]:
         return self.get_weights()
 
     def get_weights(self) -> dict[str, Any]:
-        """Returns the weights of the algorithm's State by field, numpy arrays; in an environment runner its Actor's."""
+        """Returns weights by field of the State, numpy arrays; in an env runner, fields of the Actor."""
         return self.worker.get_weights([self.policy_id])[self.policy_id]
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` returned. Raises ValueError where shapes differ."""
+        """Sets weights from `get_weights`. Raises ValueError: shapes differ."""
         self.worker.set_weights({self.policy_id: weights})
 
     def get_state(self) -> PyTree:
-        """Returns the State of the policy, its optimizer's included, in numpy: `add_policy` may begin with it."""
-        return self._learns("get_state").learner_state(self._run_name)
+        """Returns the State of the policy with its optimizer state, in numpy, as for `add_policy`."""
+        return self._learner_session("get_state").learner_state(self._run_name)
 
     def set_state(self, state: PyTree) -> None:
-        """Goes on with a State as `get_state` returned it."""
-        self._learns("set_state").take_over({self._run_name: state})
+        """Sets the State, from `get_state`."""
+        self._learner_session("set_state").take_over({self._run_name: state})
 
     @property
     def _run_name(self) -> str | None:
         return None if self.policy_id == POLICY else self.policy_id
 
     def apply_gradients(self, gradients: PyTree) -> None:
-        """Applies gradients as a worker does, with RLlib's name of the argument."""
+        """Applies gradients, with RLlib's name of the argument."""
         super().apply_gradients(gradients)
 
 
 class Workers:
-    """All workers that collect for a run."""
+    """All workers of a run."""
 
     def __init__(self, session: BaseSession):
         self._session = session
@@ -257,11 +251,11 @@ class Workers:
         raise _missing(self, name)
 
     def foreach_worker(self, func: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
-        """Returns `func(worker)` of each, called in its own process or thread, in order.
+        """Returns `func(worker)` of each worker, called in its process or thread.
 
         Args:
-          func: of a Worker; for environment runners it travels there.
-          local_worker: for the sake of RLlib's callers; there is either this process or environment runners.
+          func: function of a Worker; pickled for env runners.
+          local_worker: ignored, for RLlib's callers.
         """
         return self.foreach_worker_with_index(lambda worker, index: func(worker))
 
@@ -274,9 +268,11 @@ class Workers:
         if (source := program.source) is None:
             return [func(self.local_worker(), 0)]
         if session.config.env_runners.num > 0:
-            key = np.asarray(jax.random.key_data(session.by_hand.key(Role.COLLECT)))
+            key = np.asarray(jax.random.key_data(session.manual_steps.key(Role.COLLECT)))
             weights = jax.device_get(program.actor(state))
-            return source.foreach_worker(functools.partial(_in_runner, func, weights, key, known(session)))
+            return source.foreach_worker(
+                functools.partial(_call_in_runner, func, weights, key, find_policy_ids(session))
+            )
         return source.foreach_worker(lambda part: func(Worker(part, 0, session.actor, session), 0))
 
     def foreach_worker_with_id(self, func: Callable[[int, Worker], Any]) -> list[Any]:
@@ -284,16 +280,14 @@ class Workers:
         return self.foreach_worker_with_index(lambda worker, index: func(index, worker))
 
     def local_worker(self) -> Worker:
-        """Returns this process as a worker: its weights; its environments, where it has any. It samples from
-        all environments of the run, those of environment runners too.
-        """
+        """Returns this process as a worker, which samples from all environments, those of env runners included."""
         session = self._session
         return Worker(session.run.program.source, 0, session.actor, session, whole=True)
 
     local_env_runner = property(local_worker)
 
     def remote_workers(self) -> list[Any]:
-        """Returns [] where this process collects. Raises InputError with env runners, which have no handles."""
+        """Returns [] without env runners. Raises InputError: env runners have no handles."""
         if self._session.config.env_runners.num > 0:
             raise InputError(
                 "remote_workers: env runners have no handles: foreach_worker(func) calls func(worker) in each of them"
@@ -301,7 +295,7 @@ class Workers:
         return []
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Returns `func(env)` of every environment, in order. Raises InputError where Python cannot call them."""
+        """Returns `func(env)` of each environment. Raises InputError: environments are not Python objects."""
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_env(func)) for x in found]
 
     def foreach_policy(self, func: Callable[..., Any]) -> list[Any]:
@@ -316,20 +310,23 @@ class Workers:
 
     def sample(self) -> tuple[Rollout, Episodes]:
         """Collects the next rollout [T, B] of all environments, in numpy, with statistics of its episodes."""
-        return self._session.by_hand.sample()
+        return self._session.manual_steps.sample()
 
     def sync_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: weights go with each request, and there is no older copy of them."""
+        """Does nothing: each request brings the present weights."""
 
     @property
     def num_healthy_workers(self) -> int:
-        """Returns the number of environment runners that answer; 0 where this process collects."""
+        """Returns the number of healthy env runners; 0 without env runners."""
         source = self._session.run.program.source
-        found = source.metrics if source else {}
-        return int(found.get("env_runners/num_healthy_workers", self._session.config.env_runners.num))
+        metrics = source.metrics if source else {}
+        return int(metrics.get("env_runners/num_healthy_workers", self._session.config.env_runners.num))
 
 
-def _in_runner(fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, policies: Known, source: Any) -> Any:
+def _call_in_runner(
+    fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, policies: PolicyIds, source: Any
+) -> Any:
     index = source.worker_index
-    own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)))
-    return fn(Worker(source, index, weights, key=own, policies=policies), index)
+    runner_key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)
+    data = np.asarray(jax.random.key_data(runner_key))
+    return fn(Worker(source, index, weights, key=data, policies=policies), index)

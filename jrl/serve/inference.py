@@ -76,7 +76,7 @@ class ActionProgram:
 
     def _expand(self, out: ActOut, num: int) -> dict[str, PyTree]:
         """Return the extras as arrays over all columns, with zeros in columns without them."""
-        leaf_columns = complete.columns_of(self._agents, num, (), out.extras)
+        leaf_columns = complete.find_leaf_columns(self._agents, num, (), out.extras)
         leaves, structure = jax.tree.flatten(dict(out.extras))
         expanded = [
             x if columns is None else jnp.zeros((num, *x.shape[1:]), x.dtype).at[columns].set(x)

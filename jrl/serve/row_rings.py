@@ -156,7 +156,7 @@ class RowRings:
         slot = (self._first + np.minimum(t, count)) % self._slots
         is_filled = t < count
         obs, action, extras, carry = self._rows
-        columns_of = functools.partial(complete.columns_of, self._agents, self._num)
+        find_columns = functools.partial(complete.find_leaf_columns, self._agents, self._num)
 
         def read(tree: PyTree, slot: np.ndarray, leaf_columns: Sequence[np.ndarray | None]) -> PyTree:
             leaves, structure = jax.tree.flatten(tree)
@@ -164,14 +164,14 @@ class RowRings:
             parts = [ring[slot, columns] if own is None else ring[slot[..., own], own] for ring, own in pairs]
             return jax.tree.unflatten(structure, parts)
 
-        obs_columns, all_columns = columns_of((obs,), {}), [None] * len(jax.tree.leaves(carry))
+        obs_columns, all_columns = find_columns((obs,), {}), [None] * len(jax.tree.leaves(carry))
         read_flags = lambda ring: ring[slot, columns] & is_filled
         reward = np.where(is_filled, self._reward[slot, columns], 0)
         batch = RowBatch(
             (
                 read(obs, slot, obs_columns),
-                read(action, slot, columns_of((action,), {})),
-                read(extras, slot, columns_of((), extras)),
+                read(action, slot, find_columns((action,), {})),
+                read(extras, slot, find_columns((), extras)),
             ),
             read(obs, (self._first + count) % self._slots, obs_columns),
             RowResults(reward, read_flags(self._terminated), read_flags(self._truncated)),

@@ -140,16 +140,15 @@ def copy_checkpoint(source: MemberSpec, target: MemberSpec) -> None:
     Raises:
       InputError: the source has no checkpoint.
     """
-    from jrl.run.store import checkpoint
-    from jrl.run.store import meta as checkpoint_meta
+    from jrl.run.store import checkpoint, checkpoint_json
 
     saved = checkpoint.locate(source.directory)
     path = target.directory / saved.parent.name / saved.name
     partial = path.with_name(f"{path.name}.unfinished")  # the checkpointer deletes directories of this name
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(saved, partial)
-    meta = checkpoint_meta.read_meta(partial)
-    checkpoint_meta.write(partial, {**meta, "config": config.to_dict(target.config)})
+    meta = checkpoint_json.read_meta(partial)
+    checkpoint_json.write(partial, {**meta, "config": config.to_dict(target.config)})
     for other in path.parent.glob("[0-9]*"):  # later checkpoints belong to the replaced run
         if other.name.isdigit() and int(other.name) >= int(path.name):
             shutil.rmtree(other)

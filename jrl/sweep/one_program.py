@@ -42,7 +42,7 @@ class MemberRun(runner.Member):
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
         cfg, self.notes = member.config, list[str]()
         if self._meta:
-            cfg, lines = resume.without_met_criteria(self._meta, member.config, asked=False)
+            cfg, lines = resume.drop_met_criteria(self._meta, member.config, is_requested=False)
             self.notes = [] if cfg is member.config else lines
         session = Session(cfg, directory=member.directory, run=parts)
         super().__init__(session, member.directory, watchdog, lambda why, at: end_log.add(self.member, why, at))
@@ -56,8 +56,8 @@ class MemberRun(runner.Member):
             self.ended_at = meta["iteration"] if meta else 0
             return
         self.open_checkpoints(stack, writer)
-        self.session.start(self.saved, anew=meta is None)
-        self.open(stack, self.session.reporter.row_steps if meta else 0, told=self.member.row_extras)
+        self.session.start(self.saved, starts_over=meta is None)
+        self.open(stack, self.session.reporter.row_steps if meta else 0, extra=self.member.row_extras)
 
     def copy_from(self, source: "MemberRun", member: MemberSpec) -> None:
         """Continue from the state of another member with the config of `member`, as from a copied checkpoint."""
@@ -101,7 +101,7 @@ class OneProgram:
             runs = [MemberRun(member, own, watchdog, end_log) for member, own in zip(members, parts, strict=True)]
             self.runs = {run.member.name: run for run in runs}
             for run in runs[1:]:
-                run.session.schedule.evaluations.share(runs[0].session.schedule.evaluations)
+                run.session.schedule.evaluations.share_environments(runs[0].session.schedule.evaluations)
             print(*_describe_population(runs, fit), sep="\n")
             writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")  # shared: many writers slow each other
             stack.callback(writer.shutdown)

@@ -350,7 +350,7 @@ def test_save_restore_continue(name, loaded, tmp_path):
     run = config.load(None, given, algo=name, env="CartPole-v1", stop=[stop])
     for i, data in enumerate(batches):
         if i == 2:
-            meta = checkpoint.meta(run, m.spec, counters={"iteration": i, "env_steps": i, "time_s": 0.0})
+            meta = checkpoint.build_meta(run, m.spec, counters={"iteration": i, "env_steps": i, "time_s": 0.0})
             with Checkpointer(tmp_path / "checkpoints") as checkpoints:
                 checkpoints.save(i, {"learner": straight}, meta)
         straight, _ = m.update(straight, data, jax.random.fold_in(KEY, i))

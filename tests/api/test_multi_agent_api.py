@@ -277,7 +277,7 @@ def test_acting_by_policy(algo):
 
 def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
     before, steps = algo.get_weights(), algo.session.clock_now()
-    rollout, report = algo.session.by_hand.sample()
+    rollout, report = algo.session.manual_steps.sample()
     algo.learn_on_batch(rollout)
     # as an iteration counts them
     assert algo.session.clock_now() == steps.after(report) and report.steps.sum() < report.agents.steps.sum()
@@ -286,7 +286,7 @@ def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
         assert not np.array_equal(leaves(before[name]["params"])[0], leaves(after[name]["params"])[0])
     rollout = algo.workers.local_worker().sample()
     for ask in (algo.sample_replay, lambda: algo.compute_gradients(rollout), lambda: algo.apply_gradients({})):
-        with pytest.raises(InputError, match=r"several policies \(p0, p1\): learn_on_batch"):
+        with pytest.raises(InputError, match=r"with one policy, got p0, p1: use learn_on_batch"):
             ask()
     with pytest.raises(InputError, match="no agent follows p2"):
         algo.add_policy("p2")

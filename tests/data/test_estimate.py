@@ -145,7 +145,7 @@ def judge(module, cfg, action, held=None, **how):
     settings = {"methods": ["wis"], **how}
     whole = run_config("x", f"data.estimate={json.dumps(settings)}")
     held, how = store(action) if held is None else held, whole.data.estimate
-    made = estimates.Judge(whole.algo.gamma, whole.network, how, algo, spec, held)
+    made = estimates.ReturnEstimator(whole.algo.gamma, whole.network, how, algo, spec, held)
     return made, first_actor(algo, 0)
 
 
@@ -198,8 +198,8 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
     algo = ppo.make(ppo.Config(), spec, NetworkConfig(hidden=(8,), core=core))
     actor = first_actor(algo, 0)
     held = store(action, observation=observation)
-    found = action_probabilities.along(
-        algo, spec, actor, held, action_probabilities.Asked(True, True, 2), jax.random.key(1)
+    found = action_probabilities.compute_probabilities(
+        algo, spec, actor, held, action_probabilities.Request(True, True, 2), jax.random.key(1)
     )
     choose = jax.jit(lambda obs, carry: algo.choice(actor, obs, carry, True))
     row = 0
@@ -298,7 +298,7 @@ def verdict(spec, held, methods, change, fqe):
     actor = jax.tree.map(change, first_actor(algo, 3))
     cfg = run_config("x", f"data.estimate={json.dumps({'methods': methods, 'fqe': fqe})}")
     assert cfg.algo.gamma == tabular.GAMMA
-    judge = estimates.Judge(cfg.algo.gamma, cfg.network, cfg.data.estimate, algo, spec, held)
+    judge = estimates.ReturnEstimator(cfg.algo.gamma, cfg.network, cfg.data.estimate, algo, spec, held)
     return judge(actor, jax.random.key(0)), algo, actor
 
 

@@ -57,7 +57,7 @@ def steps_of(store):
 
 
 def policy(run, obs):
-    actor = behaviour_policy.trained(str(run), 1.0, best=None, settings=[]).actor
+    actor = behaviour_policy.load_behaviour(str(run), 1.0, best=None, settings=[]).actor
     return actor.algo.outputs(actor.state, obs)
 
 
@@ -140,10 +140,10 @@ def test_random_actions_need_no_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is no player: give a run, or --env ID --random 1"),
-        (["--random=1"], "random actions need an environment: give --env ID"),
+        ([], "expected a policy, got none: give a run, or --env ID --random 1"),
+        (["--random=1"], "expected an environment for random actions, got none: give --env ID"),
         (["--random=2", "--env=CartPole-v1"], "--random: expected a share from 0 to 1, got 2.0"),
-        (["--mix", "random=0.5"], "the shares sum to 0.5: expected 1"),
+        (["--mix", "random=0.5"], "expected shares that sum to 1, got 0.5"),
         (["--mix", "random"], "--mix random: expected RUN=SHARE"),
         (["nowhere"], "nowhere"),
         (["--random=1", "--env=CartPole-v1", "--format=csv"], "data format 'csv': expected one of"),
@@ -199,7 +199,7 @@ def test_rollouts_are_cut_into_episodes(rollouts, expected):
     assert [(e.obs.tolist(), e.terminated) for e in found] == expected
     assert all(len(e.obs) == len(e.rewards) + 1 == len(e.actions) + 1 for e in found)
     assert all((e.actions == e.obs[:-1]).all() for e in found)
-    assert stitch.under_way() == []
+    assert stitch.unfinished() == []
 
 
 def test_a_run_that_is_killed_leaves_whole_files(tmp_path):

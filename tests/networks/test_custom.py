@@ -192,7 +192,7 @@ def test_parameters_from_a_checkpoint(kind, tmp_path):
     net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})
     params = jax.jit(net.init)(jax.random.key(0))
     cfg = configs.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
-    meta = checkpoint.meta(cfg, SPEC, counters={"iteration": 1, "env_steps": 1})
+    meta = checkpoint.build_meta(cfg, SPEC, counters={"iteration": 1, "env_steps": 1})
     checkpoint.write(tmp_path / "1", {"learner": params}, meta)
     found = checkpoint.restore(tmp_path / "1", "learner", jax.eval_shape(net.init, jax.random.key(1)))
     same(found, params)

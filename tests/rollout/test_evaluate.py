@@ -9,8 +9,8 @@ from fake_cluster import FakeCluster
 from jrl.envs.jax_env import Definition, build
 from jrl.envs.make import make
 from jrl.errors import EnvironmentFailed
-from jrl.play import evaluate as evaluation
-from jrl.play.evaluate import EvaluationRunners, Player, Until
+from jrl.play import player as evaluation
+from jrl.play.player import Deadline, EvaluationRunners, Player
 from jrl.play.tally import Goal, Rows, Tally
 from jrl.rollout import runner_group
 from jrl.rollout.ray_cluster import RunnerOptions
@@ -56,8 +56,8 @@ def test_what_each_agent_earns_is_told_of_the_games_that_count(goal):
     """late_arrivals, all by action 1: who comes back has earned in both of its lives."""
     one = lambda actor, obs, carry, key, explore: ActOut(jnp.ones(len(obs["obs"]), jnp.int32), carry, {})
     player = Player(make("late_arrivals:late_arrivals", num_envs=2), one, length=8)
-    found = player.play((), jax.random.key(0), goal, until=Until(0.0) if goal.amount is None else None)
-    assert len(found.returns) in (2, 4, 5) and found.followed is None
+    found = player.play((), jax.random.key(0), goal, deadline=Deadline(0.0) if goal.amount is None else None)
+    assert len(found.returns) in (2, 4, 5) and found.policy_ids is None
     np.testing.assert_array_equal(found.agents, [[156, 144, 12 + 72, 153]] * len(found.returns))
     np.testing.assert_array_equal(found.agents.sum(-1), found.returns)
 
@@ -116,21 +116,19 @@ def test_graph_environments_are_reset_and_follow_the_key():
 
 
 def test_episodes_that_never_end(monkeypatch):
-    monkeypatch.setattr(evaluation, "_LONG", 64)
+    monkeypatch.setattr(evaluation, "_STALL_STEPS", 64)
     task = short_or_long()._replace(reset=lambda draws: jnp.full((draws.shape[1], 2), 1e9))
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
-    words = "no episode has ended in the last 64 steps of each environment: end them by env.horizon"
+    words = "no episode has ended in the last 64 steps of each environment: set env.horizon"
     with pytest.warns(RuntimeWarning, match=words) as told, pytest.raises(EnvironmentFailed) as e:
         Player(build(task, 2), act).play((), jax.random.key(0), Goal(3), max_steps=192)
     assert len(told) == 1
-    assert str(e.value).startswith(
-        "evaluation: 0 of 3 episodes ended within 192 steps per environment: end them by env."
-    )
+    assert str(e.value).startswith("evaluation: 0 of 3 episodes ended within 192 steps per environment: set env.")
     assert "evaluation.timeout_s" in str(e.value)
 
 
 def test_no_warning_where_episodes_end_or_steps_are_counted(monkeypatch, recwarn):
-    monkeypatch.setattr(evaluation, "_LONG", 64)
+    monkeypatch.setattr(evaluation, "_STALL_STEPS", 64)
     player = Player(build(short_or_long(), 2), act)
     for goal in (Goal(40), Goal(512, "timesteps")):
         player.play((), jax.random.key(0), goal)
@@ -194,10 +192,10 @@ def test_going_on_counts_every_episode_once_in_the_order_of_their_ends():
 
 
 def test_a_stop_leaves_what_has_ended():
-    until = Until()
-    until.stop()
+    deadline = Deadline()
+    deadline.stop()
     player = Player(Counting(2), act)
-    found = player.play((), jax.random.key(0), Goal(1000), until)
+    found = player.play((), jax.random.key(0), Goal(1000), deadline)
     ends, _ = played(2, 64)  # one block
     assert sorted(found.returns) == sorted(r for *_, r, _ in ends)
     assert player.missing == 1000 - len(ends)
@@ -206,7 +204,7 @@ def test_a_stop_leaves_what_has_ended():
 def test_a_watch_sees_the_episodes_that_count_and_no_other():
     seen = []
     watch = lambda rollout, infos: seen.append((rollout, infos))
-    found = Player(Counting(4), act).play((), jax.random.key(0), Goal(10), watches=[watch])
+    found = Player(Counting(4), act).play((), jax.random.key(0), Goal(10), on_rows=[watch])
     ended = [(r.terminated | r.truncated) & r.mask for r, _ in seen]
     rewards = [r.reward[e] for (r, _), e in zip(seen, ended)]
     assert sorted(np.concatenate(rewards)) == sorted(found.returns)
@@ -221,9 +219,9 @@ def test_a_share_that_grows_takes_the_next_episodes_of_its_environments():
     tally = Tally(Goal(3), 2)  # 2 and 1
     np.testing.assert_array_equal(tally.add(block), [[1, 1], [1, 0], [0, 0], [0, 0]])
     assert tally.result().returns.tolist() == [0, 2, 1]
-    tally.more(3)  # 3 and 3: played already
+    tally.add_amount(3)  # 3 and 3: played already
     assert tally.missing == 0 and tally.result().returns.tolist() == [0, 2, 4, 1, 3, 5]
-    tally.more(4)  # 5 and 5, of which 4 each are there
+    tally.add_amount(4)  # 5 and 5, of which 4 each are there
     assert tally.missing == 2
     assert tally.give_up() == 2 and tally.missing == 0 and len(tally.result().returns) == 8
 
@@ -240,22 +238,22 @@ def runners(monkeypatch, num, num_envs, faults=None, make=None, **options):
 
 def test_runners_share_the_episodes(monkeypatch):
     group = runners(monkeypatch, 7, 1)
-    found = group.play((), jax.random.key(0), Goal(10), Until())
+    found = group.play((), jax.random.key(0), Goal(10), Deadline())
     assert found.returns.tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0]  # the first three play two
     assert group.healthy == 7 and group.missing == 0
-    steps = group.play((), jax.random.key(0), Goal(20, "timesteps"), Until())
+    steps = group.play((), jax.random.key(0), Goal(20, "timesteps"), Deadline())
     assert steps.timesteps == 7 * 3
 
 
 def test_short_episodes_are_not_favoured_by_runners(monkeypatch):
     make = lambda count, index, restarts: Player(build(short_or_long(), 40), act)
     group = runners(monkeypatch, 3, 40, make=make)
-    found = group.play((), jax.random.key(0), Goal(400), Until())
+    found = group.play((), jax.random.key(0), Goal(400), Deadline())
     assert len(found.returns) == 400
     assert abs(found.returns.mean() - 0.5) < 4 * 0.5 / np.sqrt(400)
-    again = group.play((), jax.random.key(0), Goal(400), Until())
+    again = group.play((), jax.random.key(0), Goal(400), Deadline())
     np.testing.assert_array_equal(found.returns, again.returns)
-    other = group.play((), jax.random.key(1), Goal(400), Until())
+    other = group.play((), jax.random.key(1), Goal(400), Deadline())
     assert not np.array_equal(found.returns, other.returns)
 
 
@@ -263,18 +261,18 @@ def test_what_a_runner_leaves_is_played_by_the_others(monkeypatch):
     faults = {(1, 0, 2): "fail"}  # its second block
     group = runners(monkeypatch, 3, 2, faults, ignore_env_runner_failures=True)
     with pytest.warns(RuntimeWarning, match="runner 1 of the evaluation failed, the others play its share: it broke"):
-        found = group.play((), jax.random.key(0), Goal(90), Until())
+        found = group.play((), jax.random.key(0), Goal(90), Deadline())
     assert len(found.returns) == 90 and group.healthy == 2 and group.missing == 0
     block = {r for *_, r, _ in played(2, 64)[0]}
     assert len(block) < 30 and all(np.sum(found.returns == r) == 3 for r in block)  # what it had played counts
-    assert len(group.play((), jax.random.key(0), Goal(5), Until()).returns) == 5  # by the two that are left
+    assert len(group.play((), jax.random.key(0), Goal(5), Deadline()).returns) == 5  # by the two that are left
 
 
 def test_another_runner_plays_what_is_missing(monkeypatch):
     faults = {(1, 0, 2): "fail"}
     group = runners(monkeypatch, 2, 2, faults, recreate_failed_env_runners=True)
     with pytest.warns(RuntimeWarning, match="another starts in its place"):
-        found = group.play((), jax.random.key(0), Goal(60), Until())
+        found = group.play((), jax.random.key(0), Goal(60), Deadline())
     first = [r for _, _, r, _ in played(2, 64)[0]]
     of_second = found.returns[30:].tolist()
     assert len(of_second) == 30
@@ -287,7 +285,7 @@ def test_another_runner_plays_what_is_missing(monkeypatch):
 
 def test_a_runner_that_hangs_is_replaced_when_the_time_is_over(monkeypatch):
     group = runners(monkeypatch, 2, 1, {(1, 0, 1): "hang"})
-    found = group.play((), jax.random.key(0), Goal(6), Until(0.1))
+    found = group.play((), jax.random.key(0), Goal(6), Deadline(0.1))
     assert found.returns.tolist() == [0, 1, 2] and group.missing == 3
     assert group._cluster.killed == [(1, 0)] and group.recreated == [1]
-    assert len(group.play((), jax.random.key(0), Goal(6), Until()).returns) == 6
+    assert len(group.play((), jax.random.key(0), Goal(6), Deadline()).returns) == 6

@@ -11,7 +11,7 @@ from fake_cluster import FakeCluster
 
 from jrl import envs
 from jrl.errors import InputError, RunnersLost
-from jrl.play.evaluate import EvaluationRunners, Player
+from jrl.play.player import EvaluationRunners, Player
 from jrl.play.tally import Goal
 from jrl.rollout import runner_group
 from jrl.rollout.ray_cluster import RunnerOptions, check_fits

@@ -200,7 +200,7 @@ def test_from_a_program_and_with_a_short_memory(length):
         watch = Watch(graph(), make, [], B)
         for i in range(30 // length):
             watch.next(ACTOR, jax.random.key(i))
-            past = [episode._past for episode in watch._stitches[0].under_way()]
+            past = [episode._past for episode in watch._stitches[0].unfinished()]
             assert history is None or all(sum(len(rows.reward) for rows in parts) <= 2 for parts in past)
         kept += [seen for _, seen, _ in ended]
     assert len(whole) == len(memory) > 5
@@ -213,7 +213,7 @@ def test_from_a_program_and_with_a_short_memory(length):
 
 def test_without_memory_observations_stay_where_they_are():
     def end(episode):
-        with pytest.raises(RuntimeError, match=r"history is 0: .* set it to None, or to 1"):
+        with pytest.raises(RuntimeError, match=r"Callbacks.history: .* set it to 1"):
             _ = episode.last_obs
         totals.append((episode.length, episode.total_reward, episode.last_reward))
 

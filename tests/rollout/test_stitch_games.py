@@ -197,9 +197,9 @@ def test_games_that_do_not_wait_are_told_with_the_infos_of_their_agents():
 def test_what_an_episode_of_several_agents_does_not_have():
     class Asks(Callbacks):
         def on_episode_end(self, *, episode, **kwargs):
-            with pytest.raises(AttributeError, match=r"no last_obs of its own: use episode\.agent_episodes\[agent\]"):
+            with pytest.raises(AttributeError, match=r"no last_obs: use episode\.agent_episodes\[agent\]"):
                 _ = episode.last_obs
-            with pytest.raises(KeyError, match="agent 'none' has not been in this episode so far: expected one"):
+            with pytest.raises(KeyError, match="agent_id: expected an agent of this episode"):
                 episode.last_action_for("none")
             Ends.found.append(episode.episode_id)
 

@@ -63,7 +63,7 @@ def test_a_missing_run_has_one_clear_error(pendulum, tmp_path):
 
 def test_agents_and_their_spaces_are_read(pendulum, monkeypatch):
     spec = client_spaces.build_spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
-    monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
+    monkeypatch.setattr(checkpoint, "read_spec", lambda meta: spec)
     found = build_collect.make_vectors(of(pendulum), 1, 0)[0].spec
     assert (found.agents, found.kinds) == (("a", "b"), ((0,), (1,)))
     assert found.num_envs == 2 * of(pendulum).env.num_envs

@@ -124,7 +124,7 @@ def rollouts(cfg, clients, count, interrupted, directory, seen):
         found.append(jax.device_get((rollout, report)))
     run.program.close()
     run.recorder.close()
-    return found, data_output.directories(directory / "data", run.recorder._spec)
+    return found, data_output.list_directories(directory / "data", run.recorder._spec)
 
 
 def written(directories):

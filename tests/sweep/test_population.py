@@ -170,7 +170,7 @@ def test_members_resume_from_their_checkpoints(members, tmp_path):
     population, sessions = members(made)
     advanced(population, sessions, 2)
     for i, session in enumerate(sessions):
-        checkpoint.write(tmp_path / str(i), checkpoint.on_host(session.parts()), session.description())
+        checkpoint.write(tmp_path / str(i), checkpoint.copy_to_host(session.parts()), session.description())
     advanced(population, sessions, 2)
     again, resumed = members(made, [tmp_path / "0", tmp_path / "1"])
     assert [session.iteration for session in resumed] == [4, 4]

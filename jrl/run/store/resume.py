@@ -1,4 +1,4 @@
-"""State that a run continues with from a checkpoint, or the weights that a new one begins with."""
+"""Reads checkpoints for runs: the state to continue with, or the weights of a new run."""
 
 import dataclasses
 import logging
@@ -30,85 +30,88 @@ from jrl.types import PyTree
 
 _log = logging.getLogger(__name__)
 
-_OF_VALUES = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # names of their arrays
-NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
+_VALUE_ARRAYS = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # names of arrays of value functions
+NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # fields of an algorithm's State
 
 
-def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
+def restore_learner(saved: Path, template: PyTree, *, allow_missing: bool = False) -> PyTree:
     """Returns the algorithm's State of a checkpoint, on the host.
 
     Args:
-      saved: from `checkpoint.locate`.
-      template: its shapes and dtypes.
-      beside: policies that the checkpoint does not hold are those of `template`. False: there may be none.
+      saved: checkpoint from `checkpoint.locate`.
+      template: State of the wanted shapes and dtypes.
+      allow_missing: take policies that the checkpoint lacks from `template`; False: raise.
     Raises:
-      InputError: the checkpoint does not hold what is wanted.
+      InputError: the checkpoint does not have these arrays, or lacks a policy.
     """
     cfg = config.override(checkpoint.read_meta(saved)["config"], [])
     wanted = checkpoint.kept_policies(template, cfg.checkpoint, cfg.multi_agent)
-    if wanted is not template and len(wanted) < len(template) and not beside:
-        lost = [name for name in multi_agent.followers(cfg.multi_agent) if name not in wanted]
+    if wanted is not template and len(wanted) < len(template) and not allow_missing:
+        missing = [name for name in multi_agent.followers(cfg.multi_agent) if name not in wanted]
         raise InputError(
-            f"{saved}: it holds the policies that learn (checkpoint.policies trainable), and not {', '.join(lost)}: "
-            "name one of those that it has"
+            f"{saved}: expected all policies, got only those that learn (checkpoint.policies trainable), without "
+            f"{', '.join(missing)}: name another policy"
         )
-    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _named(found, agents.make(cfg)))
+    found = checkpoint.restore(saved, "learner", wanted, lambda found, _: _name_policies(found, agents.make(cfg)))
     return {**template, **found} if wanted is not template else found
 
 
-def _named(found: PyTree, policies: agents.Policies) -> PyTree:
-    """Names the policies of a State that an earlier version saved by their places in a table of games."""
+def _name_policies(found: PyTree, policies: agents.Policies) -> PyTree:
+    """Returns a State by policy name; an earlier version saved policies by their index in a table of games."""
     if not isinstance(found, dict) or "numbers" not in found.get(TABLE, {}):
         return found
     first, *others = policies.alike
     rest, old = [name for names in others for name in names], found[TABLE]
-    places = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
-    number_of = {int(old["numbers"][place]): number for number, place in enumerate(places)}
-    recent = jax.tree.map(lambda x: x[places], old["recent"])
+    indices = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
+    number_of = {int(old["numbers"][index]): number for number, index in enumerate(indices)}
+    recent = jax.tree.map(lambda x: x[indices], old["recent"])
     table = np.vectorize(lambda number: number_of.get(int(number), 0), otypes=[np.int32])(old["table"])
-    roster = {"table": table, "asked": old["asked"], "latest": old["latest"], "recent": recent}
-    return {**{name: found[f"place-{place + 1}"] for name, place in zip([*first, *rest], places)}, TABLE: roster}
+    renewed = {"table": table, "asked": old["asked"], "latest": old["latest"], "recent": recent}
+    return {**{name: found[f"place-{i + 1}"] for name, i in zip([*first, *rest], indices)}, TABLE: renewed}
 
 
-def held(saved: Path, policy: str, state: PyTree) -> PyTree:
-    """Returns a policy's State as `learner` found it. Raises InputError: the checkpoint does not hold that policy."""
+def require_policy(saved: Path, policy: str, state: PyTree) -> PyTree:
+    """Returns a policy's State from `restore_learner`. Raises InputError: the checkpoint lacks that policy."""
     if isinstance(jax.tree.leaves(state)[0], jax.ShapeDtypeStruct):
-        raise InputError(f"policy {policy}: it does not learn, and {saved} holds those that do alone")
+        raise InputError(
+            f"policy: expected a policy that learns, as {saved} has no others, got {policy}: save with "
+            "checkpoint.policies=all"
+        )
     return state
 
 
-def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> LoopState:
-    """Restores the state of a checkpoint, on the host.
+def restore_state(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> LoopState:
+    """Returns the state of a checkpoint, on the host.
 
     Args:
-      saved: from `checkpoint.locate`.
-      cfg: of the run that continues.
-      template: what `Program.keep` gives of its fresh state; where the checkpoint keeps no replay, its replay is taken.
-      devices: that the run has; the checkpoint may come from another number of them.
+      saved: checkpoint from `checkpoint.locate`.
+      cfg: config of the continued run.
+      template: initial state of the run, from `Program.keep`; its replay is used if the checkpoint has no replay.
+      devices: number of learner devices of the run, which may differ from the checkpoint's.
     Raises:
-      InputError: the checkpoint does not hold what the run needs.
+      InputError: the checkpoint lacks a part that the run needs.
     """
     meta = checkpoint.read_meta(saved, resumable=True)
     wanted = checkpoint.state_parts(template, cfg.checkpoint, cfg.multi_agent)
     before, envs = meta["devices"], _other_num_envs(meta, cfg)
-    latest = isinstance(template.replay, Kept)  # rollouts: soon there are others
+    is_kept = isinstance(template.replay, Kept)  # the latest rollouts, which the run soon replaces
     if envs:
-        filled = bool(jax.tree.leaves(wanted["replay"])) and not latest
+        filled = bool(jax.tree.leaves(wanted["replay"])) and not is_kept
         _check_num_envs(saved, cfg.env.num_envs, envs, replay=filled, is_by_game=by_game(cfg.multi_agent))
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
-    found = {"learner": learner(saved, jax.device_get(template.learner), beside=True)}
-    if (before != devices or envs) and latest:
+    found = {"learner": restore_learner(saved, jax.device_get(template.learner), allow_missing=True)}
+    if (before != devices or envs) and is_kept:
         wanted["replay"] = ()
-    found["replay"] = _replay(saved, wanted["replay"], before, devices)
-    found["source"] = template.source if envs else _source(saved, wanted["source"])
+    found["replay"] = _restore_replay(saved, wanted["replay"], before, devices)
+    found["source"] = template.source if envs else _restore_source(saved, wanted["source"])
     if found["replay"] == ():
         found["replay"] = template.replay
     return LoopState(**found)
 
 
 def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
-    """Returns a checkpoint's number of environments where a run continues with another one, or else None."""
+    """Returns the checkpoint's number of environments, if the run has another number; else None."""
     found = (meta["config"].get("env") or {}).get("num_envs")
     return found if isinstance(found, int) and found != cfg.env.num_envs and not datasets.alone(cfg) else None
 
@@ -117,7 +120,7 @@ def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_gam
     fault = f"env.num_envs: expected {envs}, got {now}"
     if replay:
         raise InputError(
-            f"{fault}: the replay of {saved} has a column for each environment: keep env.num_envs={envs}, or start "
+            f"{fault}: the replay of {saved} has one column per environment: keep env.num_envs={envs}, or start "
             "with an empty replay: --set checkpoint.replay=none"
         )
     if is_by_game:
@@ -126,27 +129,25 @@ def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_gam
         )
 
 
-def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
+def _restore_replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
     from jrl.replay.regroup import convert
 
     renew = lambda replay, like: convert(replay, like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
     like = shapes(wanted)
-    dealt = _dealt(checkpoint.read(saved, "replay", like, renew), wanted, before, devices)
-    return checkpoint.fitting(saved, "replay", dealt, like)
+    dealt = _deal_replay(checkpoint.read(saved, "replay", like, renew), wanted, before, devices)
+    return checkpoint.check_fits(saved, "replay", dealt, like)
 
 
-def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
-    """Deals a replay to so many devices. Of data sets, whose episodes are dealt anew, priorities begin anew, but for
-    the updates that they count.
-    """
+def _deal_replay(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
+    """Distributes a replay over `devices` devices. The priorities of data sets are reset, except their update count."""
     from jrl.replay import layout, mixed
     from jrl.replay.regroup import regroup
 
     if isinstance(found, mixed.State):
         parts = zip(found.parts, wanted.parts, strict=True)
-        return mixed.State(tuple(_dealt(part, fresh, before, devices) for part, fresh in parts))
+        return mixed.State(tuple(_deal_replay(part, fresh, before, devices) for part, fresh in parts))
     is_ring = lambda x: isinstance(x, layout.State)
     if not any(map(is_ring, jax.tree.leaves(found, is_leaf=is_ring))):
         if not hasattr(wanted, "priorities"):
@@ -156,30 +157,32 @@ def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
     return regroup(found, before, devices)
 
 
-def _source(saved: Path, wanted: PyTree) -> PyTree:
-    """Reads environments that are part of a program whole, of others the episode statistics. Where a run changes from
-    one to the other, the statistics go on, and the environments begin anew."""
+def _restore_source(saved: Path, wanted: PyTree) -> PyTree:
+    """Restores the state of JAX environments, or the episode statistics of other environments.
+
+    If the run changes from one to the other, the statistics continue and the environments are reset.
+    """
     if not jax.tree.leaves(wanted):
         return wanted
-    like, anew = shapes(wanted), False
+    like, is_reset = shapes(wanted), False
 
     def renew(found: Any, like: PyTree) -> Any:
-        nonlocal anew
+        nonlocal is_reset
         if isinstance(like, EpisodeState):
             return found.get("columns", found)
-        anew = "columns" not in found
-        return {**_fields(wanted), "columns": found} if anew else _named_games(found)
+        is_reset = "columns" not in found
+        return {**_fields(wanted), "columns": found} if is_reset else _name_games(found)
 
     found = checkpoint.read(saved, "source", like, renew)
-    if anew:
+    if is_reset:
         dealt = found.replace(columns=clear_running(_regroup_source(found.columns, like.columns)))
     else:
         dealt = _regroup_source(found, like)
-    return checkpoint.fitting(saved, "source", dealt, like)
+    return checkpoint.check_fits(saved, "source", dealt, like)
 
 
-def _named_games(found: Any) -> Any:
-    """Names the numbers of games in a source, which earlier versions saved as a tuple (environments, game, over)."""
+def _name_games(found: Any) -> Any:
+    """Returns the state of a source with named fields; earlier versions saved a tuple (environments, game, over)."""
     inner = found.get("env_state") if isinstance(found, dict) else None
     if not isinstance(inner, list | tuple) or len(inner) != 3:
         return found
@@ -192,16 +195,18 @@ def _fields(source: PyTree) -> dict[str, PyTree]:
     return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
 
 
-def stored_config(path: Path) -> dict[str, Any] | None:
-    """Returns the config of a run or checkpoint as plain data, its `run.out` the run's directory; None: no run.
+def read_config(path: Path) -> dict[str, Any] | None:
+    """Returns the config of a run or checkpoint as plain data, with the run's directory as `run.out`.
 
-    Of a run it is what config.yaml says, or where that is missing or damaged, its latest checkpoint.
+    The config of a run comes from config.yaml, or from the latest checkpoint if that file is missing or damaged.
 
+    Returns:
+      The config; None: `path` is not a run.
     Raises:
-      InputError: neither can be read.
+      InputError: neither file can be read.
     """
     data, found = None, checkpoint.locate(path) if checkpoint.exists(path) else None
-    directory = checkpoint.run_of(path)
+    directory = checkpoint.find_run_directory(path)
     if found != path.absolute() and (file := path / "config.yaml").exists():
         try:
             data = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -211,7 +216,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
             data, why = None, str(e).splitlines()[0]
             if found is None:
                 raise InputError(f"{file}: it is damaged ({why}), and there is no checkpoint: begin a new run") from e
-            _log.warning("%s: it is damaged (%s): the config of %s is taken", file, why, found)
+            _log.warning("%s: it is damaged (%s): using the config of %s", file, why, found)
     if data is None and found is not None:
         data = checkpoint.read_meta(found)["config"]
     if data is None:
@@ -219,8 +224,17 @@ def stored_config(path: Path) -> dict[str, Any] | None:
     return {**data, "run": {**data.get("run", {}), "out": None if directory is None else str(directory)}}
 
 
-def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Describes the effects of continuing with this config, on so many devices, from data with these checksums."""
+def describe_resume(
+    saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    """Yields notes on what changes if a checkpoint continues with this config, number of devices and data.
+
+    Args:
+      saved: the checkpoint.
+      cfg: config of the continued run.
+      devices: number of learner devices.
+      data: name of a data set -> checksum.
+    """
     meta = checkpoint.read_meta(saved)
     old, new = flatten(plain(meta["config"])), flatten(plain(to_dict(cfg)))
     for key in {**old, **new}:
@@ -240,45 +254,46 @@ def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = M
         yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
 
 
-def without_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, asked: bool) -> tuple[RunConfig, list[str]]:
-    """Returns the config without the stop criteria that a run has met before: with them it would end at once.
+def drop_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, is_requested: bool) -> tuple[RunConfig, list[str]]:
+    """Returns the config without the stop criteria that the run has already met, which would end it at once.
 
     Args:
-      meta: description of the checkpoint that the run continues from.
-      cfg: config of the run from now on.
-      asked: whether the user said anew where the run is to end. So does a config whose `stop` is not the checkpoint's.
+      meta: description of the checkpoint.
+      cfg: config of the continued run.
+      is_requested: whether the user gave stop criteria. So does a config whose `stop` differs from the checkpoint's.
     Returns:
-      The config, and a note for each criterion; where nothing was asked for, the config as it is.
+      The config, unchanged if no criteria were given, and a note for each met criterion.
     """
-    before = meta["config"].get("stop")
-    asked = asked or (before is not None and before != to_dict(cfg)["stop"])
+    saved_stop = meta["config"].get("stop")
+    is_requested = is_requested or (saved_stop is not None and saved_stop != to_dict(cfg)["stop"])
     row = {name: value for name, value in (meta.get("metrics") or {}).items() if isinstance(value, int | float)}
-    told = meta.get("met") or {}
+    met_before = meta.get("met") or {}
     met, lines = set(), list[str]()
     for name, target in cfg.stop.items():
         now = progress.is_met(name, row, target, cfg.run.smoothing_episodes)
-        if name == Sizes(cfg).counts_by or not (now or told.get(name, -math.inf) >= target):
+        if name == Sizes(cfg).counts_by or not (now or met_before.get(name, -math.inf) >= target):
             continue
         met.add(name)
-        was = f"stop.{name} {target:g} was met before"
-        if asked:
-            lines.append(f"{was}: it does not count from now on, a higher goal would")
+        note = f"stop.{name} {target:g} was met before"
+        if is_requested:
+            lines.append(f"{note}: it does not count from now on, a higher goal would")
         else:
-            lines.append(f"{was}, and ends the run again: to train on, --stop {name}=null, or a higher goal")
-    if not asked:
+            lines.append(f"{note}, and ends the run again: to train on, --stop {name}=null, or a higher goal")
+    if not is_requested:
         return cfg, lines
     return dataclasses.replace(cfg, stop={k: v for k, v in cfg.stop.items() if k not in met}), lines
 
 
 def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
-    """Deals out what a source keeps to as many devices or pools as `like` has: environments written in JAX
-    [old, B / old, *], or episode statistics [old, B / old] (without the first axis where there is one pool).
+    """Distributes the state of a source over the devices or pools of `like`.
 
-    Each environment stays itself; of what else each pool has once, every old / new-th is taken.
+    The state is that of JAX environments [old, B / old, *], or episode statistics [old, B / old], without the first
+    axis if there is one pool. Each environment keeps its state. Of values that each pool has once, every
+    old / new-th is taken.
     """
     columns, wanted = (x if isinstance(x, EpisodeState) else x.columns for x in (source, like))
     if isinstance(columns.games, EpisodeState):
-        return _regroup_several(source, like)
+        return _regroup_games(source, like)
     if columns.length.shape == wanted.length.shape and columns.window_return.shape == wanted.window_return.shape:
         return source
     axes, pools = columns.length.ndim, columns.window_next.size
@@ -300,9 +315,8 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
     return rest.replace(columns=dealt)
 
 
-def _regroup_several(source: PyTree, like: PyTree) -> PyTree:
-    """Deals out, as `_regroup_source`, a source of several agents: what is of environments or of their columns; the
-    windows of the latest episodes begin anew, empty."""
+def _regroup_games(source: PyTree, like: PyTree) -> PyTree:
+    """Distributes the state of a source of several agents; the windows of the latest episodes become empty."""
     fits = lambda x, wanted: np.size(x) == math.prod(wanted.shape)
     deal = lambda x, wanted: np.reshape(x, wanted.shape) if fits(x, wanted) else _empty(wanted)
     return jax.tree.map(deal, source, like)
@@ -313,7 +327,7 @@ def _empty(like: Any) -> np.ndarray:
 
 
 def _merge_windows(columns: EpisodeState, wanted: EpisodeState) -> dict[str, np.ndarray]:
-    """Puts the latest episodes into the first of the wanted windows, as many as it holds; the others are empty."""
+    """Returns windows of the latest episodes: the first holds as many as fit, the others are empty."""
     found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
     size = wanted.window_return.shape[-1]
     found = found[:, np.isfinite(found[0])][:, :size]
@@ -325,33 +339,33 @@ def _merge_windows(columns: EpisodeState, wanted: EpisodeState) -> dict[str, np.
     return {"window_return": returns, "window_length": lengths, "window_next": starts}
 
 
-def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[PyTree, list[str]]:
-    """Takes over parameters and statistics, for fine-tuning: what has the same name and shape in a checkpoint.
+def transfer_weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[PyTree, list[str]]:
+    """Copies parameters and statistics of equal name and shape from a checkpoint, for fine-tuning.
 
     Args:
-      saved: from `checkpoint.locate`.
-      state: of the algorithm, fresh; optimizer and counters stay as they are.
-      policy_only: critics and values stay as they are, too.
+      saved: checkpoint from `checkpoint.locate`.
+      state: initial State of the algorithm; its optimizer state and counters are kept.
+      policy_only: keep the state's critics and value functions, too.
     Returns:
-      The state, and what was done in words.
+      The State, and notes on the copied arrays.
     Raises:
-      InputError: nothing in it fits.
+      InputError: no array fits.
     """
     found = _leaves(checkpoint.read(saved, "learner"))
-    for name, x in list(found.items()):  # slow copies that the checkpoint does not have are those of its parameters
+    for name, x in list(found.items()):  # missing target networks are copies of the parameters
         if name.startswith("params."):
             found.setdefault(f"target_{name}", x)
-    taken = lambda name: _is_weight(name) and not (policy_only and _OF_VALUES.search(name))
-    mine = {name: x for name, x in _leaves(state).items() if taken(name)}
+    is_wanted = lambda name: _is_weight(name) and not (policy_only and _VALUE_ARRAYS.search(name))
+    mine = {name: x for name, x in _leaves(state).items() if is_wanted(name)}
     fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
-    if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
-        raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
+    if not any(mine[name].ndim > 1 for name in fits):  # an equal bias alone does not make networks similar
+        raise InputError(f"--init-from: {saved} holds no weights that fit: expected the same layers: change network")
     lines = [f"{len(fits)} of {len(mine)} arrays from {saved}"]
     for name, x in mine.items():
         if name not in fits:
-            there = f"{list(found[name].shape)} there" if name in found else "not there"
-            lines.append(f"not taken: {name} ({list(x.shape)} here, {there})")
-    unused = [n for n in found if n not in mine and taken(n) and not n.startswith("target_params.")]
+            shape = f"{list(found[name].shape)} there" if name in found else "not there"
+            lines.append(f"not taken: {name} ({list(x.shape)} here, {shape})")
+    unused = [n for n in found if n not in mine and is_wanted(n) and not n.startswith("target_params.")]
     lines += [f"not used: {name} ({list(found[name].shape)})" for name in unused]
 
     def take(path: Any, x):
@@ -362,12 +376,8 @@ def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[P
 
 
 def _is_weight(name: str) -> bool:
-    """Returns whether an array of a State is a weight.
-
-    None is what rounding has lost of a sum, which statistics begin without, what a league counts, or who follows
-    which policy.
-    """
-    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{TABLE}.")) and checkpoint.BESIDE.keys().isdisjoint(
+    """Returns whether an array of a State is a weight: not a rounding error, count of a league or policy table."""
+    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{TABLE}.")) and checkpoint.SUM_OF_REST.keys().isdisjoint(
         name.split(".")
     )
 

@@ -1,4 +1,4 @@
-"""The policies of a run that is under way: their weights, and those that are added and removed as it goes on."""
+"""Base class of sessions: weights of policies, and adding and removing policies during a run."""
 
 import abc
 import dataclasses
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BaseSession(abc.ABC):
-    """What the parts of a session know of it, and its policies.
+    """Interface of a session for its parts, and methods for its policies.
 
     Attributes: see `jrl.run.session.Session`.
     """
@@ -39,56 +39,56 @@ class BaseSession(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def by_hand(self) -> Any:
-        """Returns the session's `manual_steps.ByHand`."""
+    def manual_steps(self) -> Any:
+        """Returns the session's `jrl.run.manual_steps.ManualSteps`."""
 
     @property
     @abc.abstractmethod
     def steps_per_call(self) -> int:
-        """Returns the most steps of a call."""
+        """Returns the maximum environment steps of a call."""
 
     @property
     @abc.abstractmethod
     def env_steps(self) -> int:
-        """Returns environment steps of the calls that are counted."""
+        """Returns the environment steps of the counted calls."""
 
     @abc.abstractmethod
     def counted(self) -> int:
-        """Returns the environment steps so far, the latest call's included."""
+        """Returns the environment steps after the latest call; waits for the call."""
 
     @abc.abstractmethod
     def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
-        """Makes the run anew with the policies of `cfg`; those of `given` begin with these States."""
+        """Rebuilds the run with the policies of `cfg`; `given`: policy -> initial State."""
 
     @abc.abstractmethod
     def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
-        """Goes on from another state, which has learned from so many more steps."""
+        """Replaces the state; `steps` are added to the clock."""
 
     def actor(self, policy: str | None = None) -> PyTree:
-        """Returns what acting needs, of all policies or of the named one, on one device; valid until the next call."""
-        found = self.run.program.actor(self.state)
-        return found if policy is None else self.run.policies.by_name(found)[policy]
+        """Returns the Actor of all policies or of the named policy, on one device; valid until the next call."""
+        actor = self.run.program.actor(self.state)
+        return actor if policy is None else self.run.policies.by_name(actor)[policy]
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Returns the names of the policies; () of a run with one agent, whose policy needs no name."""
+        """Returns the names of the policies; () with a single agent."""
         return self.run.policies.names
 
     def learner_state_of_all(self) -> PyTree:
-        """Returns the algorithm's State, on the host; of several policies a dict by name."""
+        """Returns the algorithm's State on the host; with several policies, a dict by name."""
         return jax.device_get(self.run.program.keep(self.state).learner)
 
     def learner_state(self, policy: str | None = None) -> PyTree:
         """Returns the algorithm's State, on the host.
 
         Args:
-          policy: its name; may be left out where there is one.
+          policy: name of the policy; None: the only policy.
         Raises:
-          ValueError: there is no such policy, or there are several and none is named.
+          ValueError: unknown policy, or None with several policies.
         """
-        return self.run.policies.states(self.learner_state_of_all())[self._named(policy)]
+        return self.run.policies.states(self.learner_state_of_all())[self._resolve_name(policy)]
 
-    def _named(self, policy: str | None) -> str:
+    def _resolve_name(self, policy: str | None) -> str:
         the_one = self.run.policies.the_one
         if policy is None and (the_one or not self.policies):
             return the_one or ""
@@ -104,7 +104,7 @@ class BaseSession(abc.ABC):
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
 
     def set_weights(self, weights: Mapping[str, PyTree], policy: str | None = None) -> None:
-        """Takes over fields as `get_weights` gives them; the others, the optimizer's state among them, stay.
+        """Sets fields from `get_weights`; other fields, such as the optimizer's state, are kept.
 
         Raises:
           ValueError: an unknown field, or arrays of other shapes.
@@ -114,25 +114,26 @@ class BaseSession(abc.ABC):
         state = self.learner_state(policy)
         for name, given in weights.items():
             if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
-                raise ValueError(f"set_weights: {name} is none of {', '.join(self.get_weights(policy))}")
+                raise ValueError(f"set_weights: expected some of {', '.join(self.get_weights(policy))}, got {name}")
             like = getattr(state, name)
-            if (found := _shapes(given)) != (wanted := _shapes(like)):
-                raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
+            if (shapes := _shapes(given)) != (wanted := _shapes(like)):
+                raise ValueError(f"set_weights: {name}: expected the shapes {wanted}, got {shapes}")
             taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
             state = dataclasses.replace(state, **{name: taken})
         self.take_over({policy: state})
 
     def take_over(self, states: Mapping[Any, PyTree]) -> None:
-        """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them.
+        """Sets the States of some policies, from `learner_state`, with their optimizer states.
 
-        None is the name of a policy that is the only one.
+        Args:
+          states: policy -> State; the key None is the only policy.
         """
         policies, whole = self.run.policies, self.learner_state_of_all()
-        given = {self._named(name): one for name, one in states.items()}
+        given = {self._resolve_name(name): state for name, state in states.items()}
         whole = policies.joined({**policies.states(whole), **given})
         self.replace_state(self.run.program.assign(self.state, whole))
 
-    # ------------------------------------------------------------ policies that come and go
+    # ------------------------------------------------------------ adding and removing policies
 
     def add_policy(
         self,
@@ -143,46 +144,46 @@ class BaseSession(abc.ABC):
         mapping: Any = None,
         train: Any = None,
     ) -> None:
-        """Adds a policy. The run is made anew with it: environments begin anew, and programs compile again.
+        """Adds a policy. The run is rebuilt: environments are reset, and programs compile again.
 
         Args:
-          name: of the policy.
-          state: an algorithm's State to begin with, as `learner_state` gives one; None: fresh weights.
-          own: sections of the config that differ from the first policy's, as in `multi_agent.policies`. None: nothing.
-          mapping: as `multi_agent.mapping`, or a function. None: as before.
-          train: names of the policies that learn from now on, or a function of a name; None: as before.
+          name: name of the policy.
+          state: initial State, from `learner_state`; None: new weights.
+          own: config sections that differ from the first policy's, as in `multi_agent.policies`; None: no difference.
+          mapping: new `multi_agent.mapping`, or a function; None: unchanged.
+          train: names of the policies that learn, or a function of a name; None: unchanged.
         Raises:
-          InputError: the run has one agent or plays itself; the name is taken; mapping or `train` name an unknown
-            policy; or the policy cannot be one of this run.
+          InputError: the run has a single agent or self-play; the name exists; `mapping` or `train` name an unknown
+            policy; or the policy does not fit the run.
         """
-        policies = self._policies_of("add_policy")
+        policies = self._own_sections("add_policy")
         if name in policies:
-            raise InputError(f"add_policy: there is a policy {name!r} already: choose another name")
+            raise InputError(f"add_policy: expected a new name, got {name!r}, which exists: choose another name")
         first: dict[str, Any] = next(iter(policies.values()), {})
-        cfg = self._with_policies({**policies, name: merge(first, dict(own or {}))}, mapping, train)
+        cfg = self._build_config({**policies, name: merge(first, dict(own or {}))}, mapping, train)
         self.rebuild(cfg, {} if state is None else {name: state})
 
     def remove_policy(self, name: str, *, mapping: Any = None, train: Any = None) -> None:
         """Removes a policy. Arguments, effects and errors as `add_policy`."""
-        policies = self._policies_of("remove_policy")
+        policies = self._own_sections("remove_policy")
         if name not in policies or len(policies) == 1:
             raise InputError(f"remove_policy: expected one of several policies, {', '.join(policies)}, got {name!r}")
         if train is None:
             train = [other for other in self.run.policies.trained if other != name]
         rest = {other: own for other, own in policies.items() if other != name}
-        self.rebuild(self._with_policies(rest, mapping, train), {})
+        self.rebuild(self._build_config(rest, mapping, train), {})
 
-    def _policies_of(self, what: str) -> dict[str, Any]:
-        """Returns what each policy has of its own. Raises InputError: policies cannot change in this run."""
+    def _own_sections(self, method: str) -> dict[str, Any]:
+        """Returns policy -> its own config sections. Raises InputError: policies of this run cannot change."""
         given = self.config.multi_agent
         if given is None or given.self_play is not None or self.config.external is not None:
             raise InputError(
-                f"{what}: expected a run with several agents, without multi_agent.self_play and external: its policies "
-                "stay as they are"
+                f"{method}: expected a run with several agents, without multi_agent.self_play and external: its "
+                "policies cannot change"
             )
         return {name: given.policies.get(name, {}) for name in self.policies}
 
-    def _with_policies(self, policies: dict[str, Any], mapping: Any, train: Any) -> RunConfig:
+    def _build_config(self, policies: dict[str, Any], mapping: Any, train: Any) -> RunConfig:
         changes: dict[str, Any] = {"policies": policies}
         if mapping is not None:
             changes["mapping"] = dict(mapping) if isinstance(mapping, Mapping) else registry.reference(mapping)
@@ -194,11 +195,11 @@ class BaseSession(abc.ABC):
         return resolved(dataclasses.replace(self.config, multi_agent=given))
 
 
-def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
-    """Reads the States of some policies of a checkpoint with several, on the host, by name.
+def load_states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
+    """Returns name -> State of some policies of a checkpoint, on the host.
 
     Raises:
-      InputError: it does not have them.
+      InputError: the checkpoint lacks a policy.
     """
     from jrl import agents
     from jrl.run import build
@@ -211,9 +212,9 @@ def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     if not names or set(names) - set(known):
         expected = f"some of {', '.join(known)}" if known else "none, as the run has one policy"
         raise InputError(f"policy_ids: expected {expected}, got {', '.join(names) or 'none'}: {path}")
-    algo = build.algorithm(config.without_loss(cfg), checkpoint.spec(meta))
-    whole = resume.learner(path, jax.eval_shape(algo.init, jax.random.key(0)), beside=True)
-    return {name: resume.held(path, name, whole[name]) for name in names}
+    algo = build.algorithm(config.without_loss(cfg), checkpoint.read_spec(meta))
+    whole = resume.restore_learner(path, jax.eval_shape(algo.init, jax.random.key(0)), allow_missing=True)
+    return {name: resume.require_policy(path, name, whole[name]) for name in names}
 
 
 def _shapes(tree: PyTree) -> Any:

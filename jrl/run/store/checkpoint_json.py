@@ -1,10 +1,10 @@
-"""Contents of `checkpoint.json`, beside the arrays of a checkpoint. It may be damaged, or made by anybody.
+"""File `checkpoint.json` beside the arrays of a checkpoint. The file may be damaged, or come from anybody.
 
     write(directory, {"format": 1, "iteration": 3, ...})
-    found = read_meta(directory); spaces = spec(found)
+    meta = read_meta(directory); spaces = read_spec(meta)
 
-A checksum tells what is not as it was written; files without one, of earlier versions, are taken if all they hold is of
-the right kind. Sizes are looked at before anything is made of them.
+A checksum detects changes. Files of earlier versions have no checksum and are accepted if all values have valid types.
+Sizes are checked before anything is built from them.
 """
 
 import functools
@@ -28,25 +28,25 @@ from jrl.types import EnvSpec, Tuple
 FORMAT = 1
 FILE = "checkpoint.json"
 _CHECKSUM = "sha256"
-_DEPTH = 64  # of nested brackets; configs and spaces of users have a handful
+_MAX_DEPTH = 64  # nested brackets; configs and spaces of users have a handful
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 # ---------------------------------------------------------------- the file
 
 
-def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more: Any) -> dict[str, Any]:
+def build_meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more: Any) -> dict[str, Any]:
     """Returns the description of a checkpoint: format, versions, counters, config and spaces.
 
     Args:
-      cfg: of the run.
-      spec: of its environments.
+      cfg: config of the run.
+      spec: spec of the environments.
       counters: iteration, env_steps, time_s.
       more: further entries; numbers that are not finite become strings.
     """
     config = to_dict(cfg)
     text = json.dumps(config, sort_keys=True)
-    written = lambda space: None if space is None else space_to_json(space)
+    to_json = lambda space: None if space is None else space_to_json(space)
     return {
         "format": FORMAT,
         "jrl": version("jrl"),
@@ -55,10 +55,10 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
         "config": config,
         "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
         "spec": {
-            "observation": written(spec.observation),
-            "action": written(spec.action),
-            "env_action": written(spec.env_action),
-            "env_observation": written(spec.env_observation),
+            "observation": to_json(spec.observation),
+            "action": to_json(spec.action),
+            "env_action": to_json(spec.env_action),
+            "env_observation": to_json(spec.env_observation),
             "max_episode_steps": spec.max_episode_steps,
             **({"agents": list(spec.agents)} if spec.agents else {}),
             **({"kinds": [list(kind) for kind in spec.kinds]} if spec.kinds else {}),
@@ -68,8 +68,8 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
 
 
 def write(directory: Path, content: Mapping[str, Any]) -> None:
-    """Writes the file; it is on disk once this returns."""
-    content = json.loads(json.dumps(plain(content), allow_nan=False))  # what reading will give
+    """Writes the file and flushes it to disk."""
+    content = json.loads(json.dumps(plain(content), allow_nan=False))  # as read back, for the checksum
     with (directory / FILE).open("w") as file:
         json.dump({**content, _CHECKSUM: _checksum(content)}, file, indent=1, allow_nan=False)
         file.flush()
@@ -82,24 +82,24 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def read_meta(checkpoint: Path, *, resumable: bool = False) -> dict[str, Any]:
-    """Reads counters, config and spaces of a checkpoint.
+    """Returns counters, config and spaces of a checkpoint.
 
     Args:
-      checkpoint: from `jrl.run.store.checkpoint.locate`.
-      resumable: it has to hold what a run needs to go on.
+      checkpoint: directory from `jrl.run.store.checkpoint.locate`.
+      resumable: require the entries that a run needs to continue.
     Raises:
-      InputError: it is not a checkpoint of jrl, is damaged, or of a later format.
+      InputError: the directory is not a checkpoint of jrl, is damaged, or has a later format.
     """
     try:
-        return _load(checkpoint, resumable)
+        return _read_file(checkpoint, resumable)
     except InputError:
         raise
     except (*_DAMAGE, OSError) as e:
-        other = next((path for path in others(checkpoint) if readable(path)), None)
-        raise damaged(checkpoint, _why(e), other) from e
+        other = next((path for path in list_others(checkpoint) if try_read_meta(path)), None)
+        raise damaged_error(checkpoint, _describe_error(e), other) from e
 
 
-def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
+def _read_file(checkpoint: Path, resumable: bool) -> dict[str, Any]:
     found = json.loads((checkpoint / FILE).read_text())
     if not isinstance(found, dict):
         raise ValueError("expected a mapping")
@@ -110,20 +110,20 @@ def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
         raise InputError(f"checkpoint: {checkpoint} has format {version}, this jrl reads up to {FORMAT}: update jrl")
     checksum = found.pop(_CHECKSUM, None)
     if checksum is not None and checksum != _checksum(found):
-        raise ValueError("it is not what was written")
+        raise ValueError("its checksum differs")
     _check_depth(found)
     _schema(resumable).validate_python(found)
-    spec(found)
-    found["config"] = _renewed(found["config"])
+    read_spec(found)
+    found["config"] = _rename_keys(found["config"])
     return found
 
 
-def _why(e: BaseException) -> str:
+def _describe_error(e: BaseException) -> str:
     if isinstance(e, RecursionError):
         return "nested too deep"
     if isinstance(e, OSError):
         return e.strerror or str(e)
-    if hasattr(e, "errors"):  # of pydantic
+    if hasattr(e, "errors"):  # pydantic
         first = e.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     if isinstance(e, KeyError):
@@ -133,7 +133,7 @@ def _why(e: BaseException) -> str:
 
 def _check_depth(tree: Any) -> None:
     level = [tree]
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         inner = [list(x.values()) if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
         level = [x for part in inner for x in part]
         if not level:
@@ -146,10 +146,10 @@ def _schema(resumable: bool) -> Any:
     from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, create_model
 
     count = Annotated[StrictInt, Field(ge=0, lt=2**62)]
-    kind = ConfigDict(extra="allow", strict=True)
-    model = lambda name, **fields: create_model(name, __config__=kind, **fields)
-    needed = lambda of: (of, ...)
-    optional = lambda of: (of, None)
+    strict = ConfigDict(extra="allow", strict=True)
+    model = lambda name, **fields: create_model(name, __config__=strict, **fields)
+    needed = lambda kind: (kind, ...)
+    optional = lambda kind: (kind, None)
     pending = model(
         "pending",
         iteration=needed(count), env_steps=needed(count), agent_steps=optional(count),
@@ -167,65 +167,67 @@ def _schema(resumable: bool) -> Any:
         max_episode_steps=(count | None, ...), agents=optional(list[StrictStr]),
         kinds=optional(list[list[count]]),
     )  # fmt: skip
-    more = needed if resumable else optional  # debug bundles have less
+    resume_needs = needed if resumable else optional  # debug bundles lack these entries
     fields = {
         "iteration": needed(Annotated[StrictInt, Field(ge=0, lt=2**32)]), "env_steps": needed(count),
-        "time_s": more(Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]),
+        "time_s": resume_needs(Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]),
         "config": needed(dict[str, Any]), "spec": needed(spaces),
-        "checksums": optional(dict[str, StrictStr]), "devices": more(Annotated[StrictInt, Field(ge=1, lt=2**20)]),
+        "checksums": optional(dict[str, StrictStr]),
+        "devices": resume_needs(Annotated[StrictInt, Field(ge=1, lt=2**20)]),
         "agent_steps": optional(count),
-        "counted": more(count), "rows": more(rows), "metrics": optional(dict[str, Any]), "keep": optional(StrictBool),
+        "counted": resume_needs(count), "rows": resume_needs(rows),
+        "metrics": optional(dict[str, Any]), "keep": optional(StrictBool),
         "guarantee": optional(StrictStr), "nonfinite": optional(dict[str, Any]),
         "data": optional(dict[str, StrictStr]), "met": optional(dict[str, StrictFloat | StrictInt]),
     }  # fmt: skip
     return TypeAdapter(model("checkpoint", **fields))
 
 
-def damaged(checkpoint: Path, why: str, other: Path | None) -> InputError:
+def damaged_error(checkpoint: Path, why: str, other: Path | None) -> InputError:
     """Returns the error of a damaged checkpoint.
 
     Args:
-      checkpoint: the directory.
-      why: what shows it.
-      other: checkpoint of the run that can be used instead.
+      checkpoint: directory of the checkpoint.
+      why: reason.
+      other: intact checkpoint of the same run; None: there is none.
     """
-    mend = f"use another one, such as {other}" if other else "use that of another run: none beside it is whole"
-    return InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl ({why}): {mend}")
+    fix = f"use another one, such as {other}" if other else "use that of another run: this run has no intact checkpoint"
+    return InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl ({why}): {fix}")
 
 
-def others(checkpoint: Path) -> list[Path]:
-    """Returns the other checkpoints in its directory, the latest first."""
+def list_others(checkpoint: Path) -> list[Path]:
+    """Returns the other checkpoints of the same run, the latest first."""
     if not checkpoint.name.isdigit() or not checkpoint.parent.is_dir():
         return []
     numbers = (int(p.name) for p in checkpoint.parent.iterdir() if p.name.isdigit() and (p / FILE).is_file())
     return [checkpoint.parent / str(n) for n in sorted(numbers, reverse=True) if str(n) != checkpoint.name]
 
 
-def readable(checkpoint: Path) -> dict[str, Any] | None:
-    """Returns `read_meta` of a checkpoint; None where it would raise."""
+def try_read_meta(checkpoint: Path) -> dict[str, Any] | None:
+    """Returns the result of `read_meta`; None if `read_meta` raises."""
     try:
-        return _load(checkpoint, False)
+        return _read_file(checkpoint, False)
     except (*_DAMAGE, OSError):
         return None
 
 
-def best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
-    """Finds the number of the checkpoint with the best metric, of equals the earlier; None if none has it."""
+def find_best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
+    """Returns the number of the checkpoint with the best metric, the earliest of equals; None: no such metric."""
     sign = -1 if mode == "max" else 1
-    score = {n: sign * number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
+    score = {n: sign * to_number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
     known = [n for n, value in score.items() if math.isfinite(value)]
     return min(known, key=lambda n: (score[n], n)) if known else None
 
 
-def number(x: Any) -> float:
-    """Reads a metric; anything but a number is NaN."""
+def to_number(x: Any) -> float:
+    """Returns a metric as a float; NaN if it is not a number."""
     try:
         return float(x)
     except (TypeError, ValueError):
         return math.nan
 
 
-# fields of an algorithm's State before it was the same of all algorithms -> where they are now
+# fields of a State in earlier versions -> present path
 MOVED = {
     "target_critic": ("target_params", "critic"),
     "kl_coef": ("own", "kl_coef"),
@@ -235,19 +237,19 @@ MOVED = {
 }
 
 
-def renewed_state(found: Any) -> Any:
-    """Moves the fields of a State, in dicts, to their present places."""
-    if not isinstance(found, dict) or "params" not in found or "env_steps" not in found:
-        return found
-    state = {"updates": np.zeros((), np.uint32), **found}
-    for old in MOVED.keys() & found.keys():
+def move_renamed_fields(saved: Any) -> Any:
+    """Returns a saved State, as dicts, with the field names of this version."""
+    if not isinstance(saved, dict) or "params" not in saved or "env_steps" not in saved:
+        return saved
+    state = {"updates": np.zeros((), np.uint32), **saved}
+    for old in MOVED.keys() & saved.keys():
         field, name = MOVED[old]
         state[field] = {**state.get(field, {}), name: state.pop(old)}
     return state
 
 
-def _renewed(config: dict[str, Any]) -> dict[str, Any]:
-    """Changes a stored config in place to the present names of keys of earlier versions."""
+def _rename_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a stored config with the keys of this version; changes `config` in place."""
     if (devices := config.get("run", {}).pop("devices", 1)) > 1:
         config["devices"] = {"learners": list(range(devices))}
     if "episodes" in (evaluation := config.get("evaluation", {})):
@@ -258,20 +260,20 @@ def _renewed(config: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- spaces
 
 
-def spec(meta: Mapping[str, Any]) -> EnvSpec:
-    """Returns the spaces that a checkpoint was trained in, for one environment, and its agents: names and kinds."""
+def read_spec(meta: Mapping[str, Any]) -> EnvSpec:
+    """Returns the spec of a checkpoint's environments, for one environment."""
     found = meta["spec"]
     optional = lambda space: None if space is None else space_from_json(space)
     env_action = optional(found["env_action"])
-    own = optional(found.get("env_observation"))  # checkpoints of earlier versions have no such entry
+    env_observation = optional(found.get("env_observation"))  # missing in checkpoints of earlier versions
     observation, action = space_from_json(found["observation"]), space_from_json(found["action"])
     agents = tuple(found.get("agents", ()))
     kinds = tuple(map(tuple, found.get("kinds", ())))
     if kinds:
         if sorted(k for kind in kinds for k in kind) != list(range(len(agents))):
             raise ValueError(f"spec: kinds {list(kinds)} do not name each of {len(agents)} agents once")
-        parts = [space for space in (observation, action, env_action, own) if space is not None]
+        parts = [space for space in (observation, action, env_action, env_observation) if space is not None]
         if not all(isinstance(space, Tuple) and len(space.items) == len(kinds) for space in parts):
             raise ValueError(f"spec: expected tuples of {len(kinds)} spaces, one for each kind of agents")
     limit = found["max_episode_steps"]
-    return EnvSpec(observation, action, max(1, len(agents)), limit, env_action, own, agents, kinds)
+    return EnvSpec(observation, action, max(1, len(agents)), limit, env_action, env_observation, agents, kinds)

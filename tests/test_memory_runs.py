@@ -40,6 +40,7 @@ WAYS = {
 QUICK = ("in a program",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w in QUICK else [pytest.mark.slow]) for w in WAYS])
 def test_learning_says_what_acting_said(way):
     registry.register("gap", gap)

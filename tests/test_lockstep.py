@@ -84,7 +84,7 @@ def drawn(cfg, key, masks):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
-    [{}, pytest.param({"network": {"core": {"name": "gru", "size": 4}, "max_seq_len": 3}}, marks=pytest.mark.slow)],
+    [{}, {"network": {"core": {"name": "gru", "size": 4}, "max_seq_len": 3}}],
     ids=["rows", "sequences"],
 )
 def test_all_policies_draw_the_same_games_and_times(more):

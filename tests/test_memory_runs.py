@@ -37,10 +37,10 @@ WAYS = {
     "EnvPool in a program": {"env": {"id": "CartPole-v1", "backend": "envpool"}},
     "EnvPool that does not wait": {"env": {"id": "CartPole-v1", "backend": "envpool", "batch_size": 4}},
 }
-QUICK = ("in a program",)
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w in QUICK else [pytest.mark.slow]) for w in WAYS])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_learning_says_what_acting_said(way):
     registry.register("gap", gap)
     algo = PPO(schema.merge(CONFIG, WAYS[way]))

@@ -80,6 +80,7 @@ def test_a_hundred_policies_are_one_program():
     assert np.any(jax.tree.leaves(moved), axis=0).all()
 
 
+@pytest.mark.slow
 def test_the_run_says_what_each_policy_sees_and_does(tmp_path, capsys):
     config.write(config.from_dict(made(checkpoint={"policies": "trainable"})), tmp_path)
     assert train.main([str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run"), "--quiet"][:3]) == 0

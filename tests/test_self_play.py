@@ -294,6 +294,7 @@ def test_replay_learns_from_the_learners_columns_alone():
 # ---------------------------------------------------------------- around it
 
 
+@pytest.mark.slow
 def test_an_evaluation_tells_the_learners_return(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     more = {"evaluation": {"interval": 1, "duration": 10, "explore": True}, "run": {"log": ["jsonl"]}}

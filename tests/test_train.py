@@ -126,6 +126,7 @@ def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path, capsys):
     out = tmp_path / "best"
     evaluation = ["--set=evaluation.every=300", "--set=evaluation.duration=3", "--set=run.report_every=500"]
     best = ["--set=checkpoint.keep_best_by=evaluation/return", "--set=checkpoint.keep_last=1"]
+    best += ["--set=run.seed=3"]  # whose best evaluation is not the last
     assert run("--stop=env_steps=2500", *evaluation, *best, "--set=algo.lr=0.01", out=out) == 0
     rows = loggers.read_rows(out / "result.jsonl")
     played = [row for row in rows if row["evaluation/weights_version"] == row["iteration"]]

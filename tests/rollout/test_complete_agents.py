@@ -131,23 +131,20 @@ def learned(**sections):
     ("sections", "policies"),
     [
         ({**REPLAY, "rollout": {"count_steps_by": "agent_steps"}}, {}),
-        pytest.param(
+        (
             {
                 "multi_agent": {"policies": {"a": {}, "b": REPLAY}, "mapping": {"late|guest": "b", ".*": "a"}},
                 "network": {"hidden": [], "core": {"name": "gru", "size": 8}, "max_seq_len": 4},
             },
             {"a": 192, "b": 192},  # on each step somebody of either is there
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             {"multi_agent": {"mapping": "by_agent"}},
             dict(zip(AGENTS, (192, 128, 128, 192), strict=True)),
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             {"multi_agent": {"policies": {"a": {}, "b": REPLAY}, "mapping": "by-game"}},
             {"a": 96, "b": 96},
-            marks=pytest.mark.slow,
         ),
     ],
 )

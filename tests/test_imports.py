@@ -335,7 +335,7 @@ from jrl.data import commands
 from jrl.host import command
 sys.argv[0] = "jrl"
 for argv in [["--help"], ["config", "list"], *([name, "--help"] for name in command.COMMANDS),
-             *(["data", name, "--help"] for name in commands.NAMES)]:
+             *(["data", name, "--help"] for name in commands.COMMANDS)]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         __main__.main(argv)

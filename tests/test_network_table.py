@@ -3,7 +3,7 @@
 from jrl import config
 from jrl.config import __main__ as config_command
 from jrl.run import network_table
-from jrl.run.network_table import Row
+from jrl.run.network_table import LayerRow
 
 
 def test_ppo_has_as_many_as_rllib_prints(capsys):
@@ -35,7 +35,11 @@ def test_dueling_dqn_has_as_many_as_rllib_prints():
 
 
 def test_a_table_by_hand():
-    found = [Row("actor.a", (2, 3), "float32"), Row("actor.b", (), "float32"), Row("critic", (1500,), "bfloat16")]
+    found = [
+        LayerRow("actor.a", (2, 3), "float32"),
+        LayerRow("actor.b", (), "float32"),
+        LayerRow("critic", (1500,), "bfloat16"),
+    ]
     assert list(network_table.lines(found)) == [
         "name     shape   dtype     parameters",
         "-------------------------------------",

@@ -195,7 +195,9 @@ def test_init_from_takes_weights_and_statistics_and_nothing_else(trained, tmp_pa
 def test_init_from_lists_what_does_not_fit(trained):
     spec = EnvSpec(Box((6,)), Discrete(3), 4)  # of Acrobot
     fresh = jax.eval_shape(ppo.make(ppo.Config(), spec, NetworkConfig(hidden=(8,))).init, jax.random.key(0))
-    _, lines = resume.transfer_weights(checkpoint.locate(trained), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), fresh))
+    _, lines = resume.transfer_weights(
+        checkpoint.locate(trained), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), fresh)
+    )
     text = "\n".join(lines)
     assert "not taken: params.policy_torso.Dense_0.kernel ([6, 8] here, [4, 8] there)" in text
     assert "not taken: params.policy_head.kernel ([8, 3] here, [8, 2] there)" in text

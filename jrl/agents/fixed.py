@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.learn.learner import Keys, Learner
+from jrl.learn.learner import Learner, UpdateKeys
 from jrl.ops import minibatch
 from jrl.types import (
     BROKEN_STACKS,
@@ -275,7 +275,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
         for i, group in learners:
             own, keys = _rollout_of(group, num_agents, rollout), group.keys(jax.random.fold_in(key, i))
             draw = jnp.broadcast_to(jax.random.fold_in(key, len(groups)), keys.shape) if lockstep else None
-            drawn = keys if draw is None else Keys(draw, keys)
+            drawn = keys if draw is None else UpdateKeys(draw, keys)
             learned = _learned(group, state[group.label], replay[group.label], own, drawn)
             state[group.label], replay[group.label], found = learned
             metrics |= group.unstack(found)

@@ -115,7 +115,7 @@ class Rows:
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
-def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> critics.Policy:
+def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> critics.PolicyHeads:
     """Returns the policy part of `actor_critic.make`, with the same parameters."""
     head = actor_critic.policy_head(observer.spec.action, network, observer.mask)
     net = nets.build(observer.spec, network, {"policy": Head(head.outputs, 0.01)})
@@ -131,7 +131,7 @@ def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> 
         return head.distribution(params, outputs, obs), carry
 
     unroll = lambda params, window: net.unroll(params, window, "policy")
-    return critics.Policy(init, apply, net.carry, step, unroll)
+    return critics.PolicyHeads(init, apply, net.carry, step, unroll)
 
 
 def init(cfg: Cloning, agent: Agent, key: Key) -> State:
@@ -154,7 +154,7 @@ def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
     No gradient flows through these steps.
 
     Args:
-      net: network with `carry` and `unroll`, such as `critics.Policy`.
+      net: network with `carry` and `unroll`, such as `critics.PolicyHeads`.
       params: its parameters.
       obs: [N, *], or a Window [N, K + L].
       steps: K.

@@ -39,7 +39,7 @@ from jrl.types import (
 )
 
 
-class Policy(NamedTuple):
+class PolicyHeads(NamedTuple):
     """A network whose output is a distribution, actions [N, *] or values [N]; for a Window [N, L, *]."""
 
     init: Callable[[Key], PyTree]  # key -> params
@@ -49,8 +49,8 @@ class Policy(NamedTuple):
     unroll: Callable[[PyTree, Window], tuple[Any, PyTree]]  # (params, Window) -> (anything, the memory after it)
 
 
-def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: str = "policy") -> Policy:
-    """Returns a Policy of `network` with one `head`; `output` converts (outputs [..., size], observations [..., *])."""
+def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: str = "policy") -> PolicyHeads:
+    """Returns PolicyHeads of `network` with one `head`; `output` maps (outputs [..., size], observations [..., *])."""
 
     def apply(params, obs):
         return output(network.apply(params, obs, head)[0], obs)
@@ -60,7 +60,7 @@ def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: st
         return output(outputs, obs), carry
 
     unroll = lambda params, window: network.unroll(params, window, head)
-    return Policy(network.init, apply, network.carry, step, unroll)
+    return PolicyHeads(network.init, apply, network.carry, step, unroll)
 
 
 def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
@@ -81,12 +81,12 @@ def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
 class Networks(NamedTuple):
     """Networks of an Agent with critics."""
 
-    policy: Policy
+    policy: PolicyHeads
     critic: Critics
-    value: Policy | None = None  # V(obs) [N], for algorithms with a state value
+    value: PolicyHeads | None = None  # V(obs) [N], for algorithms with a state value
 
 
-def state_value(observer: Observer, network: NetworkConfig) -> Policy:
+def state_value(observer: Observer, network: NetworkConfig) -> PolicyHeads:
     """Returns a network of V(obs); like critics it reads `network.value_inputs`."""
     net = nets.build(observer.spec, network, {"value": Head(1, privileged=True)})
     return policy_of(net, lambda outputs, obs: outputs[..., 0], "value")
@@ -96,11 +96,11 @@ def make_agent(
     cfg: Common,
     spec: EnvSpec,
     network: NetworkConfig,
-    policy: Callable[[Observer, NetworkConfig], Policy],
+    policy: Callable[[Observer, NetworkConfig], PolicyHeads],
     *,
     kind: agents.Kind,
     num_critics: int,
-    value: Callable[[Observer, NetworkConfig], Policy] | None = None,
+    value: Callable[[Observer, NetworkConfig], PolicyHeads] | None = None,
     axis_name: str | None,
     loss: Loss | None,
 ) -> Agent:
@@ -213,7 +213,7 @@ def select_following(batch: Batch, x: Array) -> Array:
     return sequences.pick(x, batch.ahead) if isinstance(batch, Sequences) else x
 
 
-def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
+def policy_reads(policy: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -> PyTree:
     """Returns observations unchanged; for a Window the rows after the first `steps`, with the state after these."""
     if not isinstance(obs, Window):
         return obs
@@ -229,7 +229,7 @@ def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> Py
     return sequences.warm_up(critic.unroll, params, window, steps)
 
 
-def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
+def values_read(value: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -> PyTree:
     """As `critics_read`, for a network of V(obs)."""
     if not isinstance(obs, Window):
         return obs

@@ -98,7 +98,7 @@ class ClippedGaussian(distributions.DiagGaussian):
         return jnp.clip(action, -1.0, 1.0), log_prob
 
 
-def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
+def policy_network(observer: Observer, network: NetworkConfig) -> critics.PolicyHeads:
     """Returns a policy with clipped Gaussians or Categoricals, initially nearly the same for all observations."""
     spec = observer.spec
     if isinstance(spec.action, Box):
@@ -108,7 +108,7 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
     return critics.policy_of(net, lambda outputs, obs: action.make(outputs, None, observer.mask(obs)))
 
 
-def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.Policy:
+def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.PolicyHeads:
     """Returns the Gaussian policy; its parameters have `log_std` [action elements] unless the network predicts it."""
     size, free = math.prod(space.shape), not network.state_dependent_std
     net = nets.build(spec, network, {"policy": Head(size if free else 2 * size, 0.01)})

@@ -106,7 +106,7 @@ class Config(Common):
         return errors + conservative.faults(self) + super().validate()
 
 
-def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
+def policy_network(observer: Observer, network: NetworkConfig) -> critics.PolicyHeads:
     """Returns a squashed Gaussian or a Categorical; initially nearly the same for all observations."""
     spec = observer.spec
     action = distributions.action_distribution(spec.action, squash=True)

@@ -101,7 +101,7 @@ class Config(Common):
         return errors + super().validate()
 
 
-def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
+def policy_network(observer: Observer, network: NetworkConfig) -> critics.PolicyHeads:
     """Returns tanh of a network with initial outputs near 0, where tanh has its largest slope."""
     assert isinstance(observer.spec.action, Box)
     shape = observer.spec.action.shape

@@ -13,7 +13,7 @@ from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, EnvFactory, OnFailure
 from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.envs.precision import Precision
-from jrl.envs.processes import Workers
+from jrl.envs.processes import WorkerPool
 from jrl.envs.vector import Vector
 from jrl.fields.env import EnvConfig
 from jrl.gym.exceptions import format_line, is_environment_error, suggest_install
@@ -96,13 +96,13 @@ def _make_factory(cfg: EnvConfig, context: EnvContext) -> EnvFactory:
     return EnvFactory(found, context, by_context=by_context, horizon=cfg.horizon, soft_horizon=cfg.soft_horizon)
 
 
-def start_workers(make: Callable[[int], Any], **settings: Any) -> Workers:
+def start_workers(make: Callable[[int], Any], **settings: Any) -> WorkerPool:
     """Start one worker process per environment; `make`, a function of the index, is pickled."""
     import cloudpickle  # also pickles classes of the main module
 
     with contexts.pickle_by_value():
         pickled = cloudpickle.dumps(make)
-    return Workers(pickled, **settings)
+    return WorkerPool(pickled, **settings)
 
 
 def _unwrap(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
@@ -113,7 +113,7 @@ def _unwrap(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
             env = env.env
         return fn(env)
 
-    if hasattr(fn, "for_index"):  # see `Workers.foreach_env`
+    if hasattr(fn, "for_index"):  # see `WorkerPool.foreach_env`
         call.for_index = lambda i: _unwrap(fn.for_index(i), depth)  # type: ignore[attr-defined]  # a function's attribute
     return call
 

@@ -26,7 +26,7 @@ from jrl.fields.env import EnvConfig
 from jrl.gym import space_kind
 from jrl.gym.exceptions import explain_make_error, is_environment_error
 from jrl.gym.faults import Fault, list_fatal
-from jrl.gym.game import GameFactory, Kind, Layout, PendingReset, list_spaces
+from jrl.gym.game import AgentLayout, GameFactory, Kind, PendingReset, list_spaces
 from jrl.gym.interfaces import AgentInterface
 from jrl.gym.masked import list_numeric_shapes
 from jrl.spaces import ACTION_MASK, STATE, columns, kinds
@@ -209,7 +209,7 @@ def make_games(
 
 def find_layout(
     play: AgentInterface, id: str, *, mask_info: str | None, state: bool, seed: int
-) -> tuple[Layout, PendingReset | None]:
+) -> tuple[AgentLayout, PendingReset | None]:
     """Return the agent layout of an environment, and its first reset if that was needed.
 
     Args:
@@ -240,7 +240,7 @@ def find_layout(
         # only a Discrete space gets a waiting action; other waiting agents' actions are ignored
         waits = play.waits and space_kind(own[1]) == "Discrete"
         found.append(_build_kind(numbers, own, mask, state_space, id, waits=waits))
-    return Layout(play.agents, tuple(found), state_space), pending
+    return AgentLayout(play.agents, tuple(found), state_space), pending
 
 
 def _build_kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, state: Any, id: str, *, waits: bool) -> Kind:

@@ -30,7 +30,7 @@ from jrl.envs.vector import ATTEMPTS, Restarts
 from jrl.errors import EnvironmentFailed
 from jrl.gym import FIRST_STEPS, masked
 from jrl.gym import worker as process
-from jrl.gym.block import Block, list_array_sizes
+from jrl.gym.block import StepMemory, list_array_sizes
 from jrl.host.machine import check_observations
 
 _NEVER_S = 1e6
@@ -56,7 +56,7 @@ class _Worker:
     answer: Any = None  # answer to the last call
 
 
-class Workers:
+class WorkerPool:
     """B environments in one process each, as `jrl.types.StepResult`; actions and observations are unconverted.
 
     Args:
@@ -66,7 +66,7 @@ class Workers:
       restart_failed: whether an environment is made again that raises, whose process ends, or that exceeds the time
         limit; by the same process if possible.
       step_timeout_s: time limit of a step or reset in seconds; None: no limit.
-      check_steps: number of first steps that get all checks: see `jrl.gym.block.Block`.
+      check_steps: number of first steps that get all checks: see `jrl.gym.block.StepMemory`.
     Raises:
       InputError: by all methods, an environment cannot be made, or violates its interface.
       SeveralAgents: an environment has several agents.
@@ -89,7 +89,7 @@ class Workers:
         self.ready: set[int] = set()  # environments with a result
         self.busy: set[int] = set()  # environments under way
         self.failed = np.zeros(num_envs, bool)  # ready environments that failed mid-episode
-        self.block: Block
+        self.block: StepMemory
         self.infos = Infos(num_envs)
         self._latest: list[Any] = [None] * num_envs
         self._restart_failed, self._limit = restart_failed, step_timeout_s
@@ -147,7 +147,7 @@ class Workers:
         seed, self._seed = self._seed, None
         if seed is not None:
             spaces = self.observation_space, self.action_space
-            self.block = Block(*spaces, len(self._workers), self._allocate)
+            self.block = StepMemory(*spaces, len(self._workers), self._allocate)
         for i, worker in enumerate(self._workers):
             worker.fresh = True
             self._ask(i, process.RESET) if seed is None else self._first_reset(i, seed + i)

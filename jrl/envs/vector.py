@@ -12,7 +12,7 @@ from jrl.envs.context import SeveralAgents
 from jrl.envs.infos import Infos
 from jrl.errors import EnvironmentFailed, InputError
 from jrl.gym import FIRST_STEPS
-from jrl.gym.block import Block, get_row, list_array_sizes
+from jrl.gym.block import StepMemory, get_row, list_array_sizes
 from jrl.gym.exceptions import explain_make_error, format_line, format_stack, is_environment_error
 from jrl.gym.faults import Breach, reset_with_seed
 from jrl.gym.masked import list_numeric_shapes, wrap_with_mask
@@ -94,7 +94,7 @@ class Vector:
       id, options: for errors.
       num_envs, seed: environment i is seeded with seed + i at the first reset.
       restart_failed: whether an environment that raises is made again.
-      check_steps: number of first steps that get all checks: see `jrl.gym.block.Block`.
+      check_steps: number of first steps that get all checks: see `jrl.gym.block.StepMemory`.
     Raises:
       InputError: by all methods, an environment cannot be made, or violates its interface.
       EnvironmentFailed: by all methods, an environment raised; with restart_failed, again and again.
@@ -149,7 +149,9 @@ class Vector:
             raise
 
     def _allocate(self) -> None:
-        self.block = Block(self.observation_space, self.action_space, self._num_envs, check_steps=self._check_steps)
+        self.block = StepMemory(
+            self.observation_space, self.action_space, self._num_envs, check_steps=self._check_steps
+        )
 
     def peek_info_shapes(self) -> dict[str, tuple[int, ...]] | None:
         """Reset environment 0 early; return the shapes of its infos by name. None: the reset failed.

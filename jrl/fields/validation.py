@@ -52,7 +52,7 @@ _RANGES = (
 Swap = tuple[tuple[str, Any], ...]  # (field, annotation that replaces the field's own)
 
 
-class Fault(NamedTuple):
+class ValueFault(NamedTuple):
     path: tuple[Any, ...]  # keys from the section to the faulty value
     message: str  # the key, the fault and the fix; "" for an unknown key
 
@@ -302,7 +302,7 @@ def _allow_line(schema: Any) -> Any:
 # ---------------------------------------------------------------- validation and messages
 
 
-def checked(cls: type, data: Any, prefix: str = "", swap: Swap = ()) -> tuple[dict[str, Any], list[Fault]]:
+def checked(cls: type, data: Any, prefix: str = "", swap: Swap = ()) -> tuple[dict[str, Any], list[ValueFault]]:
     """Validate the plain data of a section.
 
     Args:
@@ -320,7 +320,7 @@ def checked(cls: type, data: Any, prefix: str = "", swap: Swap = ()) -> tuple[di
         for error in validation_error.errors(include_url=False):
             place = _place(cls, error["loc"], data, swap)
             places.setdefault(place.path, (place, []))[1].append(error)
-        return {}, [Fault(place.path, _message(place, errors, prefix)) for place, errors in places.values()]
+        return {}, [ValueFault(place.path, _message(place, errors, prefix)) for place, errors in places.values()]
 
 
 def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -> str:

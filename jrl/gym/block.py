@@ -48,7 +48,7 @@ def _get(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-class Block:
+class StepMemory:
     """Latest step of B environments, in one piece of memory that processes can share.
 
     Observations and actions are arrays [B, *] in the environment's dtype, one per array of the space. `reward` is

@@ -31,7 +31,7 @@ class Kind(NamedTuple):
     waits: bool  # the last action is to wait, the only valid action out of turn
 
 
-class Layout(NamedTuple):
+class AgentLayout(NamedTuple):
     """Agents of each game of a vector, by kinds."""
 
     agents: tuple[Any, ...]
@@ -105,7 +105,7 @@ class Game:
 
     spec = None
 
-    def __init__(self, play: AgentInterface, layout: Layout, *, horizon: int | None, check_steps: int):
+    def __init__(self, play: AgentInterface, layout: AgentLayout, *, horizon: int | None, check_steps: int):
         from gymnasium import spaces as gym
         from gymnasium.vector.utils import batch_space
 
@@ -279,7 +279,7 @@ class GameFactory:
         self,
         id: str,
         make: Callable[[int], Any],
-        find_layout: Callable[[AgentInterface], tuple[Layout, PendingReset | None]],
+        find_layout: Callable[[AgentInterface], tuple[AgentLayout, PendingReset | None]],
         *,
         horizon: int | None,
         check_steps: int,
@@ -287,10 +287,10 @@ class GameFactory:
         first: Any = None,
     ):
         self._id, self._make, self._first = id, make, first
-        self._find_layout: Callable[[AgentInterface], tuple[Layout, PendingReset | None]] | None = find_layout
+        self._find_layout: Callable[[AgentInterface], tuple[AgentLayout, PendingReset | None]] | None = find_layout
         self._game_options: dict[str, Any] = {"horizon": horizon, "check_steps": check_steps}
         self._turn_based = turn_based
-        self.layout: Layout | None = None
+        self.layout: AgentLayout | None = None
 
     def fix_layout(self) -> None:
         """Make game 0 once and close it: worker processes, which have no jax, then need not find the layout."""
@@ -316,7 +316,7 @@ def list_spaces(play: AgentInterface) -> list[tuple[Any, Any]]:
     return [(play.observation_space(agent), play.action_space(agent)) for agent in play.agents]
 
 
-def _matches(play: AgentInterface, layout: Layout) -> bool:
+def _matches(play: AgentInterface, layout: AgentLayout) -> bool:
     """Return whether a game has the agents and spaces of a layout."""
     own = {k: agents.own for agents in layout.kinds for k in agents.numbers}
     return play.agents == layout.agents and all(found == own[k] for k, found in enumerate(list_spaces(play)))

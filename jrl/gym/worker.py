@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 from jrl.gym import exceptions, faults, masked
-from jrl.gym.block import Block
+from jrl.gym.block import StepMemory
 
 # Requests. `ARGUED` requests carry an argument, `VALUED` requests get a value. A capital letter also asks for the info
 STEP, RESET, MAKE, SEED, LOOK, MASK, CALL = b"s", b"r", b"m", b"i", b"l", b"k", b"c"
@@ -34,7 +34,7 @@ class Setup(NamedTuple):
 
     make: bytes  # function from i to environment i, pickled by cloudpickle
     num_envs: int
-    check_steps: int  # see `Block`
+    check_steps: int  # see `StepMemory`
     environ: dict[str, str]
 
 
@@ -138,7 +138,7 @@ class _Worker:
         if self._block is None:
             spaces = self._env.observation_space, self._env.action_space
             buffer = lambda size: mmap.mmap(self._memory, size)
-            self._block = Block(*spaces, self._setup.num_envs, buffer, check_steps=self._setup.check_steps)
+            self._block = StepMemory(*spaces, self._setup.num_envs, buffer, check_steps=self._setup.check_steps)
         if pending is not None and pending[0] == seed:
             result = pending[1]
             if self._mask_wrapper is not None:

@@ -22,7 +22,7 @@ _SMALL = 1 << 20  # bytes up to which accelerators select instead of branching, 
 
 
 @struct.dataclass
-class Fault:
+class BadUpdate:
     """The first non-finite update; empty if there is none."""
 
     found: Array  # [] bool
@@ -35,7 +35,7 @@ class Fault:
 @struct.dataclass
 class Guarded:
     state: PyTree  # the algorithm's State; the last good one once `fault.found`
-    fault: Fault
+    fault: BadUpdate
 
     @property
     def updates(self) -> Array:
@@ -64,9 +64,9 @@ def refuse_bad_updates(algo: Algo, like: PyTree, *, axis_name: str | None = None
         bad_loss, bad_params = collectives.any_device(jnp.stack([bad_loss, bad_params]), axis_name)
         fault, bad = state.fault, bad_loss | bad_params
 
-        def note(fault: Fault) -> Fault:
+        def note(fault: BadUpdate) -> BadUpdate:
             data = jax.random.key_data(key)
-            return Fault(jnp.ones((), bool), bad_loss, bad_params, data, _of_all_devices(batch, axis_name))
+            return BadUpdate(jnp.ones((), bool), bad_loss, bad_params, data, _of_all_devices(batch, axis_name))
 
         first = bad & ~fault.found
         branch = lambda fault: jax.lax.cond(first, note, lambda fault: fault, fault)
@@ -98,7 +98,7 @@ def init_state(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zero
     """Returns a state without a fault; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
     no = lambda: zeros((), bool)
     batch = jax.tree.map(lambda x: zeros(x.shape, x.dtype), like)
-    return Guarded(state, Fault(no(), no(), no(), zeros((2,), np.uint32), batch))
+    return Guarded(state, BadUpdate(no(), no(), no(), zeros((2,), np.uint32), batch))
 
 
 def _bytes(tree: PyTree) -> int:

@@ -38,8 +38,8 @@ class Learner(NamedTuple):
     init: Callable[[Key], PyTree]  # key -> state
     init_replay: Callable[[], PyTree]  # -> replay, empty
     actor: Callable[[PyTree], PyTree]  # state -> Actor
-    # (state, replay, Rollout, key) -> (state, replay, metrics). With replay the key may be Keys; with data sets alone
-    # the rollout is None
+    # (state, replay, Rollout, key) -> (state, replay, metrics). With replay the key may be UpdateKeys; with data sets
+    # alone the rollout is None
     step: Callable[[PyTree, PyTree, Any, Any], tuple[PyTree, PyTree, Metrics]]
     # state -> checkpoint content, and checkpoint content -> state; the rest of the state is re-initialised
     keep: Callable[[PyTree], PyTree] = lambda state: state
@@ -60,7 +60,7 @@ class Data(NamedTuple):
     with_rows: Callable[[PyTree, PyTree], PyTree]  # (changing part, replay with the data) -> replay with both
 
 
-class Keys(NamedTuple):
+class UpdateKeys(NamedTuple):
     """Separate keys of a step: learners with the same `draw` sample the same rows."""
 
     draw: Key  # for samples from replay
@@ -232,8 +232,8 @@ def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) 
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         return buffer.sample(replay, key)
 
-    def step(state: PyTree, replay: PyTree, rollout: None, key: Key | Keys):
-        sample_key, update_key = key if isinstance(key, Keys) else jax.random.split(key)
+    def step(state: PyTree, replay: PyTree, rollout: None, key: Key | UpdateKeys):
+        sample_key, update_key = key if isinstance(key, UpdateKeys) else jax.random.split(key)
         batch = sample(replay, sample_key)
         state, aux = algo.update(state, batch, update_key)
         if buffer.set_priority is not None and aux.priority is not None:
@@ -295,14 +295,14 @@ def off_policy(
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         return buffer.sample(replay, key)
 
-    def split(key: Key | Keys, i: Any) -> tuple[Key, Key]:
+    def split(key: Key | UpdateKeys, i: Any) -> tuple[Key, Key]:
         """Returns the keys of the sample and of the update of gradient step i."""
-        if not isinstance(key, Keys):
+        if not isinstance(key, UpdateKeys):
             sample_key, update_key = jax.random.split(jax.random.fold_in(key, i))
             return sample_key, update_key
         return jax.random.fold_in(key.draw, i), split(key.update, i)[1]
 
-    def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key | Keys):
+    def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key | UpdateKeys):
         before = state.updates
         state, replay = ingest(state, rollout), buffer.add(replay, rollout)
         held, ready = buffer.size(replay), buffer.can_sample(replay)

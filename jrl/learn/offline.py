@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.learner import Data, Keys, Learner, trace_once
+from jrl.learn.learner import Data, Learner, UpdateKeys, trace_once
 from jrl.learn.program import LoopState, Program, Role, joined_replay, own_replay, role_key
 from jrl.metrics import episodes as episode_metrics
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
@@ -93,7 +93,7 @@ class Offline(Program):
         keys = keys_of(root, first, self.iterations)
 
         def drawn(learned: PyTree, bare: PyTree, i: Any):
-            key = Keys(*jax.tree.map(lambda x: x[i], keys))
+            key = UpdateKeys(*jax.tree.map(lambda x: x[i], keys))
             learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
             metrics.pop("train/updates")
             return learned, self._data.without_rows(replay), metrics
@@ -172,11 +172,11 @@ class Offline(Program):
         """Does nothing: there are no environments."""
 
 
-def keys_of(root: Key, first: Any, count: int) -> Keys:
+def keys_of(root: Key, first: Any, count: int) -> UpdateKeys:
     """Returns the keys of `count` updates from number `first` on, [count] each.
 
     They are computed together: one by one in the loop they took a twentieth of a small update.
     """
     split = lambda i: jax.random.split(role_key(root, Role.UPDATE, i))
     keys = jax.vmap(split)(first + jnp.arange(count, dtype=jnp.uint32))
-    return Keys(keys[:, 0], keys[:, 1])
+    return UpdateKeys(keys[:, 0], keys[:, 1])

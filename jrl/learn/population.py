@@ -272,7 +272,7 @@ def _chosen(mine: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(choose, new, old)
 
 
-class Place:
+class MemberPlace:
     """A member's state, read when it is asked for: it has the fields of a LoopState."""
 
     def __init__(self, population: Population, member: int):
@@ -290,7 +290,7 @@ class MemberProgram(Program):
         fused = population.fused
         super().__init__(fused.learner, fused.mesh, rows=fused.rows)
         self.population, self.member, self.iterations = population, member, fused.iterations
-        self.place_of = Place(population, member)
+        self.place_of = MemberPlace(population, member)
 
     def init(self, seed: int) -> Any:
         self.population.begin()

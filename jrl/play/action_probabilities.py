@@ -23,7 +23,7 @@ class Probabilities(NamedTuple):
     choices: Array | None  # [R, A] or [R, K, D] f32, see `fqe`; None: not requested
 
 
-class Request(NamedTuple):
+class ProbabilityRequest(NamedTuple):
     """Requested outputs; static."""
 
     explore: bool  # the policy as it explores; False: its best actions
@@ -40,7 +40,7 @@ def is_stochastic(algo: Algo, spec: EnvSpec) -> bool:
 
 
 def compute_probabilities(
-    algo: Algo, spec: EnvSpec, weights: PyTree, store: EpisodeStore, request: Request, key: Key
+    algo: Algo, spec: EnvSpec, weights: PyTree, store: EpisodeStore, request: ProbabilityRequest, key: Key
 ) -> Probabilities:
     """Applies a policy to each row of a store, final observations included.
 
@@ -93,7 +93,7 @@ def _iterate_episodes(store: EpisodeStore) -> Iterator[tuple[np.ndarray, np.ndar
 
 
 @functools.cache
-def _build_program(algo: Algo, spec: EnvSpec, request: Request) -> Any:
+def _build_program(algo: Algo, spec: EnvSpec, request: ProbabilityRequest) -> Any:
     """Returns jitted (weights, obs [T, B, *], actions [T, B, *], carry, key) -> Probabilities [T, B, ...]."""
 
     def step(weights: PyTree, carry: PyTree, row: tuple[PyTree, PyTree, Key]) -> tuple[PyTree, Probabilities]:

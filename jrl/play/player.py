@@ -20,10 +20,10 @@ import numpy as np
 
 from jrl.errors import EnvironmentFailed
 from jrl.metrics import episodes
-from jrl.play.tally import Episode, Evaluation, Goal, Rows, Tally, concatenate
+from jrl.play.tally import CountedEpisode, Evaluation, Goal, PlayedRows, Tally, concatenate
 from jrl.rollout import sources
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
+from jrl.rollout.runner_group import RunnerGroup, RunnerProcess, received, sendable
 from jrl.rollout.source import Source
 from jrl.types import POLICY_ID, ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
 
@@ -35,7 +35,7 @@ _POLL = 0.05  # seconds between two checks of the deadline of an evaluation in r
 # called with (rollout of numpy arrays, infos of its rows or None) for each block; the mask has the counted rows
 OnRows = Callable[[Rollout, Any], None]
 # rows; and, if `on_rows` is given, the rollout as numpy arrays and its infos or None
-Block = tuple[Rows, tuple[Rollout, Any] | None]
+Block = tuple[PlayedRows, tuple[Rollout, Any] | None]
 
 
 class Deadline:
@@ -134,7 +134,7 @@ class Player(_Evaluating):
         self.spec, self.num_envs, self.length = env.spec, env.spec.games, length
         self.in_program = isinstance(env, JaxEnv)
         self._tallies = {}
-        self._surplus: list[Episode] = []  # `Tally.surplus` of the last evaluation
+        self._surplus: list[CountedEpisode] = []  # `Tally.surplus` of the last evaluation
         self._env = env
         self._lock = threading.RLock()  # `call` waits for the end of a block
         options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore, "record": record}
@@ -182,7 +182,7 @@ class Player(_Evaluating):
             arrays = [done & mask, mask, tracked.episode_return, tracked.length]
             if rollout.over is not None:
                 arrays += self._track_agents(rollout, done)
-            rows = Rows(*(np.asarray(x) for x in arrays))
+            rows = PlayedRows(*(np.asarray(x) for x in arrays))
             return rows, (jax.device_get(rollout), source.infos) if record else None
 
     def _track_agents(self, rollout: Rollout, done: Any) -> list[Any]:
@@ -304,7 +304,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         count: int = 0,
     ):  # fmt: skip
         self._num_envs, self._length, self._count = list(num_envs), length, count
-        self._surplus: list[list[Episode]] = [[] for _ in num_envs]
+        self._surplus: list[list[CountedEpisode]] = [[] for _ in num_envs]
         self._tallies: dict[int, Tally] = {}
         super().__init__(EvaluationHost, make, options)
 
@@ -352,7 +352,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
             self._surplus[index] = tally.surplus()
         return self.result()
 
-    def _order(self, runner: Runner, weights: Any, key: Key, goal: Goal, record: bool) -> None:
+    def _order(self, runner: RunnerProcess, weights: Any, key: Key, goal: Goal, record: bool) -> None:
         if runner.ordered * self._length > MAX_STEPS:
             raise self._max_steps_error(MAX_STEPS)
         runner_key = jax.random.fold_in(jax.random.fold_in(key, runner.index), runner.restarts)
@@ -366,10 +366,10 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         if restarts:
             self.recreated.append(index)
 
-    def _proven(self, runner: Runner) -> bool:
+    def _proven(self, runner: RunnerProcess) -> bool:
         return runner.warm
 
-    def _lose(self, runner: Runner) -> None:
+    def _lose(self, runner: RunnerProcess) -> None:
         others = [r.index for r in self._ready() if r.index in self._tallies]
         if runner.index not in self._tallies or not others:
             return
@@ -377,7 +377,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         for i, other in enumerate(others):
             self._tallies[other].add_amount(each + (i < rest))
 
-    def _replace(self, runners: Sequence[Runner]) -> None:
+    def _replace(self, runners: Sequence[RunnerProcess]) -> None:
         """Ends runners that did not answer by the deadline, and starts others."""
         for runner in runners:
             self._cluster.kill(runner.actor)

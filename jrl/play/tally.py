@@ -63,7 +63,7 @@ class Goal(NamedTuple):
         return [self._replace(amount=each + (i < rest)) for i in range(parts)]
 
 
-class Rows(NamedTuple):
+class PlayedRows(NamedTuple):
     """A block of rows [T, B]. `episode_return` and `length` are valid on an episode's last row."""
 
     ended: np.ndarray  # bool
@@ -74,7 +74,7 @@ class Rows(NamedTuple):
     policy_ids: np.ndarray | None = None  # [T, B, A] i32, as `Evaluation.policy_ids`
 
 
-class Episode(NamedTuple):
+class CountedEpisode(NamedTuple):
     """An episode that has ended."""
 
     episode_return: float
@@ -102,11 +102,11 @@ class Tally:
       stalled: rows per environment since the last progress to the goal.
     """
 
-    def __init__(self, goal: Goal, num_envs: int, surplus: Iterable[Episode] = ()):
+    def __init__(self, goal: Goal, num_envs: int, surplus: Iterable[CountedEpisode] = ()):
         self._goal, self._amount, self._steps = goal, goal.amount, 0
         self.stalled = 0
         self._quota: list[int] | None = None  # episodes of each environment; None: no fixed share
-        self._episodes: list[list[Episode]] = [list(surplus)]  # by environment, if there are quotas
+        self._episodes: list[list[CountedEpisode]] = [list(surplus)]  # by environment, if there are quotas
         if goal.amount is not None and goal.unit == "episodes" and goal.reset:
             each, rest = divmod(goal.amount, num_envs)
             self._quota = [each + (i < rest) for i in range(num_envs)]
@@ -138,7 +138,7 @@ class Tally:
             self._amount -= missing
         return missing
 
-    def add(self, rows: Rows) -> np.ndarray:
+    def add(self, rows: PlayedRows) -> np.ndarray:
         """Adds the next block; returns which rows count, [T, B] bool: rows up to the end of the goal or share."""
         counts, before = np.ones(rows.step.shape, bool), self.missing
         if self._goal.unit == "timesteps" and self._amount is not None:
@@ -152,7 +152,7 @@ class Tally:
         for t, b in zip(*np.nonzero(rows.ended if has_quota else rows.ended & counts)):
             episodes = self._episodes[b if has_quota else 0]
             by_agent = (None if x is None else x[t, b] for x in (rows.agents, rows.policy_ids))
-            episodes.append(Episode(float(rows.episode_return[t, b]), int(rows.length[t, b]), *by_agent))
+            episodes.append(CountedEpisode(float(rows.episode_return[t, b]), int(rows.length[t, b]), *by_agent))
             if self._quota is not None and len(episodes) == self._quota[b]:
                 counts[t + 1 :, b] = False
         self.stalled = 0 if self._amount is None or self.missing < before else self.stalled + len(counts)
@@ -173,7 +173,7 @@ class Tally:
         stack = lambda arrays: np.stack(arrays) if arrays and arrays[0] is not None else None
         return Evaluation(returns, lengths, steps, *map(stack, columns))
 
-    def surplus(self) -> list[Episode]:
+    def surplus(self) -> list[CountedEpisode]:
         """Returns the episodes beyond a goal without reset, which ended on the same row as the last counted episode."""
         has_surplus = self._goal.unit == "episodes" and self._quota is None and self._amount is not None
         return self._episodes[0][self._amount :] if has_surplus else []

@@ -73,7 +73,7 @@ def report(args: argparse.Namespace) -> None:
     if args.serve is not None and code is None:
         raise InputError(f"--serve: the drawing library of the page is not installed: {page.INSTALL}")
 
-    def read() -> "tuple[runs.Found, content.Options]":
+    def read() -> "tuple[runs.Found, content.ReportOptions]":
         paths, against = list(args.runs), args.against
         if is_file:
             paths.insert(0, against)  # first: a file is read once, under the first spelling of its path
@@ -81,7 +81,7 @@ def report(args: argparse.Namespace) -> None:
         found = runs.read(paths, [key for key in args.by.split(",") if key])
         if is_file:
             against = next(run.method for run in found.runs if run.name.startswith(f"{Path(args.against)}: "))
-        return found, content.Options(args.objective, args.axis, against, bounds, args.seed)
+        return found, content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
 
     def page_of_now(link: "page.Link") -> str:
         assert code is not None
@@ -101,7 +101,7 @@ def report(args: argparse.Namespace) -> None:
         page_server.serve(page_of_now, args.serve)
 
 
-def _write(out: Path, found: "runs.Found", options: "content.Options", code: str | None) -> None:
+def _write(out: Path, found: "runs.Found", options: "content.ReportOptions", code: str | None) -> None:
     from jrl.report import content, figures, page, tables
 
     said = content.content(found, options)

@@ -16,8 +16,8 @@ from jrl.fields import schema
 from jrl.metrics import plots
 from jrl.metrics.timers import RECOMPILES
 from jrl.report import content, statistics
-from jrl.report.content import Options
-from jrl.report.runs import AXES, Found, Run
+from jrl.report.content import ReportOptions
+from jrl.report.runs import AXES, Found, ReportedRun
 
 Views = list[dict[str, Any]]
 Band = Mapping[str, Sequence[float]]  # keys: x, value, low, high
@@ -90,8 +90,8 @@ class Measured(NamedTuple):
     """Data of the charts, before methods and points are selected."""
 
     said: Mapping[str, Any]  # result of `content.content`
-    runs: Mapping[str, Run]
-    groups: Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs with scores
+    runs: Mapping[str, ReportedRun]
+    groups: Mapping[tuple[str, str], Sequence[ReportedRun]]  # task, method -> runs with scores
     curves: Mapping[str, Mapping[tuple[str, str], Curves]]  # axis -> (task or ALL_TASKS, method) -> curves
     names: Mapping[str, str]  # short names of methods
     rank: Mapping[str, int]  # rank of each method, which selects its colour and dashes
@@ -104,7 +104,7 @@ class Size(NamedTuple):
     most: int  # maximum number of runs, and of methods
 
 
-def measure(found: Found, said: Mapping[str, Any], options: Options) -> Measured:
+def measure(found: Found, said: Mapping[str, Any], options: ReportOptions) -> Measured:
     """Return the curves over each axis that rows have, for the runs and the result of `content.content`."""
     options = options._replace(objective=said["objective"])
     runs = {run.name: run for run in found.runs}
@@ -529,7 +529,7 @@ def draw_seconds(m: Measured) -> Views:
     return found
 
 
-def stage_seconds(run: Run) -> dict[str, float]:
+def stage_seconds(run: ReportedRun) -> dict[str, float]:
     """Return the seconds of each stage over the whole run; a row has the seconds since the previous row."""
     names = dict.fromkeys(name for row in run.rows for name in row if name.startswith("time/") and name != RECOMPILES)
     sums = {name.removeprefix("time/"): float(np.nansum(run.column(name))) for name in names}

@@ -40,13 +40,13 @@ from jrl.report.runs import (
     NOT_FINITE,
     STOPPED,
     Found,
-    Run,
+    ReportedRun,
     differing_keys,
     learning_config,
 )
 
 Bounds = Mapping[str, tuple[float, float]]  # task -> scores normalised to 0 and 1
-Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
+Groups = dict[tuple[str, str], list[ReportedRun]]  # task, method -> runs that have scores
 Scores = Mapping[tuple[str, str], np.ndarray]  # task, method -> scores of these runs
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
@@ -58,7 +58,7 @@ _MOST_PAIRED = 8  # maximum number of methods for comparisons of all pairs
 _STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean, statistics.optimality_gap)
 
 
-class Options(NamedTuple):
+class ReportOptions(NamedTuple):
     """Options of a report."""
 
     objective: str = OBJECTIVE  # metric; greater is better
@@ -68,7 +68,7 @@ class Options(NamedTuple):
     seed: int = 0  # seed of the bootstrap
 
 
-def content(found: Found, options: Options) -> dict[str, Any]:
+def content(found: Found, options: ReportOptions) -> dict[str, Any]:
     """Return the content of a report.
 
     Raises:
@@ -156,7 +156,7 @@ def read_bounds(path: Path) -> dict[str, tuple[float, float]]:
 # ---------------------------------------------------------------- scores
 
 
-def select_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
+def select_objective(given: Sequence[ReportedRun], options: ReportOptions) -> tuple[ReportOptions, list[str]]:
     """Return the options with the objective of all methods, and notes. Raises InputError: no row has it.
 
     A run that was not evaluated yet has no score. If a method has no evaluated run at all, all methods are compared by
@@ -179,7 +179,7 @@ def select_objective(given: Sequence[Run], options: Options) -> tuple[Options, l
     return options._replace(objective=wanted), notes
 
 
-class Place(NamedTuple):
+class PageLink(NamedTuple):
     """A method's result on a task."""
 
     method: str
@@ -188,7 +188,7 @@ class Place(NamedTuple):
     score: float  # mean of the other runs' last values
 
 
-def rank_methods(given: Sequence[Run], options: Options) -> list[Place]:
+def rank_methods(given: Sequence[ReportedRun], options: ReportOptions) -> list[PageLink]:
     """Return the methods of a task that have scores, the best first, ranked as points in `jrl.sweep`.
 
     Methods that a scheduler stopped rank below the others: their scores are of fewer steps. With equal budgets, methods
@@ -201,11 +201,11 @@ def rank_methods(given: Sequence[Run], options: Options) -> list[Place]:
         good = [x for run, x in zip(own, last) if run.state != NOT_FINITE and math.isfinite(x)]
         if any(map(math.isfinite, last)):
             score = sum(good) / len(good) if good else -math.inf
-            found.append(Place(name, min(run.stopped_at for run in own), len(own) - len(good), score))
+            found.append(PageLink(name, min(run.stopped_at for run in own), len(own) - len(good), score))
     return sorted(found, key=lambda place: (place.score == -math.inf, -place.budget, place.lost, -place.score))
 
 
-def _rank_over_tasks(places: Mapping[str, Sequence[Place]], names: Sequence[str]) -> list[str]:
+def _rank_over_tasks(places: Mapping[str, Sequence[PageLink]], names: Sequence[str]) -> list[str]:
     """Return the methods by their mean rank over tasks; a method without the task ranks last there."""
     order = {task: [place.method for place in own] for task, own in places.items()}
     of_task = lambda name, own: own.index(name) if name in own else len(names)
@@ -213,7 +213,10 @@ def _rank_over_tasks(places: Mapping[str, Sequence[Place]], names: Sequence[str]
 
 
 def _recommendation(
-    places: Mapping[str, Sequence[Place]], order: Sequence[str], per_task: Sequence[Mapping[str, Any]], options: Options
+    places: Mapping[str, Sequence[PageLink]],
+    order: Sequence[str],
+    per_task: Sequence[Mapping[str, Any]],
+    options: ReportOptions,
 ) -> dict[str, Any]:
     if len(order) < 2:
         return {}
@@ -239,7 +242,7 @@ def _recommendation(
     return {"method": name, "why": why}
 
 
-def _describe_run(run: Run, options: Options) -> dict[str, Any]:
+def _describe_run(run: ReportedRun, options: ReportOptions) -> dict[str, Any]:
     return {
         "name": run.name,
         "method": run.method,
@@ -253,7 +256,7 @@ def _describe_run(run: Run, options: Options) -> dict[str, Any]:
     }
 
 
-def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, options: Options) -> dict[str, Any]:
+def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, options: ReportOptions) -> dict[str, Any]:
     measures = (statistics.interquartile_mean, statistics.median_run, statistics.mean)
     return {
         "task": task,
@@ -265,7 +268,9 @@ def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, opti
     }
 
 
-def _estimates(measures: Sequence[statistics.Statistic], scores: statistics.Scores, options: Options) -> dict[str, Any]:
+def _estimates(
+    measures: Sequence[statistics.Statistic], scores: statistics.Scores, options: ReportOptions
+) -> dict[str, Any]:
     """Return {value, low, high} of each measure, by its name."""
     found = statistics.estimate(lambda s: np.stack([measure(s) for measure in measures]), scores, seed=options.seed)
     named = zip(("iqm", "median", "mean", "optimality_gap"), zip(*found))
@@ -294,7 +299,7 @@ def _all_task_scores(scores: Scores, tasks: Sequence[str], name: str) -> list[np
     return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
 
 
-def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
+def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: ReportOptions) -> dict[str, Any]:
     if not normal:
         return {"none": "scores of different tasks have different scales: set their ranges by --normalize FILE"}
     rows, left_out = [], {}
@@ -306,7 +311,7 @@ def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], optio
     return {"tasks": tasks, "rows": rows, "left_out": left_out}
 
 
-def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> dict[str, Any]:
+def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: ReportOptions) -> dict[str, Any]:
     """Return the share of runs above each threshold, per method with runs on all tasks."""
     whole = {name: scores for name in names if (scores := _all_task_scores(normal, tasks, name))}
     if not whole:
@@ -321,7 +326,9 @@ def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], option
     return {"thresholds": thresholds, "methods": found}
 
 
-def _improvement(scores: Scores, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[dict[str, Any]]:
+def _improvement(
+    scores: Scores, tasks: Sequence[str], names: Sequence[str], options: ReportOptions
+) -> list[dict[str, Any]]:
     """Return the probability that a run of one method is better than a run of another, on their common tasks."""
     if options.against is None and len(names) > _MOST_PAIRED:
         return []
@@ -339,7 +346,7 @@ def _improvement(scores: Scores, tasks: Sequence[str], names: Sequence[str], opt
 # ---------------------------------------------------------------- learning curves
 
 
-def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict[str, Any]:
+def _curve(task: str, method: str, own: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:
     """Return the runs of a method on a task, and their interquartile mean up to the end of the shortest."""
     found = [run.curve(options.axis, options.objective) for run in own]
     lines = [dict(zip(("name", "x", "y"), (run.name, *_thin(*c)))) for run, c in zip(own, found)]
@@ -352,7 +359,7 @@ def _thin(x: np.ndarray, y: np.ndarray, most: int = 500) -> plots.Curve:
     return x[kept], y[kept]
 
 
-def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
+def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: ReportOptions) -> list[Any]:
     """Return the interquartile mean of normalised scores, per method with runs on all tasks; []: one task."""
     found = []
     for name in names:
@@ -366,7 +373,7 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
     return found
 
 
-def interquartile_band(tasks: Sequence[Sequence[plots.Curve]], options: Options) -> dict[str, Any] | None:
+def interquartile_band(tasks: Sequence[Sequence[plots.Curve]], options: ReportOptions) -> dict[str, Any] | None:
     """Return the interquartile mean of runs with its interval; None: a single run, or runs without a common range."""
     found = statistics.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
     return {"x": found[0], **found[1]._asdict()} if found else None
@@ -375,13 +382,13 @@ def interquartile_band(tasks: Sequence[Sequence[plots.Curve]], options: Options)
 # ---------------------------------------------------------------- hyper-parameters
 
 
-def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
+def _equal_steps(given: Sequence[ReportedRun], objective: str) -> dict[str, Any]:
     """Return the scores of the runs of each task and algorithm at the step where a scheduler stopped the first run.
 
     Returns:
       `scores` by name, of all runs of these tasks and algorithms; `note` explains. {}: no run was stopped.
     """
-    sets: dict[Any, list[Run]] = {}
+    sets: dict[Any, list[ReportedRun]] = {}
     for run in given:
         if run.path:
             sets.setdefault((run.task, run.config.get("algo.name")), []).append(run)
@@ -485,7 +492,7 @@ def _seeds_and_tasks(groups: Groups) -> Iterator[str]:
 
 def _repeated(groups: Groups) -> Iterator[str]:
     """Yield repeated seeds of a method, and runs with identical numbers."""
-    by_numbers: dict[tuple[str, str], list[Run]] = {}
+    by_numbers: dict[tuple[str, str], list[ReportedRun]] = {}
     for (task, method), own in groups.items():
         by_seed: dict[int, list[str]] = {}
         for run in own:
@@ -507,7 +514,7 @@ def _repeated(groups: Groups) -> Iterator[str]:
             yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
 
 
-def _fingerprint(run: Run) -> str | None:
+def _fingerprint(run: ReportedRun) -> str | None:
     """Return a run's numbers without timings; None: too few numbers, which may be equal by chance."""
     kept = [{k: v for k, v in row.items() if not k.startswith(_TIMING)} for row in run.rows]
     values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
@@ -522,7 +529,7 @@ def _budgets(groups: Groups) -> Iterator[str]:
         yield from said or (line for runs in of_task for line in _unequal(task, runs, "updates"))
 
 
-def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
+def _unequal(task: str, runs: Sequence[ReportedRun], axis: str) -> Iterator[str]:
     reached = [(steps, run) for run in runs if run.state == FINISHED and math.isfinite(steps := run.reached(axis))]
     if not reached:
         return
@@ -557,7 +564,7 @@ def _machines(groups: Groups, axis: str) -> Iterator[str]:
 # ---------------------------------------------------------------- differences, failures, provenance
 
 
-def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+def _differences(given: Sequence[ReportedRun], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Return each key that differs between runs: key -> method -> its values as YAML."""
     configs = {run.name: learning_config(run.config, ("env.id",)) for run in given if run.path}
     found: dict[str, dict[str, list[str]]] = {}
@@ -570,7 +577,9 @@ def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[s
     return found
 
 
-def _failures(given: Sequence[Run], described: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+def _failures(
+    given: Sequence[ReportedRun], described: Mapping[str, Any], options: ReportOptions
+) -> list[dict[str, Any]]:
     found = []
     for run in given:
         scored = math.isfinite(described[run.name]["last"])
@@ -583,7 +592,7 @@ def _failures(given: Sequence[Run], described: Mapping[str, Any], options: Optio
     return found
 
 
-def _origins(given: Sequence[Run]) -> list[dict[str, Any]]:
+def _origins(given: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Return the origins of runs (code, versions, machine) with the runs and commands of each."""
     found: dict[str, dict[str, Any]] = {}
     for run in given:

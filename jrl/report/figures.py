@@ -9,7 +9,7 @@ import numpy as np
 from jrl.errors import InputError
 from jrl.metrics import plots
 from jrl.report import content, runs
-from jrl.report.content import Options
+from jrl.report.content import ReportOptions
 
 _MOST = 8  # maximum number of methods in a panel
 
@@ -41,7 +41,7 @@ def plot_runs(
       InputError: no runs, or no row has both metrics.
     """
     found = runs.read(paths).runs
-    options = Options(y or content.OBJECTIVE, x)
+    options = ReportOptions(y or content.OBJECTIVE, x)
     options = content.select_objective(found, options)[0] if y is None else options
     groups: dict[str, dict[str, list[plots.Curve]]] = {}
     for run in found:
@@ -79,12 +79,12 @@ def plot_panels(named: Mapping[str, Panel], png: str | Path) -> Path:
     """Plot groups of runs with different metrics: title -> panel. Raises InputError: a path holds no run."""
     drawn = dict[str, dict[str, Any]]()
     for title, panel in named.items():
-        options = Options(panel.metric)
+        options = ReportOptions(panel.metric)
         lines = [run.curve(options.axis, panel.metric) for run in runs.read(panel.paths).runs]
         lines = [line for line in lines if len(line[0])]
         drawn[title] = {"": (lines, _to_band(content.interquartile_band([lines], options)) if lines else None)}
     thresholds = {title: panel.threshold for title, panel in named.items() if panel.threshold is not None}
-    return plots.plot_groups(drawn, png, x=Options().axis, y="return", thresholds=thresholds)
+    return plots.plot_groups(drawn, png, x=ReportOptions().axis, y="return", thresholds=thresholds)
 
 
 def _to_band(band: Mapping[str, Any] | None) -> plots.Band | None:

@@ -15,7 +15,7 @@ from jrl.errors import counted
 from jrl.metrics import plots
 from jrl.report import charts, tables
 from jrl.report.charts import Measured, Size
-from jrl.report.content import Options
+from jrl.report.content import ReportOptions
 from jrl.report.runs import AXES, FINISHED, STOPPED, Found
 
 NAME = "index.html"
@@ -50,7 +50,7 @@ def relative_link(directory: Path) -> Link:
     return link
 
 
-def html(found: Found, said: Mapping[str, Any], options: Options, link: Link, code: str) -> str:
+def html(found: Found, said: Mapping[str, Any], options: ReportOptions, link: Link, code: str) -> str:
     """Return the page, with as many points and runs as fit into LIMIT.
 
     Args:

@@ -35,7 +35,7 @@ Flat = Mapping[str, Any]  # dotted key -> leaf
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Run(NamedTuple):
+class ReportedRun(NamedTuple):
     """One run: a method on a task with one seed."""
 
     name: str  # directory as given by the user, or origin in a CSV file
@@ -88,7 +88,7 @@ class NoRows(InputError):
 class Found(NamedTuple):
     """Runs read from disk."""
 
-    runs: list[Run]
+    runs: list[ReportedRun]
     cautions: list[str]  # unreadable or damaged files
 
 
@@ -103,7 +103,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     Raises:
       InputError: a path does not exist or holds no run, a CSV file is invalid, or there is no run at all.
     """
-    runs: list[Run] = []
+    runs: list[ReportedRun] = []
     cautions: list[str] = []
     errors: list[str] = []
     seen: set[Path] = set()
@@ -149,7 +149,7 @@ def _run_directories(path: Path) -> list[Path]:
     return found
 
 
-def _named(runs: Sequence[Run], by: Sequence[str]) -> list[Run]:
+def _named(runs: Sequence[ReportedRun], by: Sequence[str]) -> list[ReportedRun]:
     """Return the runs with the names of their methods."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
     labels = method_names(own, ignored=("env.id",), by=by)
@@ -162,7 +162,7 @@ def _named(runs: Sequence[Run], by: Sequence[str]) -> list[Run]:
     ]
 
 
-def numbers(runs: Iterable[Run]) -> list[str]:
+def numbers(runs: Iterable[ReportedRun]) -> list[str]:
     """Return the names of all numeric metrics of the runs."""
     found = {name for run in runs if run.path for row in run.rows for name, x in row.items() if _is_number(x)}
     return sorted(found)
@@ -254,7 +254,7 @@ def _distinguishing(configs: Sequence[Flat]) -> list[str]:
 Decisions = tuple[dict[str, int], dict[str, str]]  # member -> steps at which it was stopped; member -> its source
 
 
-def _read_run(directory: Path, decided: Decisions) -> tuple[Run | None, list[str]]:
+def _read_run(directory: Path, decided: Decisions) -> tuple[ReportedRun | None, list[str]]:
     """Return a run (None: unreadable), and its faults in one line each."""
     try:
         return _run_of(directory, *decided)
@@ -267,7 +267,7 @@ def _read_run(directory: Path, decided: Decisions) -> tuple[Run | None, list[str
     return None, [f"{directory} is left out: {why}"]
 
 
-def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, str]) -> tuple[Run, list[str]]:
+def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, str]) -> tuple[ReportedRun, list[str]]:
     tree = schema.read_yaml(directory / "config.yaml")
     config = {shown(str(key)): value for key, value in schema.flatten(tree).items()}
     if "algo.name" in config:
@@ -287,7 +287,7 @@ def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, s
         state = NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
     provenance, unread = _provenance(directory)
     seed = config.get("run.seed")
-    run = Run(
+    run = ReportedRun(
         name=str(directory),
         method="",
         task=_task(tree),
@@ -390,7 +390,7 @@ def _is_number(value: Any) -> bool:
 # ---------------------------------------------------------------- CSV files
 
 
-def read_csv(path: Path) -> list[Run]:
+def read_csv(path: Path) -> list[ReportedRun]:
     """Return the runs of a CSV file: columns method, task, seed, step, value, optionally `updates`, `time_s`.
 
     A row is one measurement of the objective; rows of the same method, task and seed form a run, in the order of steps.
@@ -421,7 +421,9 @@ def read_csv(path: Path) -> list[Run]:
     found = []
     for (method, task, seed), rows in runs.items():
         rows.sort(key=lambda row: row["env_steps"])
-        found.append(Run(f"{path}: {method}, {task}, seed {seed}", method, task, seed, {}, rows, FINISHED, {}, None))
+        found.append(
+            ReportedRun(f"{path}: {method}, {task}, seed {seed}", method, task, seed, {}, rows, FINISHED, {}, None)
+        )
     return found
 
 

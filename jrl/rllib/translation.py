@@ -136,8 +136,8 @@ class Job:
         return self.rllib_core or (name if isinstance(name, str) else None)
 
     @cached_property
-    def sizes(self) -> "Sizes":
-        return Sizes(self)
+    def sizes(self) -> "RllibSizes":
+        return RllibSizes(self)
 
     def base_value(self, ours: str) -> Any:
         """Return the value of a key in `base`; None: not set."""
@@ -228,7 +228,7 @@ class Job:
         return counted(number, "update") if self.is_offline else f"{number} steps"
 
 
-class Sizes:
+class RllibSizes:
     """Numbers of environments, steps, batches and gradient steps. Each depends on several keys."""
 
     def __init__(self, job: Job):

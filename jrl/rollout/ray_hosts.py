@@ -24,7 +24,7 @@ from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import compression
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
+from jrl.rollout.runner_group import RunnerGroup, RunnerProcess, received, sendable
 from jrl.rollout.source import FAILURES, Parts
 from jrl.types import Episodes, Key, PyTree, Rollout
 
@@ -307,11 +307,11 @@ class EnvRunners(RunnerGroup, Parts):
         fill()
         return parts
 
-    def _send(self, runner: Runner, order: tuple, number: int) -> None:
+    def _send(self, runner: RunnerProcess, order: tuple, number: int) -> None:
         with self._timers("send"):
             runner.order(runner.actor.next.remote(*order, number), self._calls)
 
-    def _part(self, wanted: Sequence[Runner], spare: Sequence[Runner] = ()) -> Part | None:
+    def _part(self, wanted: Sequence[RunnerProcess], spare: Sequence[RunnerProcess] = ()) -> Part | None:
         """Returns the first rollout to arrive; None and arguments as for `_event`."""
         if (found := self._event(wanted, spare)) is None:
             return None
@@ -345,11 +345,11 @@ class EnvRunners(RunnerGroup, Parts):
         # a new runner inherits the statistics, without the unfinished episodes
         return jax.device_get(episodes.clear_running(self._columns[index])) if restarts else None, self._codec
 
-    def _started(self, runner: Runner) -> None:
+    def _started(self, runner: RunnerProcess) -> None:
         if runner.restarts:
             self.recreated.append(runner.index)
 
-    def _lose(self, runner: Runner) -> None:
+    def _lose(self, runner: RunnerProcess) -> None:
         self._columns[runner.index] = self._initial_columns
 
     def _begin(self) -> None:

@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 @dataclasses.dataclass
-class Runner:
+class RunnerProcess:
     """State of a runner, as the learning process knows it."""
 
     index: int
@@ -82,8 +82,8 @@ class RunnerGroup:
     are
     not replaced endlessly: the run ends when K of them have failed.
 
-    Subclasses decide what to order (`Runner.order`), how to use the answers (`_event`), the arguments of an actor
-    (`_given`), and the reaction to a start (`_started`) and to the loss of a runner (`_lose`).
+    Subclasses decide what to order (`RunnerProcess.order`), how to use the answers (`_event`), the arguments of an
+    actor (`_given`), and the reaction to a start (`_started`) and to the loss of a runner (`_lose`).
 
     Attributes:
       recreated: indices of runners restarted since the last read; the reader empties it.
@@ -118,7 +118,7 @@ class RunnerGroup:
 
         options.check()
         self._make, self._options, self._timers = make, options, timers or Timers()
-        self._runners: dict[int, Runner] = {}  # living runners by index
+        self._runners: dict[int, RunnerProcess] = {}  # living runners by index
         self._restarts = self._dropped = 0  # numbers of replaced runners and of lost orders
         self._answered = self._closed = False  # whether any runner has answered
         self.recreated: list[int] = []
@@ -136,35 +136,35 @@ class RunnerGroup:
         """Returns the arguments of a runner's host after `make`, `index` and `restarts`."""
         return ()
 
-    def _started(self, runner: Runner) -> None:
+    def _started(self, runner: RunnerProcess) -> None:
         """Called after a runner has started."""
 
-    def _proven(self, runner: Runner) -> bool:
+    def _proven(self, runner: RunnerProcess) -> bool:
         """Returns whether a runner may be replaced although K runners have failed."""
         return self._answered
 
-    def _lose(self, runner: Runner) -> None:
+    def _lose(self, runner: RunnerProcess) -> None:
         """Called when the others continue without a runner."""
 
     # ------------------------------------------------------------ orders and answers
 
-    def _ready(self) -> list[Runner]:
+    def _ready(self) -> list[RunnerProcess]:
         return [r for _, r in sorted(self._runners.items()) if r.starting is None]
 
-    def _starting(self) -> list[Runner]:
+    def _starting(self) -> list[RunnerProcess]:
         return [r for _, r in sorted(self._runners.items()) if r.starting is not None]
 
     def _start(self, index: int, restarts: int) -> None:
         actor, starting = self._cluster.start(index, self._make, index, restarts, *self._given(index, restarts))
-        self._runners[index] = Runner(index, restarts, actor, starting, time.monotonic())
+        self._runners[index] = RunnerProcess(index, restarts, actor, starting, time.monotonic())
 
     def _begin(self) -> None:
         while self._starting():
             self._event([])
 
     def _event(
-        self, wanted: Sequence[Runner], spare: Sequence[Runner] = (), seconds: float = math.inf
-    ) -> tuple[Runner, Request, Any] | None:
+        self, wanted: Sequence[RunnerProcess], spare: Sequence[RunnerProcess] = (), seconds: float = math.inf
+    ) -> tuple[RunnerProcess, Request, Any] | None:
         """Waits for the first answer of the runners `wanted`, or of a `spare` runner without other pending orders.
 
         Returns:
@@ -201,12 +201,12 @@ class RunnerGroup:
         runner.warm = self._answered = True
         return runner, runner.requests.popleft(), answer
 
-    def _forget(self, runners: Sequence[Runner]) -> None:
+    def _forget(self, runners: Sequence[RunnerProcess]) -> None:
         for runner in runners:
             self._dropped += len(runner.requests)
             runner.requests.clear()
 
-    def _fail(self, runner: Runner, cause: str) -> None:
+    def _fail(self, runner: RunnerProcess, cause: str) -> None:
         options, name = self._options, f"environment runner {runner.index}{self._of}"
         self._cluster.kill(runner.actor)
         self._forget([runner])
@@ -239,7 +239,7 @@ class RunnerGroup:
 
     # ------------------------------------------------------------ calls of every runner
 
-    def _each(self, call: Callable[[Runner], Any]) -> dict[int, Any]:
+    def _each(self, call: Callable[[RunnerProcess], Any]) -> dict[int, Any]:
         """Returns the answers of all healthy runners to `call`, which makes a ray.ObjectRef, by index in order.
 
         Exceptions of the called code are raised here.

@@ -8,7 +8,7 @@ from jrl.errors import InputError, counted
 from jrl.host import command
 
 if TYPE_CHECKING:
-    from jrl.run.estimates import Report
+    from jrl.run.estimates import EstimateReport
 
 _METHODS = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr")
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(report: "Report") -> list[str]:
+def table(report: "EstimateReport") -> list[str]:
     """Returns a report as lines."""
     lines = ["", f"{'method':<8}{'estimate':>12}{'std. error':>12}   95 % interval"]
     for name, found in report.estimates.items():
@@ -74,7 +74,7 @@ def table(report: "Report") -> list[str]:
     return lines + [f"warning: {text}" for text in report.warnings]
 
 
-def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report", dict[str, Any]]:
+def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["EstimateReport", dict[str, Any]]:
     """Makes the report, and describes its policy and data."""
     import dataclasses
 

@@ -33,7 +33,7 @@ _MIN_ESS_SHARE = 0.05  # minimum effective share of the episodes
 _RATIOS = (0.5, 2.0)  # plausible range of the mean ratio, which is 1 if the recorded log_prob is right
 
 
-class Report(NamedTuple):
+class EstimateReport(NamedTuple):
     """Estimates with their effective sample size and warnings; plain numbers."""
 
     estimates: dict[str, dict[str, float]]  # method -> value, error, low, high
@@ -51,7 +51,7 @@ class Report(NamedTuple):
         return found if self.ess is None else {**found, "estimate/ess": self.ess}
 
 
-class Episodes(NamedTuple):
+class RatedEpisodes(NamedTuple):
     """E episodes padded to T steps."""
 
     reward: Array  # [E, T] f32
@@ -93,11 +93,11 @@ class ReturnEstimator:
         if weighing or isinstance(spec.action, Discrete):  # values of discrete actions need probabilities, too
             _check_choice(algo, spec, explore, weighing or how.methods, fix)
         fits = any(name in _FITTED for name in how.methods)
-        self._request = action_probabilities.Request(explore, bool(weighing), how.fqe.actions if fits else 0)
+        self._request = action_probabilities.ProbabilityRequest(explore, bool(weighing), how.fqe.actions if fits else 0)
         self._fit = _Fit(network, how, spec, store, self._gamma) if fits else None
         self._begins = store.offsets[:-1]
 
-    def __call__(self, actor: PyTree, key: Key) -> Report:
+    def __call__(self, actor: PyTree, key: Key) -> EstimateReport:
         """Returns the estimates of a policy, given its Actor; equal keys give equal results."""
         store, how = self._store, self._how
         along_key, fit_key = jax.random.split(key)
@@ -115,14 +115,14 @@ class ReturnEstimator:
         if found.log_prob is not None:
             ratio = (found.log_prob - store.columns[LOG_PROB]).astype(np.float32)
         mask = np.arange(store.lengths().max())[None] < store.lengths()[:, None]
-        episodes = Episodes(self._padded(store.reward), mask, self._padded(ratio), q, value)
+        episodes = RatedEpisodes(self._padded(store.reward), mask, self._padded(ratio), q, value)
         interval, ess, mean_ratio, mean = jax.device_get(_estimated(how.methods, self._gamma, episodes))
         estimates: dict[str, dict[str, float]] = {
             name: {field: float(x[i]) for field, x in interval._asdict().items()} for i, name in enumerate(how.methods)
         }
         weighs = self._request.log_prob
         told = tuple(_warnings(self._gamma, how.methods, store, float(ess), float(mean_ratio), weighs))
-        return Report(estimates, float(ess) if weighs else None, store.num_episodes, float(mean), told)
+        return EstimateReport(estimates, float(ess) if weighs else None, store.num_episodes, float(mean), told)
 
     def _padded(self, x: Array, more: int = 0) -> np.ndarray:
         """Returns values [R] as [E, T + more], with arbitrary padding."""
@@ -131,7 +131,7 @@ class ReturnEstimator:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _estimated(methods: tuple[str, ...], gamma: float, episodes: Episodes):
+def _estimated(methods: tuple[str, ...], gamma: float, episodes: RatedEpisodes):
     reward, mask, ratio, q, value = episodes
 
     def one(name: str, weight: Array) -> Array:
@@ -330,4 +330,4 @@ def _warnings(
             yield f"{share}: {', '.join(bootstraps)} count what comes behind, the others what was recorded"
 
 
-__all__ = ["Report", "ReturnEstimator", "ScheduledEstimates", "build_estimates", "check_log_probs"]
+__all__ = ["EstimateReport", "ReturnEstimator", "ScheduledEstimates", "build_estimates", "check_log_probs"]

@@ -12,7 +12,7 @@ from jrl.run import build, build_collect
 from jrl.run.preflight import resolved
 
 
-class Row(NamedTuple):
+class LayerRow(NamedTuple):
     """One array of parameters."""
 
     name: str  # dotted path; its first part is the part of the networks that it belongs to
@@ -24,7 +24,7 @@ class Row(NamedTuple):
         return math.prod(self.shape)
 
 
-def rows(cfg: RunConfig) -> list[Row]:
+def rows(cfg: RunConfig) -> list[LayerRow]:
     """Returns the arrays that a run would learn, in the order of their names; none is made.
 
     Makes one environment, for its spaces.
@@ -37,10 +37,10 @@ def rows(cfg: RunConfig) -> list[Row]:
     state = jax.eval_shape(algo.init, jax.random.key(0))
     params = {name: one.params for name, one in state.items()} if isinstance(state, dict) else state.params
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    return [Row(name(path), tuple(x.shape), str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
+    return [LayerRow(name(path), tuple(x.shape), str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
 
 
-def totals(found: list[Row]) -> dict[str, int]:
+def totals(found: list[LayerRow]) -> dict[str, int]:
     """Returns the number of parameters by part of the networks."""
     parts = {row.name.partition(".")[0]: 0 for row in found}
     for row in found:
@@ -48,7 +48,7 @@ def totals(found: list[Row]) -> dict[str, int]:
     return parts
 
 
-def lines(found: list[Row]) -> Iterator[str]:
+def lines(found: list[LayerRow]) -> Iterator[str]:
     """Yields the lines of a table: each array, each part, and all of them."""
     cells = [("name", "shape", "dtype", "parameters")]
     cells += [(row.name, str(list(row.shape)), row.dtype, f"{row.size:,}") for row in found]

@@ -199,7 +199,7 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
     actor = first_actor(algo, 0)
     held = store(action, observation=observation)
     found = action_probabilities.compute_probabilities(
-        algo, spec, actor, held, action_probabilities.Request(True, True, 2), jax.random.key(1)
+        algo, spec, actor, held, action_probabilities.ProbabilityRequest(True, True, 2), jax.random.key(1)
     )
     choose = jax.jit(lambda obs, carry: algo.choice(actor, obs, carry, True))
     row = 0

@@ -11,7 +11,7 @@ import pytest
 from run_files import run
 
 from jrl.report import __main__, charts, content, page, runs
-from jrl.report.content import Options
+from jrl.report.content import ReportOptions
 
 BAD = "</script><b>&\"'"
 LIBRARY = "var echarts = {text: '</script><!--'};"
@@ -30,7 +30,7 @@ def found(tmp_path):
 
 
 def shown(found, directory, **asked):
-    options = Options(**asked)
+    options = ReportOptions(**asked)
     said = content.content(found, options)
     return page.html(found, said, options, page.relative_link(directory), LIBRARY)
 
@@ -110,8 +110,8 @@ def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
     ]
     for given, code, sizes in ((several, 1_150_000, {120}), (many, 1_700_000, {300, 100})):
         given = runs.Found(given, [])
-        said = content.content(given, Options())
-        text = page.html(given, said, Options(), page.relative_link(tmp_path), "x" * code)
+        said = content.content(given, ReportOptions())
+        text = page.html(given, said, ReportOptions(), page.relative_link(tmp_path), "x" * code)
         assert len(text.encode()) < page.LIMIT
         parsed = Elements(text)
         lines = parsed.all("tr", "title")

@@ -43,9 +43,9 @@ def runs_of_a_sweep(tmp_path_factory):
 def write(places, directory):
     """Writes the page of runs; returns its address."""
     found = runs.read(places, ["algo.lr"])
-    said = content.content(found, content.Options())
+    said = content.content(found, content.ReportOptions())
     file = directory / page.NAME
-    file.write_text(page.html(found, said, content.Options(), page.relative_link(directory), page.library()))
+    file.write_text(page.html(found, said, content.ReportOptions(), page.relative_link(directory), page.library()))
     return file.as_uri()
 
 

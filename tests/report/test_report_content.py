@@ -9,7 +9,7 @@ from scipy import stats
 
 from jrl.errors import InputError
 from jrl.report import content, figures, runs, statistics, tables
-from jrl.report.content import Options
+from jrl.report.content import ReportOptions
 
 LAST = {
     ("CartPole-v1", 1e-3): (400.0, 500.0, 450.0, 300.0),
@@ -35,7 +35,7 @@ def row(rows, **wanted):
 
 
 def test_the_table_of_a_task(found):
-    asked = Options(seed=3, normalize=BOUNDS)
+    asked = ReportOptions(seed=3, normalize=BOUNDS)
     said = content.content(found, asked)
     assert said["objective"] == "evaluation/return" and {*said["methods"]} == {FAST, SLOW}
     for (task, lr), values in LAST.items():
@@ -50,8 +50,8 @@ def test_the_table_of_a_task(found):
 
 
 def test_the_table_over_tasks_is_of_normalised_scores(found):
-    assert "--normalize" in content.content(found, Options())["aggregate"]["none"]
-    said = content.content(found, Options(normalize=BOUNDS, against=SLOW))
+    assert "--normalize" in content.content(found, ReportOptions())["aggregate"]["none"]
+    said = content.content(found, ReportOptions(normalize=BOUNDS, against=SLOW))
     assert said["methods"][0] == SLOW and said["aggregate"]["left_out"] == {}
     scores = [(np.array(LAST[task, 1e-3]) - low) / (high - low) for task, (low, high) in BOUNDS.items()]
     one = row(said["aggregate"]["rows"], method=FAST)
@@ -69,24 +69,24 @@ def test_a_picture_has_a_panel_for_each_task_and_one_over_all(found, tmp_path):
     from matplotlib.image import imread
 
     shapes = []
-    for options in (Options(), Options(normalize=BOUNDS)):
+    for options in (ReportOptions(), ReportOptions(normalize=BOUNDS)):
         said = content.content(found, options)
         shapes.append(imread(figures.plot_curves(said, tmp_path / "curves.png")).shape)
     assert shapes[0][0] == shapes[1][0] and shapes[1][1] == pytest.approx(1.5 * shapes[0][1], abs=2)
 
 
 def test_improvement_is_over_the_reference(found):
-    (one,) = content.content(found, Options(against=SLOW))["improvement"]
+    (one,) = content.content(found, ReportOptions(against=SLOW))["improvement"]
     assert (one["method"], one["over"]) == (FAST, SLOW) and sorted(one["tasks"]) == sorted(BOUNDS)
     # 400, 450 and 300 lose against 500, to which 500 is equal; all else is won
     assert one["value"] == pytest.approx(((12 - 3 - 0.5) / 12 + 1) / 2)
-    (other,) = content.content(found, Options(against=FAST))["improvement"]
+    (other,) = content.content(found, ReportOptions(against=FAST))["improvement"]
     assert other["value"] == pytest.approx(1 - one["value"])
 
 
 def test_curves_end_where_the_shortest_run_does(tmp_path, found):
     run(tmp_path / "short", seed=7, values=(0, 0), env="CartPole-v1")
-    said = content.content(runs.read([tmp_path]), Options(axis="updates"))
+    said = content.content(runs.read([tmp_path]), ReportOptions(axis="updates"))
     curve = row(said["curves"], task="CartPole-v1", method=FAST)
     assert [len(one["x"]) for one in curve["runs"]] == [3, 3, 3, 3, 2]
     assert (curve["band"]["x"][0], curve["band"]["x"][-1]) == (10, 20)
@@ -97,15 +97,15 @@ def test_curves_end_where_the_shortest_run_does(tmp_path, found):
 
 def test_without_evaluations_the_episodes_of_training_count(tmp_path):
     run(tmp_path / "a", seed=0, values=(1, 2, 3))
-    assert content.content(runs.read([tmp_path]), Options())["notes"] == []
+    assert content.content(runs.read([tmp_path]), ReportOptions())["notes"] == []
     run(tmp_path / "b", seed=0, values=(4, 5, 6), algo="dqn", key="episode/return")
-    said = content.content(runs.read([tmp_path]), Options())
+    said = content.content(runs.read([tmp_path]), ReportOptions())
     assert said["objective"] == "episode/return" and said["notes"][0].startswith("dqn: no run was evaluated")
     assert [failure["why"] for failure in said["failures"]] == [
         "no row has episode/return beside env_steps; it is left out"
     ]
     assert said["methods"] == ["dqn"]
-    asked = content.content(runs.read([tmp_path]), Options(objective="loss"))
+    asked = content.content(runs.read([tmp_path]), ReportOptions(objective="loss"))
     assert asked["notes"] == [] and row(asked["per_task"], method="ppo")["mean"]["value"] == pytest.approx(3 / 7)
 
 
@@ -113,14 +113,17 @@ def test_without_evaluations_the_episodes_of_training_count(tmp_path):
     "options, says",
     [
         (
-            Options(objective="evaluation/retrun"),
+            ReportOptions(objective="evaluation/retrun"),
             "--objective evaluation/retrun: no row has it: did you mean evaluation/",
         ),
-        (Options(objective="custom/return"), "did you mean .*evaluation/return"),
-        (Options(against="dqn"), "--against dqn: no such method: there are algo.lr"),
-        (Options(against="other", axis="updates"), "--against other: none of its runs has evaluation/return beside up"),
-        (Options(against="algo.lr=0.01"), "did you mean algo.lr=0.001"),
-        (Options(normalize={"CartPole-v1": (0.0, 1.0)}), "--normalize: Acrobot-v1 is missing"),
+        (ReportOptions(objective="custom/return"), "did you mean .*evaluation/return"),
+        (ReportOptions(against="dqn"), "--against dqn: no such method: there are algo.lr"),
+        (
+            ReportOptions(against="other", axis="updates"),
+            "--against other: none of its runs has evaluation/return beside up",
+        ),
+        (ReportOptions(against="algo.lr=0.01"), "did you mean algo.lr=0.001"),
+        (ReportOptions(normalize={"CartPole-v1": (0.0, 1.0)}), "--normalize: Acrobot-v1 is missing"),
     ],
 )
 def test_what_runs_do_not_have_is_refused(tmp_path, found, options, says):
@@ -158,7 +161,7 @@ def test_what_hyper_parameters_have_to_do_with_scores(tmp_path):
         lr, gamma, kind = 10.0 ** -(1 + i % 4), 0.9 + rng.uniform() / 100, "abc"[i % 3]
         value = 10.0 * (i % 4) + (i % 3 == 1) + rng.uniform()
         run(tmp_path / str(i), seed=0, values=(0.0, 1.0, value), lr=lr, gamma=gamma, kind=kind)
-    said = content.content(runs.read([tmp_path]), Options())
+    said = content.content(runs.read([tmp_path]), ReportOptions())
     lr, gamma, kind = (row(said["hyper_parameters"], key=f"algo.{name}") for name in ("lr", "gamma", "kind"))
     assert lr["correlation"] < -0.9 and lr["share"] > 0.9 and lr["recommended"] == "0.0001" and lr["values"] == 4
     # of 24 numbers no two are alike: eight parts of their range are compared
@@ -171,13 +174,13 @@ def test_what_hyper_parameters_have_to_do_with_scores(tmp_path):
     assert f"## Recommendation\n\n{best}: the highest evaluation/return, " in tables.to_markdown(said)
     assert kind["by_chance"] == pytest.approx(2 / 23)
     assert said["improvement"] == [] and "--against NAME" in tables.to_markdown(said)
-    assert content.content(runs.read([tmp_path / "0", tmp_path / "1"]), Options())["hyper_parameters"] == []
+    assert content.content(runs.read([tmp_path / "0", tmp_path / "1"]), ReportOptions())["hyper_parameters"] == []
 
 
 def test_hyper_parameters_of_runs_that_a_scheduler_stopped_are_compared_at_equal_steps(tmp_path):
     # the members that were stopped were the better, the earlier they are, and the last is the best at its end
     directory = sweep(tmp_path / "asha", lengths=(1, 2, 3))
-    said = content.content(runs.read([directory]), Options())
+    said = content.content(runs.read([directory]), ReportOptions())
     assert said["failures"] == [] and [one["last"] for one in said["runs"]] == [30.0, 201.0, 302.0]
     assert [*said["equal_steps"]["scores"].values()] == [30.0, 20.0, 10.0]
     assert "value after 100 env_steps" in said["equal_steps"]["note"] in tables.to_markdown(said)
@@ -188,13 +191,13 @@ def test_hyper_parameters_of_runs_that_a_scheduler_stopped_are_compared_at_equal
     assert "302" in said["recommendation"]["why"] and "the scheduler did not stop" in said["recommendation"]["why"]
     assert said["ranking"]["*"] == [one["method"] for one in reversed(said["runs"])]
     (directory / "population.json").unlink()
-    unknown = content.content(runs.read([directory]), Options())
+    unknown = content.content(runs.read([directory]), ReportOptions())
     assert unknown["equal_steps"] == {} and unknown["hyper_parameters"][0]["correlation"] == -1
     assert len(unknown["failures"]) == 2
 
 
 def test_markdown_and_json_say_it_all(found):
-    said = content.content(found, Options(against=SLOW, normalize=BOUNDS))
+    said = content.content(found, ReportOptions(against=SLOW, normalize=BOUNDS))
     assert json.loads(tables.to_json(said)) == said
     text = tables.to_markdown(said, "curves.png")
     for title in ("Cautions", "Learning curves", "Scores", "Over 2 tasks", "Improvement", "Where they come from"):
@@ -213,7 +216,7 @@ def test_a_bar_in_a_cell_does_not_end_it():
 
 def test_single_runs_have_no_interval(tmp_path):
     run(tmp_path / "a", seed=0, values=(1, 2, 3))
-    said = content.content(runs.read([tmp_path]), Options())
+    said = content.content(runs.read([tmp_path]), ReportOptions())
     assert said["per_task"][0]["iqm"] == {"value": 3.0, "low": None, "high": None}
     assert said["curves"][0]["band"] is None and said["improvement"] == [] and said["differences"] == {}
     assert "| ppo | 1 | 3 to 3 | 3 (3) | 3 | 3 | 3 |" in tables.to_markdown(said)

@@ -11,7 +11,7 @@ from jrl.envs.make import make
 from jrl.errors import EnvironmentFailed
 from jrl.play import player as evaluation
 from jrl.play.player import Deadline, EvaluationRunners, Player
-from jrl.play.tally import Goal, Rows, Tally
+from jrl.play.tally import Goal, PlayedRows, Tally
 from jrl.rollout import runner_group
 from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.types import ActOut, Box, Discrete, EnvSpec, StepResult
@@ -213,7 +213,7 @@ def test_a_watch_sees_the_episodes_that_count_and_no_other():
 
 
 def test_a_share_that_grows_takes_the_next_episodes_of_its_environments():
-    rows = lambda *values: Rows(*(np.asarray(v) for v in values))
+    rows = lambda *values: PlayedRows(*(np.asarray(v) for v in values))
     one = np.ones((4, 2), bool)
     block = rows(one, one, np.arange(8.0).reshape(4, 2), one.astype(int))  # an episode on every row
     tally = Tally(Goal(3), 2)  # 2 and 1

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from ppo_reference import B, T, reference_update
 
@@ -41,7 +42,7 @@ def setting(cfg, action=None, network=fakes.NETWORK, observation=fakes.VECTOR, s
     """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
     env_spec = fakes.spec(action, observation, B)
     algo = ppo.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return env_spec, state, fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
 
 
@@ -73,7 +74,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_quick(CASES, "discrete", "discrete, value clipping, KL penalty, shared"))
 def test_update_is_the_reference(case):
     cfg, action, network = CASES[case]
     env_spec, state, rollout = setting(cfg, action, network)
@@ -203,6 +204,7 @@ def test_parameter_count():
     assert sum(x.size for x in jax.tree.leaves(params)) == 134_915
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     [
@@ -267,6 +269,7 @@ def test_observation_statistics():
     assert differ(act(algo.actor(state)), act(algo.actor(state).replace(obs_stats=start.obs_stats)))
 
 
+@pytest.mark.slow
 def test_what_is_not_a_float_is_not_normalised():
     """An integer divided by a deviation would no longer be a class."""
     observation = Dict((("class", Discrete(5)), ("bytes", Box((6,), "uint8", 0, 255))))
@@ -286,7 +289,7 @@ def test_reward_normalisation():
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
     env = build(classic.cartpole(), B)
     algo = ppo.make(cfg, env.spec, SEPARATE)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     collect = unroll.make(env, algo.act, length=T, running_return_gamma=algo.running_return_gamma)
     step, source = jax.jit(collect.step), jax.jit(collect.init)(KEY)
     running, seen = np.zeros(B), []

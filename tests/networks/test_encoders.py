@@ -94,6 +94,7 @@ def test_every_array_is_read(path, applied):
     assert np.abs(np.asarray(mine) - theirs).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_image_max():
     grid = Box((7, 7, 3), "uint8", 0, 10)
     obs = np.full((1, 7, 7, 3), 5, np.uint8)

@@ -28,7 +28,7 @@ def setting(cfg, action=None, network=fakes.NETWORK):
     return env_spec, algo, state, rollout
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", some_quick([False, True], False))
 def test_one_step_of_the_policy_gradient(normalize):
     """With lambda 1 a target is the return to the end, the time limit or the rollout's last row, and V from there."""
     cfg = dataclasses.replace(CFG, normalize_advantage=normalize)
@@ -70,6 +70,7 @@ OPTIONS = {"normalize_advantage": True, "normalize_obs": True, "gae_lambda": 0.8
 SPACES = [(Discrete(3), {}), (Box((2,)), OPTIONS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "options"), some_quick(SPACES, SPACES[0]), ids=["discrete", "box"])
 def test_it_is_ppo_with_one_pass_in_one_minibatch(action, options):
     """Where the ratio is 1, the gradient of the clipped surrogate is the policy gradient."""
@@ -87,6 +88,7 @@ def test_it_is_ppo_with_one_pass_in_one_minibatch(action, options):
         assert_close(getattr(got, field.name), getattr(want, field.name), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_a_shared_torso_the_values_of_acting_are_used():
     network = NetworkConfig(hidden=(8, 8), shared=True)
     _, algo, state, rollout = setting(CFG, network=network)

@@ -77,6 +77,7 @@ def test_first_minibatch_says_what_acting_said(core, options):
     assert float(aux.metrics["gap"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_values_are_those_of_single_steps():
     network = NetworkConfig(hidden=(8,), core=CORES["gru"], max_seq_len=4)
     cfg = ppo.Config(normalize_obs=True)

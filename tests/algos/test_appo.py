@@ -39,6 +39,7 @@ OPTIONS = {"kl_coef": 0.5, "kl_target": 0.01, "value_clip_eps": 0.02, "clip_eps"
 SPACES = [(Discrete(3), OPTIONS), (Box((2,)), {})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "options"), some_quick(SPACES, SPACES[0]), ids=["discrete", "box"])
 def test_of_the_targets_own_rollouts_it_is_ppo(action, options):
     """Two updates, the second rollout by the policy that the first update made."""
@@ -116,6 +117,7 @@ def test_the_ratio_and_the_advantages_of_the_paper():
     np.testing.assert_allclose(aux.metrics["policy/rho"], np.minimum((reference / acting)[mask], 1.2).mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "tau"), some_quick([(1, 1.0), (3, 1.0), (2, 0.25)], (2, 0.25)))
 def test_the_target_moves_every_so_many_updates(every, tau):
     algo, state, rollout = setting(appo.Config(**COMMON, target_update_every=every, tau=tau))

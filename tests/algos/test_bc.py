@@ -52,7 +52,7 @@ def log_prob_and_entropy(params, x, action, allowed=None):
     return jnp.log(density).sum(-1), jnp.full(len(x), entropy), out
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", some_quick([False, True], True))
 def test_one_update_of_choices_is_that_of_the_equation(masked):
     algo, state, batch = setting(BASE, observation=MASKED if masked else fakes.VECTOR)
     x, allowed = batch.obs, None
@@ -171,6 +171,7 @@ def with_memory(module, **options):
     return algo, state, fakes.drawn(algo, spec, algo.actor(state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", some_quick([bc, marwil], bc), ids=["bc", "marwil"])
 def test_its_memory_begins_as_that_of_an_episode(module):
     """Whatever the memory before a sequence is said to be; and it runs over the burn-in."""

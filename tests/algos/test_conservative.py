@@ -150,6 +150,7 @@ def whole():
     return state, batch, jax.jit(algo.update)(state, batch, KEY)
 
 
+@pytest.mark.slow
 def test_chunks_of_rows_change_nothing(monkeypatch):
     state, batch, want = whole()
     monkeypatch.setattr(conservative, "_CHUNK", 9 * 4 * 8)  # four rows at once
@@ -176,6 +177,7 @@ def test_the_weight_grows_until_the_gap_is_small_and_is_bounded():
     assert float(update(-50.0, most)) <= np.log(1e6) + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", some_quick([BOX, Discrete(3)], BOX), ids=str)
 def test_the_first_updates_imitate(action):
     """In them nothing that the critics say reaches the policy; after them it does."""

@@ -206,7 +206,7 @@ SEEN = [  # each other observation, with one action
     if not any(of == name and observed == observation for of, (_, observed) in SPACES)
 ]
 QUICK = [
-    (name, (action, seen(name, action))) for name, action in (("ppo", ACTIONS[1]), ("dqn", ACTIONS[0]), ("sac", SQUARE))
+    (name, (action, seen(name, action))) for name, action in (("ppo", SQUARE), ("dqn", ACTIONS[0]), ("sac", SQUARE))
 ]
 
 # in `make test` one of each kind, with every option on
@@ -445,7 +445,7 @@ VOID = [*OPTIONED, *BOXES, *IN_MASKS, *REMEMBERED]
 VOID_QUICK = [*LOADED, ("sac", (SQUARE, seen("sac", SQUARE))), ("ppo", (SQUARE, seen("ppo", SQUARE)))]
 
 
-@pytest.mark.parametrize(("name", "setting"), some_quick(VOID, *VOID_QUICK, ("td3", ("gru, privileged", 0))), ids=str)
+@pytest.mark.parametrize(("name", "setting"), some_quick(VOID, *VOID_QUICK, ("dqn", ("lstm, masked", 0))), ids=str)
 def test_void_rows_change_nothing(name, setting):
     """And the others reach every memory, of policy and critics."""
     m = made(name, setting)
@@ -473,7 +473,8 @@ def test_void_rows_change_nothing(name, setting):
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 
-@pytest.mark.parametrize(("name", "rows"), some_quick((("ppo", 7), ("a2c", 12), ("pqn", 16)), ("a2c", 12)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rows"), (("ppo", 7), ("a2c", 12), ("pqn", 16)))
 def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
     """`microbatch_size` where an algorithm has it; else what the processor's cache asks for."""
     m = made(name, "default")

@@ -141,6 +141,7 @@ def test_the_default_follows_its_schedules():
         np.testing.assert_allclose(metrics["loss/total"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loss_over_pieces_of_a_batch_is_one_over_the_batch():
     def loss(default, net, params, batch):
         dist, value = net.apply(params, batch.obs)

@@ -293,6 +293,7 @@ def test_soft_q_takes_better_actions_more_often():
     np.testing.assert_allclose(actions.mean(), 1 / (1 + math.exp(1)), atol=0.03)
 
 
+@pytest.mark.slow
 def test_exploration_is_reported():
     steps = jnp.uint32(50)
     for explore, key, want in (

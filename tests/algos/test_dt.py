@@ -110,10 +110,11 @@ def test_it_is_refused_what_it_cannot_do():
     warming = batch_of(True)
     warming = dataclasses.replace(warming, **{k: getattr(warming, k)[:, 1:] for k in ("action", "reward", "weight")})
     algo = dt.make(CFG, SPEC, SMALL)
+    state = jax.eval_shape(algo.init, jax.random.key(0))
     with pytest.raises(InputError, match="burn_in"):
-        algo.update(fakes.made_up_state(algo), warming, jax.random.key(0))
+        jax.eval_shape(algo.update, state, warming, jax.random.key(0))
     with pytest.raises(InputError, match="data sets"):
-        algo.update(fakes.made_up_state(algo), dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
+        jax.eval_shape(algo.update, state, dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
 
 
 def obedient(tmp_path):

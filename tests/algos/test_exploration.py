@@ -313,15 +313,16 @@ def wrong_log_prob(dist, key, env_steps, carry):
 def test_a_custom_one_over_a_distribution_may_give_the_log_probability():
     logits = jnp.broadcast_to(jnp.asarray([0.0, 1.0, 2.0]), (5, 3))
     dist = distributions.Categorical(logits)
-    act = lambda name: jax.jit(custom(name, kinds=("distribution",)).sample_and_log_prob)(dist, KEY, np.uint32(0), ())
+    of = lambda name: custom(name, kinds=("distribution",)).sample_and_log_prob
+    act = lambda name: jax.jit(of(name))(dist, KEY, np.uint32(0), ())
     action, log_prob, _ = act("inverted")
     np.testing.assert_allclose(log_prob, jax.nn.log_softmax(-logits[0])[action], rtol=1e-6)
     action, log_prob, _ = act("best")
     np.testing.assert_allclose(log_prob, np.full(5, jax.nn.log_softmax(logits[0])[2]), rtol=1e-6)
     with pytest.raises(InputError, match=r"must return \(action, carry\) or \(action, log_prob, carry\), not Arra"):
-        act("without_carry")
+        of("without_carry")(dist, KEY, np.uint32(0), ())
     with pytest.raises(InputError, match=r"log_prob must have the shape \(5,\), one number for each action, not \(\)"):
-        act("wrong_log_prob")
+        of("wrong_log_prob")(dist, KEY, np.uint32(0), ())
     algo = fakes.make("ppo", exploration=Custom(path=f"{__name__}:inverted"))
     actor = algo.actor(fakes.made_up_state(algo))
     assert set(jax.eval_shape(algo.act, actor, np.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}

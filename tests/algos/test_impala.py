@@ -43,6 +43,7 @@ def first_moment(state):
     return next(x for x in jax.tree.leaves(state.opt_state) if x.ndim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lambda_", [1.0, 0.8])
 @pytest.mark.parametrize("action", some_quick([Discrete(3), Box((2,))], Discrete(3)), ids=str)
 def test_on_policy_the_gradient_is_that_of_a2c(action, lambda_):

@@ -38,6 +38,7 @@ def differences(default, net, params, batch):
     return value, metrics | {"difference": error.max()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["impala", pytest.param("appo", marks=pytest.mark.slow)])
 def test_learning_sees_what_acting_saw(name):
     """Across ends and borders, of rollouts and of sequences; with a learning rate of 0 in all minibatches."""

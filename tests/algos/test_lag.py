@@ -60,6 +60,7 @@ def of_each_lag(name):
     return probes.train_each(name, (probes.obs_and_action_dependent_reward(),) * len(LAGS), lag=LAGS, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", LAGS)
 @both
 def test_known_answers_with_actors_of_older_updates(name, lag):

@@ -34,9 +34,7 @@ def setting(cfg=BASE, action=Discrete(3), network=fakes.NETWORK):  # noqa: B008
 
 @pytest.mark.parametrize(  # what a weight is does not depend on the action
     ("kind", "action"),
-    some_quick(
-        [("exp", BOX), ("softmax", Discrete(3)), ("binary", Discrete(3))], ("exp", BOX), ("softmax", Discrete(3))
-    ),
+    some_quick([("exp", BOX), ("softmax", Discrete(3)), ("binary", Discrete(3))], ("exp", BOX)),
     ids=["exp-box", "softmax-discrete", "binary-discrete"],
 )
 def test_one_update_is_that_of_the_equations(kind, action):
@@ -105,6 +103,7 @@ def drawn(network):
 WITHOUT = [("exp", fakes.NETWORK), ("softmax", test_sac_memory.NETWORK)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # what a weight is does not depend on the network
     ("kind", "network"), some_quick(WITHOUT, WITHOUT[0]), ids=["vector", "memory"]
 )

@@ -54,8 +54,11 @@ def masks(key, rows):
     ("name", "explore", "network"),
     [
         *[rare(name, CASES[name].like) for name in DISCRETE],
-        *[("dqn", how, NETWORK) for how in ("epsilon", "soft_q", "parameter_noise", "random")],
-        *[("ppo", how, NETWORK) for how in ("random", "early")],
+        *[
+            pytest.param("dqn", how, NETWORK, marks=pytest.mark.slow)
+            for how in ("epsilon", "soft_q", "parameter_noise", "random")
+        ],
+        *[pytest.param("ppo", how, NETWORK, marks=pytest.mark.slow) for how in ("random", "early")],
         *[rare(name, True, MEMORY) for name in DISCRETE],
     ],
 )
@@ -115,7 +118,7 @@ def world(num_envs):
     )
 
 
-@pytest.mark.parametrize("name", some_quick(DISCRETE, "dqn", "ppo", "sac"))
+@pytest.mark.parametrize("name", some_quick(DISCRETE, "dqn", "ppo"))
 def test_gradients_never_see_a_masked_output(name):
     remember = functools.partial(history.add_history, prev_reward=fakes.plays_for_a_return(name))
     env = transformed(world(8), remember)

@@ -124,6 +124,7 @@ STILL = {"normalize_obs": True, "lr": 0.0}  # nothing moves but the statistics
 WEIGHTS = {"ppo": ("policy/clip_fraction", 0), "appo": ("policy/rho", 1), "impala": ("policy/rho", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_quick(WEIGHTS, "ppo"))
 def test_statistics_alone_change_no_importance_weight(name):
     """Rollouts by actors of up to two updates before, whose statistics were others: what they saw is learned from."""

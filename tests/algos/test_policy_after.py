@@ -57,6 +57,7 @@ def test_the_policy_begins_to_learn_after_the_value(module, env):
     assert all(np.any(value_1[k] != value_3[k]) for k in value)
 
 
+@pytest.mark.slow
 def test_without_it_the_policy_learns_at_once(env):
     learn = functools.partial(ppo.make, spec=env.spec, network=NetworkConfig(hidden=(8,)))
     first, one = learned(learn(ppo.Config()), env, 1)
@@ -89,6 +90,7 @@ def kept(state):
     return rest(state.params), rest(state.opt_state), rest(state.target_params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "every"), some_quick([(sac, 1), (sac, 2), (td3, 1), (td3, 2)], (sac, 1)))
 def test_the_policy_begins_to_learn_after_the_critics(module, every):
     first, one, two, three, four = replayed(module, 4, policy_after=2, policy_every=every)

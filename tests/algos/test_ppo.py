@@ -120,6 +120,7 @@ def test_target_kl_stops_the_gradient_steps():
     assert differ(free.params, got.params)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_coefficient():
     cfg = dataclasses.replace(BASE, kl_coef=0.2, kl_target=1.0)
     env_spec, state, rollout = setting(cfg)
@@ -243,6 +244,7 @@ def test_initial_standard_deviation():
 # ---------------------------------------------------------------- normalisation
 
 
+@pytest.mark.slow
 def test_observation_statistics():
     cfg = dataclasses.replace(BASE, normalize_obs=True, gamma=0.9)
     env_spec, state, _ = setting(cfg)
@@ -284,6 +286,7 @@ def test_what_is_not_a_float_is_not_normalised():
     assert_same(act(algo, after), act(ppo.make(BASE, env_spec, SEPARATE), plain))
 
 
+@pytest.mark.slow
 def test_reward_normalisation():
     """CartPole: the running return by a loop, its deviation over all rows that count, rewards divided by it."""
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)

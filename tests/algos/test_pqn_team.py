@@ -72,6 +72,7 @@ def learner(mixer, network="no memory"):
     return algo, fakes.made_up_state(algo), jax.jit(algo.update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixer", "network"),
     some_quick([*((mixer, "no memory") for mixer in MIXERS), ("qmix", "memory")], ("qmix", "no memory")),

@@ -17,7 +17,7 @@ NAMES = tuple(name for name in algos.names() if not (fakes.in_teams(name) or fak
 GAMMA = 0.9
 ITERATIONS = {"ppo": 100, "dqn": 100, "impala": 100}  # that are enough of those whose tests are not slow
 
-each = pytest.mark.parametrize("name", some_quick(NAMES, "ppo", "dqn"))
+each = pytest.mark.parametrize("name", some_quick(NAMES, "ppo"))
 
 
 @functools.cache

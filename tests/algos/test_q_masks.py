@@ -81,6 +81,7 @@ def test_outputs_of_actions_that_are_not_allowed_do_not_matter(options):
     assert kernel[:, 0].any()
 
 
+@pytest.mark.slow
 def test_pqn_with_memory_and_masks_against_a_walk():
     """Sequences of 4 steps: the loss is that of Q by the memory that acting had, across ends."""
     network = NetworkConfig(hidden=(6,), core=Gru(size=5), max_seq_len=4)

@@ -78,7 +78,7 @@ CASES = {
     ("case", "action"),
     some_quick(
         [(case, action) for case in CASES for action in (BOX, Discrete(3))],
-        ("default", BOX), ("default", Discrete(3)), ("learned weight", Discrete(3)),
+        ("default", BOX), ("learned weight", Discrete(3)),
     ),
     ids=str,
 )  # fmt: skip
@@ -218,6 +218,7 @@ def test_the_temperature_starts_at_ent_coef():
     np.testing.assert_allclose(np.exp(jax.jit(algo.init)(KEY).params["log_ent_coef"]), 0.2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fixed_temperature_may_be_a_schedule():
     cfg = dataclasses.replace(BASE, learn_ent_coef=False, ent_coef=((0, 0.5), (100, 0.1)))
     _, state, batch = setting(cfg)

@@ -95,6 +95,7 @@ def test_learning_sees_what_acting_saw(name):
     assert np.abs(outputs(forgotten) - outputs(window)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_targets_are_those_of_one_step_after_the_other():
     """Discrete SAC with masks: policy from the stored memory, critics from an episode's start K rows before."""
     seen = {}

@@ -122,6 +122,7 @@ def test_one_update_by_hand(cfg):
     assert int(after.updates) == 1
 
 
+@pytest.mark.slow
 def test_target_noise_is_clipped():
     """Of deviation 0 the target is that of the policy's own action; a clip of 0 undoes any noise."""
     _, state, batch = setting()

@@ -55,7 +55,7 @@ def drawn(name, core):
     return algo, state, [jax.tree.map(operator.itemgetter(t), jax.device_get(made.obs)) for t in range(4)], made
 
 
-QUICK = (("ppo", "gru"), ("sac", "none"))
+QUICK = (("ppo", "none"),)
 COMBINATIONS = [
     pytest.param(name, core, marks=[] if (name, core) in QUICK else [pytest.mark.slow])
     for name in CRITICS

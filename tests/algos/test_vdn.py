@@ -258,6 +258,7 @@ def greedy_return(algo, env, state):
     return rollout.reward.sum() / (20 * env.spec.num_envs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mixer", "want"), some_quick([("sum", 7.0), ("qmix", 8.0)], ("sum", 7.0)))
 def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     """Under uniform exploration the best sum for the second game is [[-1.5, 2.5], [2.5, 6.5]], whose greatest value is

@@ -39,7 +39,7 @@ def differences(default, net, params, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["impala", pytest.param("appo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["impala", "appo"])
 def test_learning_sees_what_acting_saw(name):
     """Across ends and borders, of rollouts and of sequences; with a learning rate of 0 in all minibatches."""
     module = {"impala": impala, "appo": appo}[name]

@@ -125,7 +125,7 @@ WEIGHTS = {"ppo": ("policy/clip_fraction", 0), "appo": ("policy/rho", 1), "impal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_quick(WEIGHTS, "ppo"))
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_statistics_alone_change_no_importance_weight(name):
     """Rollouts by actors of up to two updates before, whose statistics were others: what they saw is learned from."""
     algo, spec = fakes.make(name, **STILL), fakes.spec(name=name)

@@ -75,7 +75,7 @@ def learner(mixer, network="no memory"):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixer", "network"),
-    some_quick([*((mixer, "no memory") for mixer in MIXERS), ("qmix", "memory")], ("qmix", "no memory")),
+    [*((mixer, "no memory") for mixer in MIXERS), ("qmix", "memory")],
 )
 def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
     """Greedy actions under masks: Q_tot of them is the value that acting recorded, and lambda-returns are of that."""

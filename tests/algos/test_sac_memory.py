@@ -78,7 +78,7 @@ def policy_of(name, spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sac", "td3"])
 def test_learning_sees_what_acting_saw(name):
     """Across ends, the border of rollouts and the burn-in: memory and actions."""
     algo, state, batch, stored = setting(name, explore=False)

@@ -185,6 +185,7 @@ def test_its_memory_begins_as_that_of_an_episode(module):
     assert differ(after, update(state, data.replace(window=data.window.replace(obs=warming)), KEY)[0])
 
 
+@pytest.mark.slow
 def test_learning_reads_what_acting_would_have_read():
     """One step after the other from an episode's start, over the burn-in and the ends of episodes."""
     algo, state, data = with_memory(bc)

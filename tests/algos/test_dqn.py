@@ -264,9 +264,10 @@ def test_each_use_of_a_network_has_noise_of_its_own():
 
 
 def test_each_update_has_noise_of_its_own():
-    cfg = change(BASE, noisy=True)
-    _, state, batch = setting(cfg)
-    assert differ(update(cfg, state, batch, KEY)[0].params, update(cfg, state, batch, jax.random.key(0))[0].params)
+    cfg = change(BASE, noisy=True, dueling=True, head="expected", noisy_sigma=0.3)
+    _, state, batch = setting(cfg, network_of(cfg))
+    first, other = (update(cfg, state, batch, key, network_of(cfg))[0].params for key in (KEY, jax.random.key(0)))
+    assert differ(first, other)
     _, state, batch = setting(BASE)
     assert_same(update(BASE, state, batch, KEY)[0], update(BASE, state, batch, jax.random.key(0))[0])
 

@@ -135,6 +135,7 @@ def test_critics_each_have_their_own(kind):
     np.testing.assert_allclose(q[1], (hidden @ head["kernel"])[:, 0], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick("linen"))
 def test_behind_it_stands_the_core(kind):
     net = networks.build(SPEC, config(KINDS[kind], core=Gru(size=3)), {"policy": Head(2)})
@@ -189,6 +190,7 @@ def test_ppo_on_two_devices_and_from_its_checkpoint(kind, tmp_path):
     assert policy.act(obs).tolist() == logits.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick("nnx"))
 def test_parameters_from_a_checkpoint(kind, tmp_path):
     net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import some_quick
 
 from jrl import networks
 from jrl.networks import Head, NetworkConfig
@@ -129,7 +128,8 @@ def test_a_head_with_layers_of_its_own_by_hand():
         np.testing.assert_allclose(out, y @ np.asarray(head["kernel"]) + np.asarray(head["bias"])[None], atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", some_quick([None, 0.5], None))
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [None, 0.5])
 def test_options_reach_the_layers_of_heads(noise):
     cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), layer_norm=True, dtype="bfloat16", shared=True)
     network = networks.build(SPEC, cfg, {"value": Head(1, 1.0, noise)})

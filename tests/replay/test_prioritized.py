@@ -47,6 +47,7 @@ def test_rows_are_drawn_in_proportion_to_priority(alpha):
     np.testing.assert_allclose(batch.weight, weight / weight.max(-1, keepdims=True), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_drawn_from_anew_half_way_down(monkeypatch):
     """As one of more than 2^20 rows: in the same proportion, and other rows than the first draw alone leads to."""
     priority = np.random.default_rng(0).uniform(0.1, 4.0, 40).astype(np.float32)
@@ -174,6 +175,7 @@ def test_the_step_counter_saturates():
     assert int(state.priorities.steps) == 2**32 - 1
 
 
+@pytest.mark.slow
 def test_alpha_beta_and_eps_may_be_traced():
     def weight(alpha, beta, eps):
         buffer = small(alpha=alpha, beta=beta, eps=eps, capacity=20)

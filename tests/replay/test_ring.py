@@ -75,7 +75,7 @@ def check(batch, valid, oracle, n_step, spare):
             (1, 1, 0, True), (3, 1, 0, True), ((1, 3), 2, 0, True), (3, 4, -1, True),
             (1, 3, 0, False), ((2, 5), 1, 0, False), (3, 4, -1, False),
         ],
-        (3, 1, 0, True), ((1, 3), 2, 0, True), (3, 4, -1, False),
+        ((1, 3), 2, 0, True), (3, 4, -1, False),
     ),
 )  # fmt: skip
 def test_every_row_is_as_in_a_list(n_step, stack, axis, in_step):

@@ -199,7 +199,7 @@ def as_state(like, found):
     return jax.tree.map(lambda x, y: jnp.asarray(y).reshape(x.shape), like, found)
 
 
-@pytest.mark.parametrize("in_step", [True, False])
+@pytest.mark.parametrize("in_step", some_quick([True, False], True))
 def test_a_run_goes_on_without_runners_or_with_them(monkeypatch, in_step):
     """Columns with a head each, half of which stood still for a while, get one for all; and the other way round."""
     with warnings.catch_warnings():
@@ -277,7 +277,8 @@ def plain_buffers():
     return [(buffer, jax.jit(jax.vmap(buffer.sample, (None, 0)))) for buffer in (of_rows, of_sequences)]
 
 
-@pytest.mark.parametrize(("length", "batch_size"), some_quick([(1, 3), (4, 2)], (4, 2)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "batch_size"), [(1, 3), (4, 2)])
 def test_what_comes_from_environments_out_of_step(length, batch_size):
     """EnvPool with `batch_size`: columns go on where they were, whatever padding the rollouts have in between."""
     env = envs.make("CartPole-v1", num_envs=5, batch_size=batch_size, options={"max_episode_steps": 9}, seed=3)

@@ -110,6 +110,7 @@ def test_agreement_is_of_all_choices_and_of_the_mean_over_the_elements_of_boxes(
     assert_close(found, {"policy/accuracy": 3 / 4, "policy/mse": 2 * (9 / 3) / 4})
 
 
+@pytest.mark.slow
 def test_it_comes_to_the_frequencies_of_the_data():
     """Of two observations, by weight: 3/4 and 1/5 of action 1."""
     algo = bc.make(bc.Config(lr=3e-2), EnvSpec(Box((1,)), Discrete(2), 1), fakes.NETWORK)

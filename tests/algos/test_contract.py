@@ -211,7 +211,6 @@ QUICK = [
 
 # in `make test` one of each kind, with every option on
 each = pytest.mark.parametrize("name", some_quick(NAMES, *(n for n in NAMES if not CASES[n].like)))
-one = pytest.mark.parametrize("name", some_quick(NAMES, "marwil"))  # two large programs of each
 OPTIONED = [(name, options) for name in NAMES for options in ("default", "loaded")]
 LOADED = [(name, "loaded") for name in NAMES if not CASES[name].like]
 each_variant = pytest.mark.parametrize(("name", "setting"), some_quick(OPTIONED, *LOADED))
@@ -275,7 +274,8 @@ def test_metrics_are_finite_scalars(name, setting):
         assert np.isfinite(value), key
 
 
-@one
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_vmap_over_seeds(name):
     m = made(name, "loaded")
     keys = jax.random.split(KEY, 3)
@@ -322,7 +322,7 @@ def each_float(cfg):
     return [cfg, *changed]
 
 
-@one
+@pytest.mark.parametrize("name", some_quick(NAMES, "marwil"))  # two large programs of each
 def test_vmap_over_any_float_is_a_loop_over_it(name):
     """No Python branch reads a float of the Config: traced or not, one by one or in a batch, they mean the same."""
     m = made(name, "loaded")

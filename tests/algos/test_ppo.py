@@ -133,6 +133,7 @@ def test_adaptive_kl_coefficient():
         assert float(metrics["policy/kl_coef"]) == float(after.own["kl_coef"])
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_penalty_stays_within_bounds():
     cfg = dataclasses.replace(BASE, kl_coef=0.2, kl_target=100.0)
     env_spec, state, rollout = setting(cfg)
